@@ -1,0 +1,1 @@
+"""Pixiu: a distributed, partitioned publish/subscribe cluster."""

@@ -1,0 +1,168 @@
+"""Every error that Pixiu raises, in one tree.
+
+    PixiuError
+    ├── LocalError             the caller is at fault: change the call
+    │   ├── ConfigurationError   an option: names the file, the key and what is allowed
+    │   ├── InvalidArgument      an argument
+    │   ├── RecordTooLarge       a message above the cluster's limit
+    │   └── NotConnected         used before connect() or after close()
+    ├── RemoteError            the other side, or the network, is at fault
+    │   ├── MalformedData        bytes that do not follow the format
+    │   ├── Unavailable          nobody serves this now: try again later
+    │   ├── RegistryUnavailable  ZooKeeper cannot be reached
+    │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
+    │   ├── WrongPartition       sent to a process that does not serve the key
+    │   └── Draining             the process is going: use another
+    └── LimitError             a bound was reached
+        ├── Overloaded           refused at the edge: try again after `retry_after_ms`
+        └── LeaseExpired         a number's time is over
+
+Each has a `code` (stable, for programs) and a text that says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+
+class PixiuError(Exception):
+    """Base of all errors. `code` is stable; `str(error)` says what happened and what to do."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+class LocalError(PixiuError):
+    """The caller is at fault."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class ConfigurationError(LocalError):
+    """An option is wrong. The text names the file, the key, the value and what is allowed."""
+
+    code = "CONFIGURATION"
+
+
+class InvalidArgument(LocalError):
+    """An argument is wrong."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class RecordTooLarge(LocalError):
+    """A message is above the cluster's limit."""
+
+    code = "RECORD_TOO_LARGE"
+
+
+class NotConnected(LocalError):
+    """The client is not connected."""
+
+    code = "NOT_CONNECTED"
+
+
+class RemoteError(PixiuError):
+    """The other side or the network is at fault."""
+
+    code = "REMOTE"
+
+
+class MalformedData(RemoteError):
+    """Bytes that do not follow the format."""
+
+    code = "MALFORMED"
+
+
+class Unavailable(RemoteError):
+    """Nobody serves this now."""
+
+    code = "UNAVAILABLE"
+
+
+class RegistryUnavailable(Unavailable):
+    """ZooKeeper cannot be reached. The text names the address."""
+
+    code = "REGISTRY_UNAVAILABLE"
+
+
+class Dropped(RemoteError):
+    """A message was accepted and then lost on the way."""
+
+    code = "DROPPED"
+
+
+class WrongPartition(RemoteError):
+    """The process does not serve this key."""
+
+    code = "WRONG_PARTITION"
+
+
+class Draining(RemoteError):
+    """The process is going."""
+
+    code = "DRAINING"
+
+
+class LimitError(PixiuError):
+    """A bound was reached."""
+
+    code = "LIMIT"
+
+
+class Overloaded(LimitError):
+    """Refused at the edge."""
+
+    code = "OVERLOADED"
+
+    def __init__(self, text: str, retry_after_ms: int = 0) -> None:
+        super().__init__(text)
+        self.retry_after_ms = retry_after_ms
+
+
+class LeaseExpired(LimitError):
+    """A leased number's time is over."""
+
+    code = "LEASE_EXPIRED"
+
+
+GRPC_STATUS: dict[str, grpc.StatusCode] = {
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+    "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
+    "CONFIGURATION": grpc.StatusCode.FAILED_PRECONDITION,
+    "RECORD_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
+    "REMOTE": grpc.StatusCode.UNKNOWN,
+    "MALFORMED": grpc.StatusCode.DATA_LOSS,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "DROPPED": grpc.StatusCode.ABORTED,
+    "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
+    "DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
+}
+"""Every code's gRPC status."""
+
+
+def all_errors() -> list[type[PixiuError]]:
+    """Every class of the tree."""
+    found: list[type[PixiuError]] = []
+    todo: list[type[PixiuError]] = [PixiuError]
+    while todo:
+        error = todo.pop()
+        found.append(error)
+        todo.extend(error.__subclasses__())
+    return found
+
+
+def error_of_code(code: str, text: str, retry_after_ms: int = 0) -> PixiuError:
+    """The error that a peer reported by its code; an unknown code becomes `RemoteError`."""
+    if code == Overloaded.code:
+        return Overloaded(text, retry_after_ms)
+    for error in all_errors():
+        if error.code == code and error is not LocalError:
+            return error(text)
+    return RemoteError(f"{code}: {text}")

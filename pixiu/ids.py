@@ -1,0 +1,160 @@
+"""The identifiers of Pixiu as types, and how each is built and taken apart.
+
+All are unsigned 64-bit numbers whose top bit is never used, so that they fit signed columns in Spark and Java.
+
+    SnowflakeID   0 | 41 bits ms since 2020-01-01 | 12 bits worker | 10 bits sequence
+    GatewayMsgID  16 bits gateway instance (top bit 0) | 10 bits generation | 38 bits counter
+
+Source: seed 004 §5.1.1; DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NewType
+
+import xxhash
+
+from pixiu.errors import LeaseExpired
+
+UIN = NewType("UIN", int)
+RoomID = NewType("RoomID", int)
+DeviceID = NewType("DeviceID", int)
+SnowflakeID = NewType("SnowflakeID", int)
+MsgID = NewType("MsgID", int)
+GatewayMsgID = NewType("GatewayMsgID", int)
+LogID = NewType("LogID", int)
+PartitionID = NewType("PartitionID", int)
+ReplicaID = NewType("ReplicaID", int)
+WorkerID = NewType("WorkerID", int)
+InstanceID = NewType("InstanceID", int)
+EndpointID = NewType("EndpointID", int)
+"""One run of one process, as links and routing know it: 63 random bits, new at every start."""
+
+SNOWFLAKE_EPOCH_MS: Final = 1_577_836_800_000
+"""2020-01-01T00:00:00Z in Unix milliseconds."""
+SNOWFLAKE_TIME_BITS: Final = 41
+SNOWFLAKE_WORKER_BITS: Final = 12
+SNOWFLAKE_SEQUENCE_BITS: Final = 10
+WORKERS: Final = 1 << SNOWFLAKE_WORKER_BITS
+
+GATEWAY_INSTANCE_BITS: Final = 15
+GATEWAY_GENERATION_BITS: Final = 10
+GATEWAY_COUNTER_BITS: Final = 38
+INSTANCES: Final = 1 << GATEWAY_INSTANCE_BITS
+LAST_GENERATION: Final = (1 << GATEWAY_GENERATION_BITS) - 1
+"""A gateway instance at this generation is retired."""
+
+MAX_ID: Final = (1 << 63) - 1
+MAX_ROOM: Final = (1 << 62) - 1
+"""RoomIDs that the business gives are at most this; the ones above are free topics'."""
+TOPIC_ROOM: Final = 1 << 62
+"""The room of filters with a wildcard in their first level."""
+
+assert SNOWFLAKE_TIME_BITS + SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS == 63
+assert GATEWAY_INSTANCE_BITS + GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS == 63
+
+
+def snowflake(time_ms: int, worker: int, sequence: int) -> SnowflakeID:
+    """Build a SnowflakeID from Unix milliseconds, a worker number and a sequence within that millisecond."""
+    return SnowflakeID((((time_ms - SNOWFLAKE_EPOCH_MS) << 12 | worker) << 10) | sequence)
+
+
+def snowflake_time_ms(snowflake_id: int) -> int:
+    """The Unix milliseconds in a SnowflakeID."""
+    return (snowflake_id >> 22) + SNOWFLAKE_EPOCH_MS
+
+
+def snowflake_worker(snowflake_id: int) -> WorkerID:
+    """The worker number in a SnowflakeID."""
+    return WorkerID(snowflake_id >> 10 & (WORKERS - 1))
+
+
+def gateway_msg_id(instance: int, generation: int, counter: int) -> GatewayMsgID:
+    """Build a GatewayMsgID. Source: seed 004 §5.1.1, whose reserved bits hold the generation here."""
+    return GatewayMsgID((instance << 10 | generation) << 38 | counter)
+
+
+def gateway_instance(msg_id: int) -> InstanceID:
+    """The gateway instance that made a GatewayMsgID."""
+    return InstanceID(msg_id >> 48)
+
+
+def gateway_generation(msg_id: int) -> int:
+    """The generation of the gateway instance that made a GatewayMsgID, 0 to 1023."""
+    return msg_id >> 38 & LAST_GENERATION
+
+
+def uin_of_name(name: str) -> UIN:
+    """A user name's UIN: its decimal number below 2^63, else 63 bits of its xxh3. Source: DESIGN section 15."""
+    if name.isascii() and name.isdecimal() and len(name) <= 19 and 0 < int(name) <= MAX_ID:
+        return UIN(int(name))
+    return UIN(xxhash.xxh3_64_intdigest(name.encode()) & MAX_ID)
+
+
+def topic_room(topic: str) -> RoomID:
+    """The room that carries a free topic: chosen by its first level. Source: DESIGN section 8."""
+    first = topic.split("/", 1)[0]
+    return RoomID(TOPIC_ROOM | xxhash.xxh3_64_intdigest(first.encode()) >> 2)
+
+
+def hex_id(number: int) -> str:
+    """An ID as logs show it."""
+    return f"{number:016x}"
+
+
+class SnowflakeGenerator:
+    """Makes SnowflakeIDs for one worker number that is held for a range of time.
+
+    The clock of a generator never goes back: on a backward step, and when a millisecond's 1 024 numbers
+    are used up, it goes on from the highest time that it used. IDs are made only for times in
+    [from_ms, until_ms).
+
+    Source: DESIGN section 4. Departs from seed 004 §2.1 because a worker number that is reused after a
+    restart must never repeat a time.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._worker = 0
+        self._until_ms = 0
+        self._last_ms = 0
+        self._sequence = 0
+
+    @property
+    def last_used_ms(self) -> int:
+        """The highest time used so far, Unix milliseconds."""
+        return self._last_ms
+
+    @property
+    def worker(self) -> WorkerID:
+        """The worker number in use."""
+        return WorkerID(self._worker)
+
+    @property
+    def until_ms(self) -> int:
+        """The first Unix millisecond in which no ID may be made; 0 before the first lease."""
+        return self._until_ms
+
+    def lease(self, worker: int, from_ms: int, until_ms: int) -> None:
+        """Use a worker number for times in [from_ms, until_ms), Unix milliseconds."""
+        if worker != self._worker or from_ms > self._last_ms:
+            self._last_ms = max(from_ms - 1, 0) if worker != self._worker else max(self._last_ms, from_ms - 1)
+            self._sequence = (1 << SNOWFLAKE_SEQUENCE_BITS) - 1
+        self._worker = worker
+        self._until_ms = until_ms
+
+    def next(self) -> SnowflakeID:
+        """The next ID. Raises `LeaseExpired` when the worker number's time is over."""
+        now = self._clock_ms()
+        if now > self._last_ms:
+            self._last_ms = now
+            self._sequence = 0
+        elif self._sequence < 1023:
+            self._sequence += 1
+        else:
+            self._last_ms += 1
+            self._sequence = 0
+        if self._last_ms >= self._until_ms:
+            raise LeaseExpired(f"worker number {self._worker} was held until {self._until_ms} ms; take or renew a lease")
+        return snowflake(self._last_ms, self._worker, self._sequence)

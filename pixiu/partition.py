@@ -1,0 +1,58 @@
+"""Who serves a key: the partition rule and the choice of a replica. Pure functions.
+
+Source: seed 004 §2.2 step 8, §5.1, §5.3; DESIGN section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+MAX_PARTITIONS = 128
+
+
+def is_partition_count(count: int) -> bool:
+    """Whether a number of partitions is allowed: a power of two up to 128."""
+    return 0 < count <= MAX_PARTITIONS and count & (count - 1) == 0
+
+
+def serves(partition: int, key: int, count: int) -> bool:
+    """Whether a partition serves a key, `key % n == p % n`.
+
+    While a doubling is under way partition numbers reach beyond `count`, and the rule names the old and the
+    new partition. Source: seed 004 §5.1.
+    """
+    return key % count == partition % count
+
+
+def share_rooms(broker: int, brokers: int, router: int, routers: int) -> bool:
+    """Whether a broker partition and a router partition have rooms in common.
+
+    Departs from seed 004 §5.3 step 6 because `% BrokerPartitionNum` finds no router for some brokers
+    when there are more broker partitions than router partitions.
+    """
+    least = min(brokers, routers)
+    return broker % least == router % least
+
+
+def rendezvous(key: int, replicas: Iterable[int]) -> int:
+    """The replica (an endpoint ID) that serves a key: the highest xxh3(key, replica). Raises ValueError on none.
+
+    Departs from seed 004 §2.2 step 8 (`RoomID % ReplicaNum`) because there one death moves most rooms.
+    """
+    best, chosen = -1, -1
+    head = key.to_bytes(8, "little")
+    for replica in replicas:
+        score = xxhash.xxh3_64_intdigest(head + replica.to_bytes(8, "little"))
+        if score > best or (score == best and replica > chosen):
+            best, chosen = score, replica
+    if chosen < 0:
+        raise ValueError("no replica to choose from")
+    return chosen
+
+
+def rendezvous_order(key: int, replicas: Sequence[int]) -> list[int]:
+    """All replicas, the preferred one first."""
+    head = key.to_bytes(8, "little")
+    return sorted(replicas, key=lambda replica: (-xxhash.xxh3_64_intdigest(head + replica.to_bytes(8, "little")), -replica))
