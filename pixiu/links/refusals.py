@@ -1,0 +1,42 @@
+"""Counting what comes in and is not taken, and saying so seldom.
+
+Source: DESIGN sections 5 and 14 (counted, logged once per peer and minute).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+MAX_WARNED: Final = 1024
+"""Sources whose last warning is remembered; above it all are forgotten, so that a flood of sources costs no memory."""
+WARN_INTERVAL_S: Final = 60.0
+WARNING: Final = "link_input_refused"
+
+
+def no_warning(event: str, **fields: object) -> None:
+    """Nobody listens."""
+
+
+class Refusals:
+    """Counts by reason; warns at most once a minute for each source."""
+
+    def __init__(self, on_warning: Callable[..., None]) -> None:
+        self.counts: dict[str, int] = {}
+        self._on_warning = on_warning
+        self._warned: dict[str, float] = {}
+
+    def count(self, reason: str) -> None:
+        """Count without a warning: what a network does by itself (a duplicate, an old counter)."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+
+    def refuse(self, reason: str, source: str, now: float, **fields: object) -> None:
+        """Count, and warn when the source was not warned of in the last minute. `source` is an address, never a payload."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        last = self._warned.get(source)
+        if last is not None and now - last < WARN_INTERVAL_S:
+            return
+        if len(self._warned) >= MAX_WARNED:
+            self._warned.clear()
+        self._warned[source] = now
+        self._on_warning(WARNING, reason=reason, source=source, **fields)
