@@ -1,0 +1,178 @@
+"""What a process says of itself in the registry: the data of its ephemeral node.
+
+    {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
+     "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
+     "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0}
+
+The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
+not known are ignored, so that processes of two versions can live in one cluster.
+
+Source: DESIGN section 7; seed 004 §2.1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pixiu.discovery import paths
+from pixiu.errors import InvalidArgument, MalformedData
+from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, hex_id
+from pixiu.partition import MAX_PARTITIONS
+
+MAX_NODE_BYTES: Final = 16_384
+"""A node's data; more is malformed."""
+MAX_TEXT: Final = 256
+"""Characters of a host, a version, a hash."""
+MAX_PORT: Final = 65_535
+MAX_REPLICA: Final = (1 << 31) - 1
+
+
+class NodeState(StrEnum):
+    """What a process does now. Only Running replicas get traffic."""
+
+    INIT = "Init"
+    RUNNING = "Running"
+    DRAINING = "Draining"
+
+
+def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
+    """The JSON object in data of at most `limit` bytes. Raises `MalformedData`, which names `what`.
+
+    Source: DESIGN section 14 rule 2 (a bound on everything).
+    """
+    if len(data) > limit:
+        raise MalformedData(f"{what} has {len(data)} bytes; at most {limit} are allowed")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedData(f"{what} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise MalformedData(f"{what} is not a JSON object")
+    return value
+
+
+def integer(fields: dict[str, object], key: str, low: int, high: int, default: int | None = None) -> int:
+    """A whole number of a JSON object, in [low, high]. Raises `MalformedData`, also where it is missing without a default."""
+    value = fields.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise MalformedData(f"{key} must be a whole number from {low} to {high}, not {str(value)[:40]!r}")
+    return value
+
+
+def text(fields: dict[str, object], key: str, default: str | None = None) -> str:
+    """A printable text of a JSON object, at most 256 characters. Raises `MalformedData`."""
+    value = fields.get(key, default)
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise MalformedData(f"{key} must be printable text of at most {MAX_TEXT} characters")
+    return value
+
+
+def _hex(fields: dict[str, object], key: str) -> int:
+    value = text(fields, key)
+    if len(value) != 16 or not set(value) <= set("0123456789abcdef") or int(value, 16) > MAX_ID:
+        raise MalformedData(f"{key} must be 16 hex digits below 2^63, not {value[:40]!r}")
+    return int(value, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One process of the cluster, as the registry knows it. Source: DESIGN section 7."""
+
+    role: str
+    partition: int
+    """-1 where the role has no partitions."""
+    replica: int
+    """The sequence that ZooKeeper gave the node; -1 before registration."""
+    state: NodeState
+    host: str
+    port: int
+    """gRPC (TCP) and links (UDP)."""
+    http_port: int
+    endpoint: EndpointID
+    """The run of the process: survives the loss of a ZooKeeper session. Links and routing use it."""
+    incarnation: int
+    """63 random bits, new with every registration and so with every ZooKeeper session."""
+    version: str
+    settings_hash: str
+    """Of the settings that all processes of a cluster must agree on."""
+    started_ms: int
+    """Unix milliseconds."""
+    pid: int = 0
+    instance: int = -1
+    """A gateway's leased instance."""
+    generation: int = -1
+    """The generation of a gateway's instance."""
+    mqtt_host: str = ""
+    mqtt_port: int = 0
+
+    @property
+    def address(self) -> str:
+        """host:port, as people read it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def to_json(self) -> bytes:
+        """The data of the node, without the replica. Raises `InvalidArgument` when it would not be read back."""
+        fields: dict[str, object] = {
+            "role": self.role,
+            "partition": self.partition,
+            "state": self.state.value,
+            "host": self.host,
+            "port": self.port,
+            "http_port": self.http_port,
+            "endpoint": hex_id(self.endpoint),
+            "incarnation": hex_id(self.incarnation),
+            "version": self.version,
+            "settings_hash": self.settings_hash,
+            "started_ms": self.started_ms,
+            "pid": self.pid,
+            "instance": self.instance,
+            "generation": self.generation,
+            "mqtt_host": self.mqtt_host,
+            "mqtt_port": self.mqtt_port,
+        }
+        data = json.dumps(fields, separators=(",", ":")).encode()
+        try:
+            Node.from_json(data)
+        except MalformedData as error:
+            raise InvalidArgument(f"the node of {self.role} cannot be registered: {error}") from None
+        return data
+
+    @classmethod
+    def from_json(cls, data: bytes, *, replica: int = -1) -> Node:
+        """Read a node's data; the replica comes from its name. Raises `MalformedData`."""
+        fields = json_object(data, MAX_NODE_BYTES, "a node's data")
+        role = text(fields, "role")
+        if role not in paths.ROLES:
+            raise MalformedData(f"role {role!r} is unknown")
+        partition = integer(fields, "partition", -1, MAX_PARTITIONS - 1)
+        if (partition < 0) != (role in paths.UNPARTITIONED_ROLES):
+            raise MalformedData(f"{role} cannot have partition {partition}")
+        try:
+            state = NodeState(text(fields, "state"))
+        except ValueError:
+            raise MalformedData("state must be Init, Running or Draining") from None
+        host = text(fields, "host")
+        if not host:
+            raise MalformedData("host is empty")
+        return cls(
+            role=role,
+            partition=partition,
+            replica=replica,
+            state=state,
+            host=host,
+            port=integer(fields, "port", 0, MAX_PORT),
+            http_port=integer(fields, "http_port", 0, MAX_PORT, 0),
+            endpoint=EndpointID(_hex(fields, "endpoint")),
+            incarnation=_hex(fields, "incarnation"),
+            version=text(fields, "version", ""),
+            settings_hash=text(fields, "settings_hash", ""),
+            started_ms=integer(fields, "started_ms", 0, MAX_ID, 0),
+            pid=integer(fields, "pid", 0, MAX_ID, 0),
+            instance=integer(fields, "instance", -1, INSTANCES - 1, -1),
+            generation=integer(fields, "generation", -1, LAST_GENERATION, -1),
+            mqtt_host=text(fields, "mqtt_host", ""),
+            mqtt_port=integer(fields, "mqtt_port", 0, MAX_PORT, 0),
+        )

@@ -1,0 +1,142 @@
+"""Where everything lies in ZooKeeper. Pure functions of a root.
+
+    ROOT/layout                        persistent JSON: version and partitions of every role
+    ROOT/ROLE/partition_num            its mirror, a decimal number
+    ROOT/{proxy,gateway}/n…            ephemeral sequential, one per process
+    ROOT/ROLE/partition{p}/n…          ephemeral sequential, one per replica
+    ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
+    ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
+    ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
+    ROOT/instance/{k}                  generation of a gateway instance
+    ROOT/instance/{k}/holder           ephemeral, the gateway that has it
+
+Source: DESIGN section 7; seed 004 §2.1.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pixiu.errors import InvalidArgument
+from pixiu.partition import MAX_PARTITIONS
+
+DEFAULT_ROOT: Final = "/pubsub"
+UNPARTITIONED_ROLES: Final = ("proxy", "gateway")
+PARTITIONED_ROLES: Final = ("router", "broker", "relay", "xiu", "pi")
+ROLES: Final = (*UNPARTITIONED_ROLES, *PARTITIONED_ROLES)
+NO_PARTITION: Final = -1
+"""The partition of a process whose role has none."""
+NODE_PREFIX: Final = "n"
+MAX_ROOT_LENGTH: Final = 256
+
+_PARTITION = re.compile(r"partition(0|[1-9][0-9]{0,2})", re.ASCII)
+_NODE = re.compile(r"n([0-9]{10})", re.ASCII)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
+_ROOT = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
+
+
+def check_root(root: str) -> str:
+    """A root as it is, if it can be one: `/name` or `/name/name…`. Raises `InvalidArgument` otherwise.
+
+    Source: DESIGN section 7.
+    """
+    if len(root) > MAX_ROOT_LENGTH or not _ROOT.fullmatch(root):
+        raise InvalidArgument(
+            f"the registry's root {root!r} must look like /pubsub or /team/pubsub: names of letters, digits, '.', '_', '-', "
+            f"each after one '/', none at the end, at most {MAX_ROOT_LENGTH} characters"
+        )
+    return root
+
+
+def layout(root: str) -> str:
+    """The cluster's layout."""
+    return f"{root}/layout"
+
+
+def role_directory(root: str, role: str) -> str:
+    """What holds everything of a role. Raises `InvalidArgument` on an unknown role."""
+    if role not in ROLES:
+        raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(ROLES)}")
+    return f"{root}/{role}"
+
+
+def partition_num(root: str, role: str) -> str:
+    """The mirror of a partitioned role's number of partitions. Source: seed 004 §2.1."""
+    return f"{role_directory(root, role)}/partition_num"
+
+
+def partition_directory(root: str, role: str, partition: int) -> str:
+    """What holds the replicas of a partition. Raises `InvalidArgument` when the role or the number cannot be."""
+    if role not in PARTITIONED_ROLES or not 0 <= partition < MAX_PARTITIONS:
+        raise InvalidArgument(
+            f"{role!r} has no partition {partition}; partitions are 0 to {MAX_PARTITIONS - 1} of {', '.join(PARTITIONED_ROLES)}"
+        )
+    return f"{root}/{role}/partition{partition}"
+
+
+def node_directory(root: str, role: str, partition: int) -> str:
+    """What holds the nodes of a role's processes: of one partition, or of all where the role has none."""
+    if role in UNPARTITIONED_ROLES:
+        if partition != NO_PARTITION:
+            raise InvalidArgument(f"{role} has no partitions; its partition is {NO_PARTITION}, not {partition}")
+        return role_directory(root, role)
+    return partition_directory(root, role, partition)
+
+
+def node_prefix(root: str, role: str, partition: int) -> str:
+    """What a process creates; ZooKeeper adds the sequence of ten digits."""
+    return f"{node_directory(root, role, partition)}/{NODE_PREFIX}"
+
+
+def partition_state(root: str, role: str, partition: int) -> str:
+    """Epoch, leader and in-sync set of a partition of xiu or pi."""
+    return f"{partition_directory(root, role, partition)}/state"
+
+
+def doubling(root: str, role: str) -> str:
+    """The lock of the tool that doubles a role."""
+    return f"{role_directory(root, role)}/doubling"
+
+
+def workers(root: str) -> str:
+    """What holds the leases of SnowflakeID workers."""
+    return f"{root}/worker"
+
+
+def worker(root: str, number: int) -> str:
+    """The lease of one SnowflakeID worker."""
+    return f"{root}/worker/{number}"
+
+
+def instances(root: str) -> str:
+    """What holds the gateway instances."""
+    return f"{root}/instance"
+
+
+def instance(root: str, number: int) -> str:
+    """One gateway instance: its generation."""
+    return f"{root}/instance/{number}"
+
+
+def instance_holder(root: str, number: int) -> str:
+    """The gateway that has the instance, while its session lives."""
+    return f"{root}/instance/{number}/holder"
+
+
+def partition_of(name: str) -> int | None:
+    """The partition that a child of a role's directory is for; None for anything else."""
+    found = _PARTITION.fullmatch(name)
+    return int(found[1]) if found and int(found[1]) < MAX_PARTITIONS else None
+
+
+def replica_of(name: str) -> int | None:
+    """The replica ID in a node's name: ZooKeeper's sequence; None for anything else."""
+    found = _NODE.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def number_of(name: str, limit: int) -> int | None:
+    """The number that a lease's name is, below `limit`; None for anything else."""
+    found = _NUMBER.fullmatch(name)
+    return int(name) if found and int(name) < limit else None

@@ -1,0 +1,350 @@
+"""What a process believes the cluster is, and the one reducer that keeps it. Pure.
+
+Watch and poll both end in a `Scan`: all nodes that are registered now. The reducer turns scans, what heartbeats
+say and the passing of time into views. It is *statically stable*: nothing that ZooKeeper fails to do changes a view.
+
+                     in a scan                        not in the scan
+    (unknown) ──────────────────────▶ REGISTERED ─────────────────────▶ HELD: in the view as it was
+                                          ▲  │                           │  │
+                                          │  │ not in the scan, and      │  │ another process at its address,
+                 its endpoint in a scan   │  │ Draining, said dead, or   │  │ said dead, or 60 s over with a
+                          └───────────────┼──┼─ another at its address   │  │ live connection (no time limit when
+                                          │  ▼                           │  │ most nodes vanished at once)
+                                          │ (dropped) ◀──────────────────┼──┘
+                                          └──────────────────────────────┘
+
+Source: DESIGN section 7 (static stability), section 14; seed 004 §2.2 step 3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pixiu.discovery.node import Node, NodeState, integer, json_object
+from pixiu.discovery.paths import ROLES
+from pixiu.errors import MalformedData
+from pixiu.ids import MAX_ID, EndpointID
+from pixiu.partition import MAX_PARTITIONS, is_partition_count
+
+MAX_LAYOUT_BYTES: Final = 65_536
+MAX_REPLICAS: Final = 65_536
+MAX_NODES: Final = 65_536
+"""Nodes in one view; a scan with more is cut off there (the oldest replicas stay) and counted."""
+HOLD_S: Final = 60.0
+"""How long a node that vanished stays in the view while ZooKeeper can be reached."""
+MASS_LEAST: Final = 3
+"""So many nodes must vanish for it to be a mass disappearance."""
+MASS_WINDOW_S: Final = 10.0
+"""What vanishes within this time vanishes at once: sessions that end together are removed over some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLayout:
+    """How a role is laid out."""
+
+    n: int = 1
+    """Partitions, a power of two up to 128; 1 where the role has none."""
+    next: int = 1
+    """The same as n, or 2n while a doubling is under way."""
+    replicas: int = 0
+    """How many the operator wants per partition, or in all where the role has no partitions; 0 unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Partitions of every role, with a version that grows with every change. Source: DESIGN section 7."""
+
+    version: int = 0
+    """0: there is none yet."""
+    roles: Mapping[str, RoleLayout] = field(default_factory=dict)
+
+    def partitions(self, role: str) -> int:
+        """The number of partitions of a role, at least 1."""
+        found = self.roles.get(role)
+        return found.n if found else 1
+
+    def to_json(self) -> bytes:
+        """{"version": 3, "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
+        fields: dict[str, object] = {"version": self.version}
+        for role, wanted in sorted(self.roles.items()):
+            fields[role] = {"n": wanted.n, "next": wanted.next, "replicas": wanted.replicas}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Layout:
+        """Read a layout; keys that are no role are ignored. Raises `MalformedData`."""
+        fields = json_object(data, MAX_LAYOUT_BYTES, "the layout")
+        version = integer(fields, "version", 1, MAX_ID)
+        roles = {}
+        for role in ROLES:
+            value = fields.get(role)
+            if value is None:
+                continue
+            if not isinstance(value, dict):
+                raise MalformedData(f"the layout of {role} is not a JSON object")
+            n = integer(value, "n", 1, MAX_PARTITIONS)
+            following = integer(value, "next", 1, 2 * MAX_PARTITIONS, n)
+            if not is_partition_count(n) or following not in (n, 2 * n):
+                raise MalformedData(f"the layout of {role} has n {n} and next {following}; n is a power of two, next is n or 2n")
+            roles[role] = RoleLayout(n, following, integer(value, "replicas", 0, MAX_REPLICAS, 0))
+        return cls(version, roles)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The cluster at one moment: never changes; a new one replaces it."""
+
+    layout: Layout = field(default_factory=Layout)
+    nodes: tuple[Node, ...] = ()
+    """Ordered by role, partition and replica."""
+    _endpoints: dict[EndpointID, Node] = field(init=False, repr=False, compare=False)
+    _roles: dict[str, tuple[Node, ...]] = field(init=False, repr=False, compare=False)
+    _running: dict[str, tuple[Node, ...]] = field(init=False, repr=False, compare=False)
+    _partitions: dict[tuple[str, int], tuple[Node, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Build the indexes that the questions below read."""
+        ordered = sorted(self.nodes, key=lambda node: (node.replica, node.endpoint))
+        roles: dict[str, list[Node]] = {}
+        partitions: dict[tuple[str, int], list[Node]] = {}
+        for node in ordered:
+            roles.setdefault(node.role, []).append(node)
+            partitions.setdefault((node.role, node.partition), []).append(node)
+        object.__setattr__(self, "_endpoints", {node.endpoint: node for node in ordered})
+        object.__setattr__(self, "_roles", {role: tuple(nodes) for role, nodes in roles.items()})
+        running = {role: tuple(node for node in nodes if node.state is NodeState.RUNNING) for role, nodes in roles.items()}
+        object.__setattr__(self, "_running", running)
+        object.__setattr__(self, "_partitions", {key: tuple(nodes) for key, nodes in partitions.items()})
+
+    def running(self, role: str) -> tuple[Node, ...]:
+        """The Running nodes of a role, by replica."""
+        return self._running.get(role, ())
+
+    def of_role(self, role: str) -> tuple[Node, ...]:
+        """All nodes of a role, by replica."""
+        return self._roles.get(role, ())
+
+    def replicas(self, role: str, partition: int, states: tuple[NodeState, ...] = (NodeState.RUNNING,)) -> tuple[Node, ...]:
+        """The nodes of a partition that are in one of the states, by replica."""
+        return tuple(node for node in self._partitions.get((role, partition), ()) if node.state in states)
+
+    def by_endpoint(self, endpoint: int) -> Node | None:
+        """The node of a run of a process; None when it is not in the view."""
+        return self._endpoints.get(EndpointID(endpoint))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """All that the registry holds now. `layout` None: there is none, or it cannot be read."""
+
+    nodes: tuple[Node, ...]
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """ZooKeeper can be reached, from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """ZooKeeper cannot be reached, from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDead:
+    """Heartbeats say that a process is dead."""
+
+    endpoint: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAlive:
+    """Heartbeats say that a process is alive, after all."""
+
+    endpoint: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Scan | Connected | Disconnected | PeerDead | PeerAlive | Tick
+
+
+@dataclass(slots=True)
+class _Known:
+    """A node of the view, and how it stands with the registry."""
+
+    node: Node
+    first_seen: float
+    vanished: float | None = None
+    """When it vanished; None while it is registered."""
+    mass: bool = False
+    """It vanished together with most others: no time takes it out."""
+    dead: bool = False
+    """Heartbeats said that it is dead, and nothing said otherwise since."""
+
+
+class ViewReducer:
+    """Turns what is learnt of the registry into views. `now` is monotonic seconds.
+
+    Args:
+        hold_s: how long a node that vanished is held while ZooKeeper can be reached, seconds.
+        mass_window_s: within what time disappearances count as one, seconds.
+
+    Source: DESIGN section 7.
+    """
+
+    def __init__(self, hold_s: float = HOLD_S, mass_window_s: float = MASS_WINDOW_S) -> None:
+        self._hold_s = hold_s
+        self._mass_window_s = mass_window_s
+        self._known: dict[EndpointID, _Known] = {}
+        self._layout = Layout()
+        self._connected_since: float | None = None
+        self._view = View()
+        self.cut_off = 0
+        """Nodes that were left out because a scan had more than `MAX_NODES`."""
+
+    @property
+    def view(self) -> View:
+        """The newest view."""
+        return self._view
+
+    @property
+    def held(self) -> int:
+        """How many nodes of the view are not registered now."""
+        return sum(known.vanished is not None for known in self._known.values())
+
+    def step(self, event: Event, now: float) -> View | None:
+        """Take an event; the new view, or None when nothing changed."""
+        match event:
+            case Scan():
+                self._scan(event, now)
+            case Connected():
+                if self._connected_since is None:
+                    self._connected_since = now
+            case Disconnected():
+                self._connected_since = None
+            case PeerDead():
+                self._peer_dead(event.endpoint)
+            case PeerAlive():
+                if known := self._known.get(event.endpoint):
+                    known.dead = False
+            case Tick():
+                pass
+        self._expire(now)
+        return self._emit()
+
+    def next_deadline(self) -> float | None:
+        """When a `Tick` can change something, monotonic seconds; None while nothing waits."""
+        ends = (self._end_of_hold(known) for known in self._known.values())
+        return min((end for end in ends if end is not None), default=None)
+
+    def _scan(self, scan: Scan, now: float) -> None:
+        if scan.layout is not None and scan.layout.version >= self._layout.version:
+            self._layout = scan.layout
+        if len(scan.nodes) > MAX_NODES:
+            self.cut_off += len(scan.nodes) - MAX_NODES
+        present, addresses = _newest(sorted(scan.nodes, key=lambda node: node.replica)[:MAX_NODES])
+        for endpoint, known in list(self._known.items()):
+            holder = addresses.get((known.node.host, known.node.port), endpoint)
+            if endpoint in present or (known.vanished is not None and holder == endpoint):
+                continue
+            if holder != endpoint or known.node.state is NodeState.DRAINING or known.dead:
+                del self._known[endpoint]
+            else:
+                known.vanished = now
+        for endpoint, node in present.items():
+            before = self._known.get(endpoint)
+            if before is None:
+                self._known[endpoint] = _Known(node, now)
+                continue
+            # What a process writes of itself is a sign of life, whatever heartbeats said before.
+            before.dead = before.dead and before.node == node
+            before.node, before.vanished, before.mass = node, None, False
+        self._note_mass(now)
+
+    def _note_mass(self, now: float) -> None:
+        """Hold without a limit what vanished together with most of the nodes known until then."""
+        moments = {
+            endpoint: known.vanished
+            for endpoint, known in self._known.items()
+            if known.vanished is not None and now - known.vanished <= self._mass_window_s
+        }
+        if len(moments) < MASS_LEAST:
+            return
+        start = min(moments.values())
+        stayed = sum(known.vanished is None and known.first_seen < start for known in self._known.values())
+        if len(moments) > stayed:
+            for endpoint in moments:
+                self._known[endpoint].mass = True
+
+    def _peer_dead(self, endpoint: EndpointID) -> None:
+        known = self._known.get(endpoint)
+        if known is None:
+            return
+        if known.vanished is not None:
+            del self._known[endpoint]
+        else:
+            # It is still registered: roles leave it out by its link's state, and it goes as soon as it vanishes.
+            known.dead = True
+
+    def _end_of_hold(self, known: _Known) -> float | None:
+        if known.vanished is None or known.mass or self._connected_since is None:
+            return None
+        # After an outage a node gets the whole time again: it may need it to register once more.
+        return max(known.vanished, self._connected_since) + self._hold_s
+
+    def _expire(self, now: float) -> None:
+        for endpoint, known in list(self._known.items()):
+            end = self._end_of_hold(known)
+            if end is not None and now >= end:
+                del self._known[endpoint]
+
+    def _emit(self) -> View | None:
+        nodes = tuple(sorted((known.node for known in self._known.values()), key=_order))
+        if nodes == self._view.nodes and self._layout == self._view.layout:
+            return None
+        self._view = View(self._layout, nodes)
+        return self._view
+
+
+def _order(node: Node) -> tuple[str, int, int, int]:
+    return node.role, node.partition, node.replica, node.endpoint
+
+
+def _supersedes(node: Node, other: Node) -> bool:
+    """Whether of two processes at one address `node` is the later one."""
+    if (node.role, node.partition) == (other.role, other.partition):
+        return node.replica > other.replica
+    return (node.started_ms, node.endpoint) > (other.started_ms, other.endpoint)
+
+
+def _newest(nodes: Iterable[Node]) -> tuple[dict[EndpointID, Node], dict[tuple[str, int], EndpointID]]:
+    """The nodes by endpoint, and who has each address: of two at one address (or of one endpoint) the later one.
+
+    Two are there when a process was restarted at its port and the session of the old one has not ended yet.
+    """
+    present: dict[EndpointID, Node] = {}
+    addresses: dict[tuple[str, int], EndpointID] = {}
+    for node in nodes:
+        before = present.get(node.endpoint)
+        if before is None or node.replica > before.replica:
+            present[node.endpoint] = node
+    for node in list(present.values()):
+        if node.port == 0:
+            continue
+        rival = addresses.get((node.host, node.port))
+        if rival is None:
+            addresses[node.host, node.port] = node.endpoint
+        elif _supersedes(node, present[rival]):
+            del present[rival]
+            addresses[node.host, node.port] = node.endpoint
+        else:
+            del present[node.endpoint]
+    return present, addresses

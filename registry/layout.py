@@ -1,0 +1,124 @@
+"""Writes the cluster's layout, and the mirrors of its numbers of partitions in the same transaction.
+
+Source: DESIGN section 7; seed 004 §2.1 (`partition_num`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from pixiu.discovery import paths
+from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
+from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
+from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
+from pixiu.partition import MAX_PARTITIONS, is_partition_count
+
+MAX_TRIES: Final = 20
+"""How often a write is tried again because somebody else wrote in between."""
+
+
+async def read_layout(zookeeper: ZooKeeper, root: str) -> Layout | None:
+    """The layout; None where there is none. Raises `MalformedData`, `RegistryUnavailable`."""
+    found = await _read(zookeeper, paths.check_root(root))
+    return found[0] if found else None
+
+
+async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, RoleLayout]) -> Layout:
+    """Create the layout, or the roles that it lacks; the layout as it is then. Any number of processes may do so at once.
+
+    The wanted replicas of a role that is there already stay as they are: `set_replicas` changes them.
+
+    Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number cannot
+    be, `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
+
+    Source: DESIGN section 7.
+    """
+    for role, wanted in desired.items():
+        _check(role, wanted)
+
+    def change(layout: Layout) -> Layout:
+        for role, wanted in desired.items():
+            there = layout.roles.get(role)
+            if there is not None and there.n != wanted.n:
+                raise ConfigurationError(
+                    f"{role} has {there.n} partition(s) in the registry at {root}, but {wanted.n} are configured: set the "
+                    f"number in the configuration to {there.n}, or, with the cluster running, double it with `pixiu double {role}`"
+                )
+        missing = {role: wanted for role, wanted in desired.items() if role not in layout.roles}
+        return replace(layout, roles={**layout.roles, **missing}) if missing else layout
+
+    return await _change(zookeeper, root, change)
+
+
+async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int) -> Layout:
+    """Say how many replicas the operator wants: per partition, or in all where the role has no partitions.
+
+    Raises `InvalidArgument` when the layout has no such role or the number cannot be, `Unavailable`, `RegistryUnavailable`.
+    """
+    if not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidArgument(f"{replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
+
+    def change(layout: Layout) -> Layout:
+        there = layout.roles.get(role)
+        if there is None:
+            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        return replace(layout, roles={**layout.roles, role: replace(there, replicas=replicas)})
+
+    return await _change(zookeeper, root, change)
+
+
+def _check(role: str, wanted: RoleLayout) -> None:
+    if role not in paths.ROLES:
+        raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(paths.ROLES)}")
+    if not is_partition_count(wanted.n) or (role in paths.UNPARTITIONED_ROLES and wanted.n != 1):
+        allowed = "1" if role in paths.UNPARTITIONED_ROLES else f"a power of two up to {MAX_PARTITIONS}"
+        raise InvalidArgument(f"{role} cannot have {wanted.n} partitions; {allowed} is allowed")
+    if wanted.next != wanted.n:
+        raise InvalidArgument(f"{role}: next is {wanted.next}; a new layout has no doubling under way, so it must be {wanted.n}")
+    if not 0 <= wanted.replicas <= MAX_REPLICAS:
+        raise InvalidArgument(f"{wanted.replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
+
+
+async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
+    """The layout and the version of its node."""
+    try:
+        data, stat = await zookeeper.get(paths.layout(root))
+    except NoNode:
+        return None
+    return Layout.from_json(data), stat.version
+
+
+async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout]) -> Layout:
+    """Read, change, write by compare-and-set; again when somebody else wrote in between."""
+    paths.check_root(root)
+    for _ in range(MAX_TRIES):
+        found = await _read(zookeeper, root)
+        layout, node_version = found or (Layout(), -1)
+        changed = change(layout)
+        if found and changed == layout:
+            return layout
+        changed = replace(changed, version=layout.version + 1)
+        data = changed.to_json()
+        head: Operation = Set(paths.layout(root), data, node_version) if found else Create(paths.layout(root), data)
+        try:
+            await zookeeper.ensure_path(root)
+            await zookeeper.transaction([head, *await _mirrors(zookeeper, root, changed)])
+            return changed
+        except RegistryConflict:
+            continue
+    raise Unavailable(f"the layout at {root} was changed by others {MAX_TRIES} times in a row; try again")
+
+
+async def _mirrors(zookeeper: ZooKeeper, root: str, layout: Layout) -> list[Operation]:
+    """The writes of `partition_num`, for every partitioned role of the layout."""
+    operations: list[Operation] = []
+    for role in paths.PARTITIONED_ROLES:
+        if role not in layout.roles:
+            continue
+        path, data = paths.partition_num(root, role), b"%d" % layout.roles[role].n
+        await zookeeper.ensure_path(paths.role_directory(root, role))
+        stat = await zookeeper.exists(path)
+        operations.append(Create(path, data) if stat is None else Set(path, data, stat.version))
+    return operations

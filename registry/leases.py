@@ -1,0 +1,483 @@
+"""Numbers that only one process may use at a time: SnowflakeID workers and gateway instances.
+
+A worker number is leased for a *range of time* and written down persistently, so that no failure of ZooKeeper or of
+the process can let two make the same ID. A gateway instance is held by an ephemeral node, and its generation, which
+grows with every start, tells its uses apart.
+
+Source: DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pixiu.discovery import paths
+from pixiu.discovery.node import integer, json_object, text
+from pixiu.discovery.zookeeper import (
+    Create,
+    Delete,
+    NodeExists,
+    NoNode,
+    RegistryConflict,
+    SessionEvent,
+    SessionState,
+    Set,
+    Stat,
+    WatchEvent,
+    ZooKeeper,
+)
+from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RegistryUnavailable, RemoteError
+from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
+
+RANGE_MS: Final = 24 * 3_600_000
+"""How far ahead a worker number is leased."""
+RENEW_INTERVAL_S: Final = 3_600.0
+MAX_AHEAD_MS: Final = 1_000
+"""A number whose time ends so soon may be taken already: its successor starts where that ends."""
+MAX_LEASES: Final = 1_024
+"""Worker numbers that one process may hold, its clients' included."""
+MAX_LEASE_BYTES: Final = 1_024
+BATCH: Final = 64
+"""How many numbers are read at once in search of a free one."""
+INSTANCE_ROUNDS: Final = 16
+"""How often a gateway looks for a free instance before it gives up."""
+RETRY_FIRST_S: Final = 0.2
+RETRY_LAST_S: Final = 60.0
+"""Back-off of renewals that failed; doubles in between, with jitter."""
+RETRY_AFTER_MS: Final = 60_000
+
+_log = logging.getLogger("registry.leases")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLease:
+    """A worker number for times in [from_ms, until_ms), Unix milliseconds: what `SnowflakeGenerator.lease` takes."""
+
+    worker: WorkerID
+    from_ms: int
+    until_ms: int
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: WorkerLease
+    holder: str
+    version: int
+
+
+def wall_clock_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class WorkerLeases:
+    """The worker numbers of one process, and of the clients that it lends some to.
+
+    Args:
+        zookeeper: the process's session.
+        root: below which everything lies.
+        holder: names the process in the registry, for operators.
+        on_renewed: called in the event loop with a lease that was extended by itself.
+        on_lost: called in the event loop with a lease that another process has taken: no ID may be made from it.
+        clock_ms: Unix milliseconds.
+        range_ms: how far ahead numbers are leased.
+        renew_interval_s: how often they are extended by themselves, seconds.
+        workers: numbers are below this.
+
+    Source: DESIGN section 4.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        root: str,
+        holder: str,
+        *,
+        on_renewed: Callable[[WorkerLease], None] | None = None,
+        on_lost: Callable[[WorkerLease], None] | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        range_ms: int = RANGE_MS,
+        renew_interval_s: float = RENEW_INTERVAL_S,
+        workers: int = WORKERS,
+    ) -> None:
+        self._zookeeper = zookeeper
+        self._root = paths.check_root(root)
+        self._holder = holder[:128]
+        self._on_renewed = on_renewed
+        self._on_lost = on_lost
+        self._clock_ms = clock_ms
+        self._range_ms = range_ms
+        self._renew_interval_s = renew_interval_s
+        self._workers = workers
+        self._held: dict[int, _Held] = {}
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def leases(self) -> list[WorkerLease]:
+        """All that are held."""
+        return [held.lease for held in self._held.values()]
+
+    def start(self) -> None:
+        """Extend all leases by themselves from now on."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._renew_for_ever())
+
+    async def close(self) -> None:
+        """Stop extending. Leases that were not released end at their time."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def acquire(self) -> WorkerLease:
+        """Take a number that was never used, or whose time is past.
+
+        Raises `Overloaded` when this process holds 1 024, or all numbers are in use; `RegistryUnavailable` (a number may then
+        be taken for nobody until its time is over).
+        """
+        if len(self._held) >= MAX_LEASES:
+            raise Overloaded(f"this process holds {MAX_LEASES} worker numbers, the most it may; release some", RETRY_AFTER_MS)
+        await self._zookeeper.ensure_path(paths.workers(self._root))
+        names = await self._zookeeper.children(paths.workers(self._root))
+        used = {number for name in names if (number := paths.number_of(name, self._workers)) is not None}
+        unused = [number for number in range(self._workers) if number not in used]
+        # In random order: processes that start together would all try the same ones.
+        random.shuffle(unused)
+        for number in unused[:BATCH]:
+            held = await self._create(number)
+            if held is not None:
+                return held
+        for batch in _batches(sorted(used)):
+            found = await asyncio.gather(*(self._read(number) for number in batch))
+            now = self._clock_ms()
+            free = [(until, version, n) for n, (until, version, _) in zip(batch, found, strict=True) if until <= now + MAX_AHEAD_MS]
+            for until, version, number in sorted(free):
+                held = await self._take(number, until, version)
+                if held is not None:
+                    return held
+        raise Overloaded(
+            f"all {self._workers} worker numbers below {paths.workers(self._root)} are leased; a process that crashed keeps its "
+            f"number for up to {self._range_ms // 3_600_000} h",
+            RETRY_AFTER_MS,
+        )
+
+    async def renew(self, worker: int) -> WorkerLease:
+        """Extend a lease to `range_ms` from now. Raises `LeaseExpired` when another process has taken the number (it is held
+        no more then), `InvalidArgument` when it was not held, `RegistryUnavailable` (it is still held, until its time)."""
+        async with self._lock:
+            held = self._own(worker)
+            until = max(self._clock_ms() + self._range_ms, held.lease.until_ms)
+            held.version = await self._write(worker, held, held.holder, until)
+            held.lease = WorkerLease(held.lease.worker, held.lease.from_ms, until)
+            return held.lease
+
+    async def release(self, worker: int, last_used_ms: int) -> bool:
+        """Give a number back: `last_used_ms` is the highest time that an ID was made with (0: none was). Its next holder
+        starts after that. False when the registry cannot be told; the number is then free at the end of its time.
+
+        Raises `InvalidArgument` when it was not held.
+        """
+        async with self._lock:
+            held = self._own(worker)
+            del self._held[worker]
+            end = min(max(last_used_ms + 1, held.lease.from_ms), held.lease.until_ms)
+            try:
+                await self._write(worker, held, "", end)
+            except LeaseExpired:
+                return True
+            except RemoteError as error:
+                _log.debug("worker number %d is free only at the end of its time: %s", worker, error)
+                return False
+            return True
+
+    async def _write(self, worker: int, held: _Held, holder: str, until_ms: int) -> int:
+        """Write the end of a lease that is ours; the new version of its node. Raises `LeaseExpired` when it is another's."""
+        data = _lease_json(holder, until_ms)
+        try:
+            return (await self._zookeeper.set(self._path(worker), data, held.version)).version
+        except RegistryConflict:
+            # Perhaps an earlier try of ours got through although its answer was lost: the holder's name is ours alone.
+            _, version, found = await self._read(worker)
+            if found != held.holder:
+                self._held.pop(worker, None)
+                raise LeaseExpired(f"worker number {worker} was taken by {found or 'nobody'}; acquire another") from None
+            return (await self._zookeeper.set(self._path(worker), data, version)).version
+
+    def _own(self, worker: int) -> _Held:
+        held = self._held.get(worker)
+        if held is None:
+            raise InvalidArgument(f"worker number {worker} is not held by this process")
+        return held
+
+    def _path(self, worker: int) -> str:
+        return paths.worker(self._root, worker)
+
+    def _name(self) -> str:
+        """Names one lease: no two are equal, so that a holder knows its own whatever became of an answer."""
+        return f"{self._holder}/{secrets.token_hex(4)}"
+
+    async def _create(self, number: int) -> WorkerLease | None:
+        now = self._clock_ms()
+        holder = self._name()
+        try:
+            await self._zookeeper.create(self._path(number), _lease_json(holder, now + self._range_ms))
+        except NodeExists:
+            return None
+        return self._keep(number, holder, now, now + self._range_ms, 0)
+
+    async def _take(self, number: int, free_from_ms: int, version: int) -> WorkerLease | None:
+        now = self._clock_ms()
+        start = max(now, free_from_ms)
+        holder = self._name()
+        try:
+            stat = await self._zookeeper.set(self._path(number), _lease_json(holder, now + self._range_ms), version)
+        except RegistryConflict:
+            return None
+        return self._keep(number, holder, start, now + self._range_ms, stat.version)
+
+    def _keep(self, number: int, holder: str, from_ms: int, until_ms: int, version: int) -> WorkerLease:
+        lease = WorkerLease(WorkerID(number), from_ms, until_ms)
+        self._held[number] = _Held(lease, holder, version)
+        return lease
+
+    async def _read(self, number: int) -> tuple[int, int, str]:
+        """Until when a number is leased, the version of its node, its holder. One that cannot be read is never free."""
+        try:
+            data, stat = await self._zookeeper.get(self._path(number))
+            fields = json_object(data, MAX_LEASE_BYTES, f"worker {number}")
+            return integer(fields, "until_ms", 0, MAX_ID), stat.version, text(fields, "holder")
+        except (NoNode, MalformedData):
+            return MAX_ID, -1, ""
+
+    async def _renew_for_ever(self) -> None:
+        failures = 0
+        while True:
+            delay = min(RETRY_FIRST_S * 2 ** min(failures, 20), RETRY_LAST_S) if failures else self._renew_interval_s
+            await asyncio.sleep(delay * random.uniform(0.8, 1.0))
+            failed = False
+            for worker, held in list(self._held.items()):
+                try:
+                    lease = await self.renew(worker)
+                except LeaseExpired:
+                    if self._on_lost is not None:
+                        self._on_lost(held.lease)
+                except InvalidArgument:
+                    continue  # released meanwhile
+                except Exception as error:
+                    _log.debug("worker number %d was not extended now: %r", worker, error)
+                    failed = True
+                else:
+                    if self._on_renewed is not None:
+                        self._on_renewed(lease)
+            failures = failures + 1 if failed else 0
+
+
+def _lease_json(holder: str, until_ms: int) -> bytes:
+    return json.dumps({"holder": holder, "until_ms": until_ms}, separators=(",", ":")).encode()
+
+
+def _batches(numbers: list[int]) -> Iterator[list[int]]:
+    """All of them in random order, `BATCH` at a time."""
+    order = random.sample(numbers, len(numbers))
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]
+
+
+class Instance(NamedTuple):
+    """A gateway instance in one generation: what tells the GatewayMsgIDs of two runs apart."""
+
+    instance: InstanceID
+    generation: int
+
+
+class InstanceLease:
+    """The gateway instance of one process, through the loss of sessions.
+
+    An instance that was never used has generation 0 and its first holder generation 1; so numbers are used again only
+    when all were used. One whose generation is 1 023 is retired. Of instances that were all used, the one with the
+    lowest generation among 64 picked at random is taken: reading all 32 768 would take every gateway seconds to start.
+
+    Args:
+        zookeeper: the process's session.
+        root: below which everything lies.
+        holder: names the process in the registry; must be its own alone (its endpoint ID).
+        on_lost: called in the event loop when, after the loss of a session, another process has the instance: this one must
+            make no more GatewayMsgIDs with it, and may `acquire` another.
+        instances: numbers are below this.
+
+    Source: DESIGN section 4; seed 004 §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
+    because that starts again when its parent is made anew.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        root: str,
+        holder: str,
+        *,
+        on_lost: Callable[[Instance], None] | None = None,
+        instances: int = INSTANCES,
+    ) -> None:
+        self._zookeeper = zookeeper
+        self._root = paths.check_root(root)
+        self._holder = holder.encode()[:MAX_LEASE_BYTES]
+        self._on_lost = on_lost
+        self._instances = instances
+        self._held: Instance | None = None
+        self._lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Instance | None:
+        """The instance; None when none is held."""
+        return self._held
+
+    async def acquire(self) -> Instance:
+        """Take the free instance with the lowest generation, and raise it.
+
+        Raises `Overloaded` when none is free, `InvalidArgument` when one is held, `RegistryUnavailable` (an instance may then
+        be taken until the session ends).
+        """
+        async with self._lock:
+            if self._held is not None:
+                raise InvalidArgument(f"this process already holds instance {self._held.instance}")
+            await self._zookeeper.ensure_path(paths.instances(self._root))
+            for _ in range(INSTANCE_ROUNDS):
+                found = await self._search()
+                if found is not None:
+                    self._held = found
+                    self._zookeeper.add_listener(self._on_session)
+                    if self._task is None:
+                        self._task = asyncio.create_task(self._keep())
+                    self._wake.set()
+                    return found
+        raise Overloaded(
+            f"no gateway instance below {paths.instances(self._root)} is free: all {self._instances} are held or retired",
+            RETRY_AFTER_MS,
+        )
+
+    async def release(self) -> bool:
+        """Give the instance back. False when the registry cannot be told: it is free when the session has ended."""
+        self._zookeeper.remove_listener(self._on_session)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        async with self._lock:
+            held, self._held = self._held, None
+            if held is None:
+                return True
+            try:
+                await self._zookeeper.delete(paths.instance_holder(self._root, held.instance))
+            except NoNode:
+                return True
+            except RemoteError as error:
+                _log.debug("instance %d is free only when its session has ended: %s", held.instance, error)
+                return False
+            return True
+
+    async def _search(self) -> Instance | None:
+        names = await self._zookeeper.children(paths.instances(self._root))
+        used = {number for name in names if (number := paths.number_of(name, self._instances)) is not None}
+        unused = (number for number in range(self._instances) if number not in used)
+        for number, _ in zip(unused, range(BATCH), strict=False):
+            if await self._take(Instance(InstanceID(number), 1), None):
+                return Instance(InstanceID(number), 1)
+        sample = random.sample(sorted(used), min(BATCH, len(used)))
+        found = await asyncio.gather(*(self._read(number) for number in sample))
+        free = [
+            (generation, number, stat)
+            for number, (generation, stat) in zip(sample, found, strict=True)
+            if stat is not None and stat.children == 0 and generation < LAST_GENERATION
+        ]
+        for generation, number, stat in sorted(free, key=lambda one: one[:2]):
+            if await self._take(Instance(InstanceID(number), generation + 1), stat):
+                return Instance(InstanceID(number), generation + 1)
+        return None
+
+    async def _take(self, wanted: Instance, stat: Stat | None) -> bool:
+        """Write the generation and become the holder in one transaction; False when somebody else was faster."""
+        path, data = paths.instance(self._root, wanted.instance), b'{"generation":%d}' % wanted.generation
+        holder = Create(paths.instance_holder(self._root, wanted.instance), self._holder, ephemeral=True)
+        try:
+            await self._zookeeper.transaction([Create(path, data) if stat is None else Set(path, data, stat.version), holder])
+        except RegistryConflict:
+            return False
+        return True
+
+    async def _read(self, number: int) -> tuple[int, Stat | None]:
+        """The generation of an instance; without a stat when it cannot be read, so that nobody takes it."""
+        try:
+            data, stat = await self._zookeeper.get(paths.instance(self._root, number))
+            fields = json_object(data, MAX_LEASE_BYTES, f"instance {number}")
+            return integer(fields, "generation", 0, LAST_GENERATION), stat
+        except (NoNode, MalformedData):
+            return LAST_GENERATION, None
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if event.state is SessionState.CONNECTED:
+            self._wake.set()
+
+    def _on_watch(self, _event: WatchEvent) -> None:
+        self._wake.set()
+
+    async def _keep(self) -> None:
+        """Whenever the session or the holder's node changed, see that the instance is still ours."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._restore()
+                failures = 0
+            except Exception as error:
+                expected = isinstance(error, RegistryUnavailable)
+                _log.log(logging.DEBUG if expected else logging.WARNING, "the instance is not held anew yet: %r", error)
+                if expected and not self._zookeeper.connected:
+                    continue  # the next connection wakes us
+                failures += 1
+                await asyncio.sleep(min(RETRY_FIRST_S * 2 ** min(failures, 20), RETRY_LAST_S) * random.uniform(0.5, 1.0))
+                self._wake.set()
+
+    async def _restore(self) -> None:
+        async with self._lock:
+            held = self._held
+            if held is None:
+                return
+            path = paths.instance_holder(self._root, held.instance)
+            stat = await self._zookeeper.exists(path, self._on_watch)
+            if stat is not None and stat.ephemeral_owner == self._zookeeper.session_id:
+                return
+            generation, instance_stat = await self._read(held.instance)
+            own = stat is None
+            if stat is not None:
+                # An earlier session's node that is not removed yet: ours if it says so.
+                with suppress(NoNode):
+                    own = (await self._zookeeper.get(path))[0] == self._holder
+            if own and instance_stat is not None and generation == held.generation:
+                data = b'{"generation":%d}' % held.generation
+                again = [Delete(path)] if stat is not None else []
+                await self._zookeeper.transaction(
+                    [
+                        *again,
+                        Set(paths.instance(self._root, held.instance), data, instance_stat.version),
+                        Create(path, self._holder, ephemeral=True),
+                    ]
+                )
+                await self._zookeeper.exists(path, self._on_watch)
+                return
+            self._held = None
+            self._zookeeper.remove_listener(self._on_session)
+        if self._on_lost is not None:
+            self._on_lost(held)

@@ -1,0 +1,297 @@
+"""A process in the registry: its ephemeral node, through the loss of sessions.
+
+    register ──▶ registered ──(session lost, or the node is gone)──▶ registered anew: same endpoint, new incarnation
+                     │                                                and replica; an old node is replaced in the
+                 unregister                                           same transaction
+
+Source: DESIGN section 7; seed 004 §2.2 step 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from pixiu.discovery import paths
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.zookeeper import (
+    Create,
+    Delete,
+    NoNode,
+    Operation,
+    RegistryConflict,
+    SessionEvent,
+    SessionState,
+    Stat,
+    WatchEvent,
+    ZooKeeper,
+)
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryUnavailable, RemoteError, Unavailable
+
+MAX_TRIES: Final = 10
+"""How often a registration is tried again because the registry changed under it."""
+MAX_COMPARED: Final = 64
+"""With how many registered nodes the hash of the settings is compared: all of them agree with each other already."""
+RETRY_FIRST_S: Final = 0.2
+RETRY_LAST_S: Final = 5.0
+"""Back-off of registering again, while connected; doubles in between, with jitter."""
+CONFLICT_POLL_S: Final = 0.2
+
+_log = logging.getLogger("registry.membership")
+
+
+class Membership:
+    """The registration of one process.
+
+    Args:
+        zookeeper: the process's session; must be connected when `register` is called.
+        root: below which everything lies.
+        on_registered: called in the event loop with the node after each time that it was registered anew.
+        conflict_wait_s: how long `register` waits for nodes with other settings to go (an earlier run of the cluster, whose
+            sessions have not ended yet) before it refuses, seconds.
+
+    Source: DESIGN section 7.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        root: str,
+        *,
+        on_registered: Callable[[Node], None] | None = None,
+        conflict_wait_s: float = 0.0,
+    ) -> None:
+        self._zookeeper = zookeeper
+        self._root = paths.check_root(root)
+        self._on_registered = on_registered
+        self._conflict_wait_s = conflict_wait_s
+        self._node: Node | None = None
+        self._path = ""
+        self._unwritten = False
+        """The node's data in the registry may be older than ours."""
+        self._lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.registrations = 0
+        """How often the node was created."""
+
+    @property
+    def node(self) -> Node | None:
+        """The node as it was last registered and set; None while not registered."""
+        return self._node
+
+    async def register(self, node: Node) -> Node:
+        """Register the process; the node with its replica ID and incarnation.
+
+        Raises `ConfigurationError` when registered processes have other cluster settings, `InvalidArgument` when it is
+        registered already or the node cannot be, `Unavailable`, `RegistryUnavailable`.
+        """
+        async with self._lock:
+            if self._node is not None:
+                raise InvalidArgument(f"this process is already registered as {self._path}; unregister it first")
+            await self._wait_for_agreement(node)
+            # With an earlier try of unknown outcome behind us, our node may be there already.
+            registered = await self._create(node)
+            try:
+                stat = await self._zookeeper.exists(self._path, self._on_watch)
+                if stat is not None:
+                    # Two that start at once do not see each other above; here the later one does.
+                    self._refuse(node, await self._other_settings(node, created_before=stat.created_zxid))
+            except BaseException:
+                await self._forget(self._path)
+                raise
+            self._node = registered
+            self._zookeeper.add_listener(self._on_session)
+            self._task = asyncio.create_task(self._keep())
+            self._wake.set()
+            return registered
+
+    async def set_state(self, state: NodeState) -> bool:
+        """Say what the process does now. True when the registry has it; False when it cannot be reached and will be told as
+        soon as it can. Raises `InvalidArgument` while not registered."""
+        async with self._lock:
+            return await self._write(replace(self._registered(), state=state))
+
+    async def update(self, node: Node) -> bool:
+        """Replace the data of the node. What it is (role, partition, endpoint) must stay; replica and incarnation are the
+        registry's and are kept. True and False as in `set_state`. Raises `InvalidArgument`."""
+        async with self._lock:
+            now = self._registered()
+            if (node.role, node.partition, node.endpoint) != (now.role, now.partition, now.endpoint):
+                raise InvalidArgument("a registered process cannot change its role, partition or endpoint")
+            return await self._write(replace(node, replica=now.replica, incarnation=now.incarnation))
+
+    async def unregister(self) -> bool:
+        """Take the node out. False when the registry cannot be reached: the node goes with the session then."""
+        self._zookeeper.remove_listener(self._on_session)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        async with self._lock:
+            if self._node is None:
+                return True
+            self._node = None
+            return await self._forget(self._path)
+
+    def _registered(self) -> Node:
+        if self._node is None:
+            raise InvalidArgument("this process is not registered; call register first")
+        return self._node
+
+    async def _forget(self, path: str) -> bool:
+        try:
+            await self._zookeeper.delete(path)
+        except NoNode:
+            return True
+        except RemoteError as error:
+            _log.debug("%s was not deleted and goes with its session: %s", path, error)
+            return False
+        return True
+
+    async def _write(self, node: Node) -> bool:
+        data = node.to_json()
+        self._node, self._unwritten = node, True
+        try:
+            await self._zookeeper.set(self._path, data)
+        except RemoteError as error:
+            # Gone with its session, or no connection: `_keep` writes it.
+            _log.debug("%s was not written now: %s", self._path, error)
+            self._wake.set()
+            return False
+        self._unwritten = False
+        return True
+
+    async def _create(self, node: Node) -> Node:
+        """Create the node, and in the same transaction delete what an earlier session of this process left."""
+        directory = paths.node_directory(self._root, node.role, node.partition)
+        fresh = replace(node, incarnation=secrets.randbits(63))
+        data = fresh.to_json()
+        for _ in range(MAX_TRIES):
+            await self._zookeeper.ensure_path(directory)
+            own = [path for path, other, _ in await self._nodes_in(directory) if other.endpoint == node.endpoint]
+            operations: list[Operation] = [Delete(path) for path in own[:MAX_TRIES]]
+            operations.append(Create(paths.node_prefix(self._root, node.role, node.partition), data, True, True))
+            try:
+                made = await self._zookeeper.transaction(operations)
+            except RegistryConflict:
+                continue
+            self._path = str(made[-1])
+            self._unwritten = False
+            self.registrations += 1
+            return replace(fresh, replica=paths.replica_of(self._path.rpartition("/")[2]) or 0)
+        raise Unavailable(f"{directory} was changed by others {MAX_TRIES} times in a row; try again")
+
+    async def _nodes_in(self, directory: str, limit: int = 0) -> list[tuple[str, Node, Stat]]:
+        """The nodes of a directory that can be read: path, node, what ZooKeeper knows of it. At most `limit`, the oldest."""
+        try:
+            names = [name for name in await self._zookeeper.children(directory) if paths.replica_of(name) is not None]
+        except NoNode:
+            return []
+        wanted = [f"{directory}/{name}" for name in (names[:limit] if limit else names)]
+        found = []
+        for path, result in zip(wanted, await asyncio.gather(*map(self._read, wanted)), strict=True):
+            if result is not None:
+                found.append((path, *result))
+        return found
+
+    async def _read(self, path: str) -> tuple[Node, Stat] | None:
+        try:
+            data, stat = await self._zookeeper.get(path)
+            return Node.from_json(data, replica=paths.replica_of(path.rpartition("/")[2]) or 0), stat
+        except (NoNode, MalformedData):
+            return None
+
+    async def _directories(self) -> list[str]:
+        """Everything below which nodes are registered now."""
+        found = [paths.role_directory(self._root, role) for role in paths.UNPARTITIONED_ROLES]
+        for role in paths.PARTITIONED_ROLES:
+            directory = paths.role_directory(self._root, role)
+            try:
+                names = await self._zookeeper.children(directory)
+            except NoNode:
+                continue
+            found += [f"{directory}/{name}" for name in names if paths.partition_of(name) is not None]
+        return found
+
+    async def _other_settings(self, node: Node, created_before: int | None = None) -> Node | None:
+        """A registered process whose settings differ; None when all that were compared agree."""
+        left = MAX_COMPARED
+        for directory in await self._directories():
+            for _, other, stat in await self._nodes_in(directory, limit=left):
+                left -= 1
+                # What is at our address, or is us, is an earlier run of this process, and over.
+                same_place = node.port != 0 and (other.host, other.port) == (node.host, node.port)
+                earlier = created_before is None or stat.created_zxid < created_before
+                if other.settings_hash != node.settings_hash and not same_place and other.endpoint != node.endpoint and earlier:
+                    return other
+            if left <= 0:
+                break
+        return None
+
+    async def _wait_for_agreement(self, node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._conflict_wait_s
+        while (other := await self._other_settings(node)) is not None:
+            if loop.time() >= until:
+                self._refuse(node, other)
+            await asyncio.sleep(CONFLICT_POLL_S)
+
+    def _refuse(self, node: Node, other: Node | None) -> None:
+        if other is not None:
+            raise ConfigurationError(
+                f"the cluster settings of this {node.role} have hash {node.settings_hash!r}, but {other.role} at {other.address}, "
+                f"registered at {self._root}, has {other.settings_hash!r}: give both the same [cluster] table, or another root"
+            )
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if event.state is SessionState.CONNECTED:
+            self._wake.set()
+
+    def _on_watch(self, _event: WatchEvent) -> None:
+        self._wake.set()
+
+    async def _keep(self) -> None:
+        """Whenever the session or the node changed, see that the node is there as it should be."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._restore()
+                failures = 0
+            except RegistryUnavailable as error:
+                _log.debug("not registered anew yet: %s", error)
+                if not self._zookeeper.connected:
+                    # The next connection wakes us.
+                    continue
+                failures += 1
+            except Exception as error:  # a node that is gone for ever would be worse than any error here
+                _log.warning("not registered anew yet: %r", error)
+                failures += 1
+            if failures:
+                delay = min(RETRY_FIRST_S * 2 ** min(failures, 10), RETRY_LAST_S)
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                self._wake.set()
+
+    async def _restore(self) -> None:
+        async with self._lock:
+            node = self._node
+            if node is None:
+                return
+            stat = await self._zookeeper.exists(self._path, self._on_watch)
+            if stat is not None and stat.ephemeral_owner == self._zookeeper.session_id:
+                if self._unwritten:
+                    await self._zookeeper.set(self._path, node.to_json())
+                    self._unwritten = False
+                return
+            self._node = await self._create(node)
+            await self._zookeeper.exists(self._path, self._on_watch)
+            again = self._node
+        if self._on_registered is not None:
+            self._on_registered(again)

@@ -1,0 +1,195 @@
+"""Worker numbers: time ranges that never overlap, whatever happens to processes and answers (DESIGN section 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pixiu.discovery import paths
+from pixiu.discovery.zookeeper import Stat, ZooKeeper
+from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
+from pixiu.ids import SnowflakeGenerator
+from registry.embedded import EmbeddedZooKeeper
+from registry.leases import MAX_AHEAD_MS, RANGE_MS, WorkerLease, WorkerLeases
+from tests.support.zookeeper import connected, until
+
+START_MS = 1_751_958_000_000
+
+
+class Clock:
+    """Unix milliseconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def process(
+    zookeeper: ZooKeeper, root: str, clock: Callable[[], int], name: str = "p", workers: int = 4096, **more: object
+) -> WorkerLeases:
+    return WorkerLeases(zookeeper, root, name, clock_ms=clock, workers=workers, **more)  # type: ignore[arg-type]
+
+
+async def stored(zookeeper: ZooKeeper, root: str, worker: int) -> dict[str, object]:
+    value = json.loads((await zookeeper.get(paths.worker(root, worker)))[0])
+    assert isinstance(value, dict)
+    return value
+
+
+async def test_a_lease_is_a_day_of_one_number_and_is_written_persistently(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    lease = await process(zookeeper, root, clock, "proxy-7").acquire()
+    assert (lease.from_ms, lease.until_ms) == (START_MS, START_MS + RANGE_MS)
+    written = await stored(zookeeper, root, lease.worker)
+    assert written["until_ms"] == lease.until_ms
+    assert str(written["holder"]).startswith("proxy-7/")
+    stat = await zookeeper.exists(paths.worker(root, lease.worker))
+    assert stat is not None
+    assert stat.ephemeral_owner == 0
+
+
+async def test_under_contention_every_number_is_given_once(zookeeper_server: EmbeddedZooKeeper, root: str, clock: Clock) -> None:
+    sessions = [await connected(zookeeper_server) for _ in range(3)]
+    holders = [process(session, root, clock, workers=30) for session in sessions]
+    leases = await asyncio.gather(*(holder.acquire() for _ in range(10) for holder in holders))
+    assert sorted(lease.worker for lease in leases) == list(range(30))
+    with pytest.raises(Overloaded, match="30"):
+        await holders[0].acquire()
+    clock.now_ms += RANGE_MS
+    again = await asyncio.gather(*(holder.acquire() for _ in range(10) for holder in holders))
+    assert sorted(lease.worker for lease in again) == list(range(30))
+    assert {lease.from_ms for lease in again} == {START_MS + RANGE_MS}
+    for session in sessions:
+        await session.close()
+
+
+async def test_a_successor_starts_after_the_last_time_that_was_used(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    first, second = (process(zookeeper, root, clock, workers=1) for _ in range(2))
+    generator = SnowflakeGenerator(clock)
+    lease = await first.acquire()
+    generator.lease(lease.worker, lease.from_ms, lease.until_ms)
+    made = {generator.next() for _ in range(3_000)}
+    assert generator.last_used_ms > clock.now_ms
+    assert await first.release(lease.worker, generator.last_used_ms)
+    assert first.leases == []
+    successor = await second.acquire()
+    assert successor.worker == lease.worker
+    assert successor.from_ms == generator.last_used_ms + 1
+    other = SnowflakeGenerator(clock)
+    other.lease(successor.worker, successor.from_ms, successor.until_ms)
+    assert not made & {other.next() for _ in range(3_000)}
+
+
+async def test_a_number_whose_time_ends_within_a_second_is_taken_from_there_and_a_later_one_not(
+    zookeeper: ZooKeeper, root: str, clock: Clock
+) -> None:
+    first, second = (process(zookeeper, root, clock, workers=1) for _ in range(2))
+    lease = await first.acquire()
+    clock.now_ms = lease.until_ms - MAX_AHEAD_MS - 1
+    with pytest.raises(Overloaded):
+        await second.acquire()
+    clock.now_ms += 1
+    assert (await second.acquire()).from_ms == lease.until_ms
+
+
+async def test_a_release_never_writes_a_time_outside_its_lease(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    leases = process(zookeeper, root, clock)
+    for last_used, end in ((0, START_MS), (START_MS + 5, START_MS + 6), (START_MS + 2 * RANGE_MS, START_MS + RANGE_MS)):
+        lease = await leases.acquire()
+        await leases.release(lease.worker, last_used)
+        assert (await stored(zookeeper, root, lease.worker))["until_ms"] == end
+    with pytest.raises(InvalidArgument):
+        await leases.release(4000, 0)
+
+
+async def test_renewing_extends_the_same_range_and_never_shortens_it(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    leases = process(zookeeper, root, clock)
+    lease = await leases.acquire()
+    clock.now_ms += 3_600_000
+    renewed = await leases.renew(lease.worker)
+    assert renewed == WorkerLease(lease.worker, lease.from_ms, lease.until_ms + 3_600_000)
+    clock.now_ms -= 7_200_000
+    assert await leases.renew(lease.worker) == renewed
+    assert (await stored(zookeeper, root, lease.worker))["until_ms"] == renewed.until_ms
+
+
+async def test_a_number_that_another_took_cannot_be_renewed(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    first, second = (process(zookeeper, root, clock, workers=1) for _ in range(2))
+    lease = await first.acquire()
+    clock.now_ms += RANGE_MS
+    await second.acquire()
+    with pytest.raises(LeaseExpired, match="acquire another"):
+        await first.renew(lease.worker)
+    assert first.leases == []
+    with pytest.raises(InvalidArgument):
+        await first.renew(lease.worker)
+
+
+async def test_a_renewal_whose_answer_was_lost_is_recognised_as_its_own(
+    zookeeper: ZooKeeper, root: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = process(zookeeper, root, clock)
+    lease = await leases.acquire()
+    set_node = zookeeper.set
+
+    async def lose(path: str, data: bytes, version: int = -1) -> Stat:
+        await set_node(path, data, version)
+        raise RegistryUnavailable("the answer was lost")
+
+    monkeypatch.setattr(zookeeper, "set", lose)
+    clock.now_ms += 1_000
+    with pytest.raises(RegistryUnavailable):
+        await leases.renew(lease.worker)
+    monkeypatch.undo()
+    clock.now_ms += 1_000
+    assert (await leases.renew(lease.worker)).until_ms == START_MS + 2_000 + RANGE_MS
+    assert await leases.release(lease.worker, START_MS)
+    assert (await stored(zookeeper, root, lease.worker))["until_ms"] == START_MS + 1
+
+
+async def test_leases_are_renewed_by_themselves_and_losses_are_told(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    renewed: list[WorkerLease] = []
+    lost: list[WorkerLease] = []
+    leases = process(zookeeper, root, clock, renew_interval_s=0.05, on_renewed=renewed.append, on_lost=lost.append)
+    kept, taken = await leases.acquire(), await leases.acquire()
+    clock.now_ms += 1_000
+    await zookeeper.set(paths.worker(root, taken.worker), b'{"holder":"thief","until_ms":9999999999999}')
+    leases.start()
+    await until(lambda: lost and renewed)
+    assert lost == [taken]
+    assert renewed[0] == WorkerLease(kept.worker, kept.from_ms, kept.until_ms + 1_000)
+    await leases.close()
+
+
+async def test_renewals_go_on_after_an_outage(own_server: EmbeddedZooKeeper, root: str, clock: Clock) -> None:
+    session = await connected(own_server)
+    renewed: list[WorkerLease] = []
+    leases = process(session, root, clock, renew_interval_s=0.05, on_renewed=renewed.append)
+    lease = await leases.acquire()
+    own_server.kill()
+    await until(lambda: not session.connected)
+    leases.start()
+    assert await leases.release(lease.worker, 0) is False
+    clock.now_ms += 1
+    await asyncio.to_thread(own_server.start)
+    await until(lambda: session.connected)
+    lease = await leases.acquire()
+    clock.now_ms += 1_000
+    await until(lambda: renewed and renewed[-1].until_ms == lease.until_ms + 1_000)
+    await leases.close()
+    await session.close()
+
+
+async def test_a_lease_that_cannot_be_read_is_nobodys_to_take(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    await zookeeper.create(paths.worker(root, 0), b"nonsense", make_parents=True)
+    with pytest.raises(Overloaded):
+        await process(zookeeper, root, clock, workers=1).acquire()

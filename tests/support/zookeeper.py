@@ -1,0 +1,130 @@
+"""A real ZooKeeper for tests: fixtures, and the ways in which it fails.
+
+In a conftest: `from tests.support.zookeeper import own_server, root, zookeeper, zookeeper_server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.ids import EndpointID
+from registry.embedded import EmbeddedZooKeeper
+
+PATIENCE_S = 30.0
+"""How long a test waits for what must come."""
+SESSION_TIMEOUT_S = 2.0
+
+_shared: list[tuple[EmbeddedZooKeeper, tempfile.TemporaryDirectory[str]]] = []
+_roots = itertools.count(1)
+_users: list[None] = []
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[EmbeddedZooKeeper]:
+    """One server for all tests of a run, which leave it running; shared by all conftests that import this."""
+    if not _shared:
+        folder = tempfile.TemporaryDirectory(prefix="pixiu-zookeeper-")
+        server = EmbeddedZooKeeper(folder.name)
+        server.start()
+        _shared.append((server, folder))
+    _users.append(None)
+    try:
+        yield _shared[0][0]
+    finally:
+        _users.pop()
+        if not _users:
+            server, folder = _shared.pop()
+            server.stop()
+            folder.cleanup()
+
+
+@pytest.fixture
+def own_server(tmp_path: object) -> Iterator[EmbeddedZooKeeper]:
+    """A server that the test may kill and stop."""
+    server = EmbeddedZooKeeper(f"{tmp_path}/zookeeper")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def root() -> str:
+    """A root of the test's own."""
+    return f"/test{next(_roots)}"
+
+
+@pytest.fixture
+async def zookeeper(zookeeper_server: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeper]:
+    """A session with the shared server."""
+    session = await connected(zookeeper_server)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+async def connected(server: EmbeddedZooKeeper, session_timeout_s: float = SESSION_TIMEOUT_S) -> ZooKeeper:
+    """A new session."""
+    session = ZooKeeper(server.address, session_timeout_s=session_timeout_s, connect_timeout_s=PATIENCE_S)
+    await session.connect()
+    return session
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+async def expire(zookeeper: ZooKeeper) -> None:
+    """End a session on the server's side, as its time-out would."""
+    session = zookeeper.session
+    assert session is not None
+    thief = ZooKeeper(zookeeper.hosts, session_timeout_s=SESSION_TIMEOUT_S, connect_timeout_s=PATIENCE_S, session=session)
+    await thief.connect()
+    assert thief.session_id == session[0]
+    await thief.close()
+
+
+def pause(server: EmbeddedZooKeeper) -> None:
+    """Stop a server as a hung machine would."""
+    os.killpg(server.pid, signal.SIGSTOP)
+
+
+def resume(server: EmbeddedZooKeeper) -> None:
+    """Let a server that was paused go on."""
+    os.killpg(server.pid, signal.SIGCONT)
+
+
+def make_node(role: str = "router", partition: int = 0, port: int = 7000, **changes: object) -> Node:
+    """A node of a process that was started just now."""
+    node = Node(
+        role=role,
+        partition=-1 if role in ("proxy", "gateway") else partition,
+        replica=-1,
+        state=NodeState.INIT,
+        host="127.0.0.1",
+        port=port,
+        http_port=port + 1,
+        endpoint=EndpointID(secrets.randbits(63)),
+        incarnation=0,
+        version="0.1.0",
+        settings_hash="abc",
+        started_ms=1_751_958_000_000,
+    )
+    return replace(node, **changes)  # type: ignore[arg-type]
