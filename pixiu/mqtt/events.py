@@ -1,0 +1,149 @@
+"""What the MQTT sessions ask their shells to do, in the order in which it must happen.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from pixiu.errors import PixiuError
+from pixiu.ids import RoomID
+from pixiu.mqtt.packets import Publish
+from pixiu.mqtt.topics import Refusal
+
+
+class CloseReason(Enum):
+    """Why a server's connection ends. The value is the name in metrics and logs."""
+
+    CLIENT_DISCONNECTED = "client_disconnected"
+    CONNECTION_LOST = "connection_lost"
+    CONNECT_TIMEOUT = "connect_timeout"
+    CONNECT_REFUSED = "connect_refused"
+    KEEP_ALIVE = "keep_alive"
+    MALFORMED = "malformed"
+    SECOND_CONNECT = "second_connect"
+    UNEXPECTED_PACKET = "unexpected_packet"
+    PACKET_ID_IN_USE = "packet_id_in_use"
+    PUBLISH_QOS_2 = "publish_qos_2"
+    PUBLISH_RETAINED = "publish_retained"
+    PUBLISH_TOPIC = "publish_topic"
+    PUBLISH_REFUSED = "publish_refused"
+    UNANSWERED = "unanswered"
+    """The cluster did not confirm a subscription or accept a message in time."""
+    # What only the shell knows:
+    TAKEN_OVER = "taken_over"
+    """The same client ID connected again [MQTT-3.1.4-2]."""
+    DRAINING = "draining"
+    SLOW_CONSUMER = "slow_consumer"
+    STOPPED = "stopped"
+
+
+class Send(NamedTuple):
+    """Write these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The session begins. Its CONNACK is the next effect."""
+
+    client_id: str
+    user_name: str | None
+    clean_session: bool
+    keep_alive_s: int
+
+
+class PublishMessages(NamedTuple):
+    """Publish these, in this order. Each of QoS 1 is answered by `publish_accepted` or `publish_refused`.
+
+    DUP is as the client set it: a shell that knows the packet identifier from an earlier connection of the client
+    gives the message the same SnowflakeID.
+    """
+
+    messages: list[tuple[RoomID, Publish]]
+
+
+@dataclass(frozen=True, slots=True)
+class DropMessages:
+    """Count `number` messages of QoS 0 that no room carries."""
+
+    reason: Refusal
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeFilters:
+    """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
+
+    A filter that the client has already is among them again: joining is idempotent.
+    """
+
+    packet_id: int
+    filters: list[tuple[str, RoomID]]
+
+
+@dataclass(frozen=True, slots=True)
+class UnsubscribeFilters:
+    """Deliver nothing more for these filters. The UNSUBACK is the next effect."""
+
+    filters: list[tuple[str, RoomID]]
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReading:
+    """Read nothing more from this client until `ResumeReading`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReading:
+    """Read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Write what is queued, then close; forget the session. The last effect of a session, and there is exactly one."""
+
+    reason: CloseReason
+    text: str
+
+
+Effect = (
+    Send | Connected | PublishMessages | DropMessages | SubscribeFilters | UnsubscribeFilters | PauseReading | ResumeReading | Close
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The server accepted the client's connection."""
+
+    session_present: bool
+
+
+class Messages(NamedTuple):
+    """Messages for the application, in order. PUBACKs, where due, are the next effect."""
+
+    messages: list[Publish]
+
+
+class Answered(NamedTuple):
+    """A SUBSCRIBE (with its codes), an UNSUBSCRIBE or a PUBLISH of QoS 1 (both without) was answered."""
+
+    packet_id: int
+    codes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Write what is queued, then close. `error` is None where the application asked for it.
+
+    The last effect of a client's session, and there is exactly one.
+    """
+
+    error: PixiuError | None
+
+
+ClientEffect = Send | Accepted | Messages | Answered | Closed

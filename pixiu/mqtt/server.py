@@ -1,0 +1,508 @@
+"""The server's side of one MQTT 3.1.1 connection: packets, answers and timers in, effects out. No I/O, no clock.
+
+What a session does is in `TABLE`; `docs/mqtt_states.md` is drawn from it.
+
+What is promised to stock clients, and where MQTT leaves a choice:
+
+- *Will*: a CONNECT with a will is refused by return code 5 (not authorised). Wills are not kept yet; to accept one and never to
+  publish it would be a lie that shows only on the day it matters, and code 3 would make clients try for ever.
+- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from
+  [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
+- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0; `user/…`, `$…` and wildcards get
+  0x80. SUBACK waits for the whole cluster: a message published after it is delivered.
+- *PUBLISH of QoS 0 is done as far as possible*: to `user/…` and `$…` it is dropped and counted. RETAIN is taken as "discard
+  the retained copy at once", which [MQTT-3.3.1-7] allows; subscribers get it without the flag.
+- *PUBLISH of QoS 1 is done as asked or the connection is closed*: MQTT 3.1.1 has no negative PUBACK
+  [MQTT-3.3.5-2], and a PUBACK for a message that is not published, or not retained as [MQTT-3.3.1-5] demands, would be a
+  lie. So `user/…`, `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
+  of the PUBLISHes [MQTT-4.6.0-2].
+
+Source: OASIS MQTT 3.1.1; DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from pixiu.errors import ConfigurationError
+from pixiu.ids import RoomID
+from pixiu.mqtt import codec
+from pixiu.mqtt.events import (
+    Close,
+    CloseReason,
+    Connected,
+    DropMessages,
+    Effect,
+    PauseReading,
+    PublishMessages,
+    ResumeReading,
+    Send,
+    SubscribeFilters,
+    UnsubscribeFilters,
+)
+from pixiu.mqtt.packets import (
+    FIRST_PACKET_BYTES,
+    MAX_FILTERS,
+    MAX_PACKET_BYTES,
+    SUBACK_FAILURE,
+    Connack,
+    ConnackCode,
+    Connect,
+    Disconnect,
+    MalformedPacket,
+    Packet,
+    Pingreq,
+    Publish,
+    Side,
+    Suback,
+    Subscribe,
+    UnacceptableConnect,
+    Unsuback,
+    Unsubscribe,
+)
+from pixiu.mqtt.topics import Refusal, resolve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """The bounds of one connection."""
+
+    connect_timeout_s: float = 5.0
+    """From the connection to its CONNECT."""
+    keep_alive_factor: float = 1.5
+    """Times the client's keep-alive without a packet, then the connection is closed [MQTT-3.1.2-24]."""
+    answer_timeout_s: float = 30.0
+    """How long the cluster may take to confirm a subscription or to accept a message; then the connection is closed."""
+    max_packet_bytes: int = MAX_PACKET_BYTES
+    """The largest packet after CONNECT, header included."""
+    max_subscriptions: int = 1000
+    """Filters of one connection; more are answered by 0x80."""
+    max_filters: int = MAX_FILTERS
+    """Filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
+    max_inflight: int = 1024
+    """Messages of QoS 1 and filters that wait for the cluster; at this number reading pauses, at half of it it goes on.
+    What was read before the pause still counts, so there may be more, at most one for each packet identifier."""
+
+    def validate(self) -> None:
+        """Raises `ConfigurationError` that names the key."""
+        for limit in fields(self):
+            least = FIRST_PACKET_BYTES if limit.name == "max_packet_bytes" else 1
+            value = getattr(self, limit.name)
+            if limit.name.startswith("max_") and value < least:
+                raise ConfigurationError(f"{limit.name} = {value}: must be at least {least}")
+            if value <= 0:
+                raise ConfigurationError(f"{limit.name} = {value}: must be above 0")
+
+
+class State(Enum):
+    """Where a connection stands."""
+
+    CONNECTING = "Connecting"
+    CONNECTED = "Connected"
+    DISCONNECTED = "Disconnected"
+
+
+class Event(Enum):
+    """What happens to a connection. Packets that differ in what follows are different events."""
+
+    CONNECT = "CONNECT"
+    CONNECT_REFUSED = "CONNECT that is refused"
+    PUBLISH = "PUBLISH"
+    PUBLISH_UNACCEPTABLE = "PUBLISH that cannot be done"
+    SUBSCRIBE = "SUBSCRIBE"
+    UNSUBSCRIBE = "UNSUBSCRIBE"
+    PINGREQ = "PINGREQ"
+    DISCONNECT = "DISCONNECT"
+    UNEXPECTED = "PUBACK, PUBREC, PUBREL or PUBCOMP"
+    MALFORMED = "malformed packet"
+    SUBSCRIPTION_CONFIRMED = "subscription confirmed"
+    PUBLISH_ACCEPTED = "publish accepted"
+    PUBLISH_REFUSED = "publish refused"
+    TIMEOUT = "timeout"
+    CLOSE = "close"
+    CONNECTION_LOST = "connection lost"
+
+
+class Transition(NamedTuple):
+    """One row of the table: the next state, and what is done on the way."""
+
+    state: State
+    action: Callable[[ServerSession, Any, float, list[Effect]], None]
+
+
+class _PendingSubscribe(NamedTuple):
+    since: float
+    answers: list[str | None]
+    """One for each filter of the SUBSCRIBE: its name where it waits for the cluster, None where it was refused."""
+    names: list[str]
+    """The different ones that wait, in the order in which the effect named them."""
+
+
+class _Problem(NamedTuple):
+    reason: CloseReason
+    text: str
+
+
+_PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
+    UnacceptableConnect: Event.CONNECT_REFUSED,
+    Publish: Event.PUBLISH,
+    Subscribe: Event.SUBSCRIBE,
+    Unsubscribe: Event.UNSUBSCRIBE,
+    Pingreq: Event.PINGREQ,
+    Disconnect: Event.DISCONNECT,
+}
+
+
+def accept_all(connect: Connect) -> ConnackCode:
+    """Admits every client: what a server without authentication does."""
+    return ConnackCode.ACCEPTED
+
+
+class ServerSession:
+    """One connection, from accept to close.
+
+    now: monotonic seconds. assigned_client_id: the name for a client that brings none. admit: the shell's policy,
+    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains.
+
+    Each method returns effects to carry out in order; after `Close` there are none.
+
+    Source: DESIGN section 15; OASIS MQTT 3.1.1 sections 3 and 4.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        assigned_client_id: str,
+        limits: SessionLimits | None = None,
+        admit: Callable[[Connect], ConnackCode] = accept_all,
+    ) -> None:
+        self._limits = limits or SessionLimits()
+        self._admit = admit
+        self._assigned_client_id = assigned_client_id
+        self._state = State.CONNECTING
+        self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
+        self._connect_by = now + self._limits.connect_timeout_s
+        self._silence_s = 0.0
+        self._last_packet = now
+        self._subscriptions: dict[str, RoomID] = {}
+        self._pending: dict[int, _PendingSubscribe] = {}
+        self._pending_filters = 0
+        self._inflight: dict[int, float] = {}
+        self._order: deque[int] = deque()
+        self._accepted: set[int] = set()
+        self._paused = False
+        self._client_id = ""
+
+    # ------------------------------------------------------------------------------------------ what can be seen
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._state
+
+    @property
+    def client_id(self) -> str:
+        """The client's ID, empty before CONNECT."""
+        return self._client_id
+
+    @property
+    def subscriptions(self) -> dict[str, RoomID]:
+        """The filters that the client has or waits for, and their rooms. Not to be changed."""
+        return self._subscriptions
+
+    @property
+    def paused(self) -> bool:
+        """Whether reading is paused."""
+        return self._paused
+
+    @property
+    def waiting(self) -> int:
+        """How many messages of QoS 1 and filters wait for the cluster."""
+        return len(self._inflight) + self._pending_filters
+
+    def next_deadline(self) -> float | None:
+        """When to call `timeout`, monotonic seconds; None: not before something else happens.
+
+        It moves with every packet: a shell looks again when its timer fires rather than at every packet.
+        """
+        if self._state is State.CONNECTING:
+            return self._connect_by
+        deadlines = []
+        if self._state is State.CONNECTED:
+            if self._silence_s and not self._paused:  # while we do not read, the silence is ours
+                deadlines.append(self._last_packet + self._silence_s)
+            if self._order:
+                deadlines.append(self._inflight[self._order[0]] + self._limits.answer_timeout_s)
+            if self._pending:
+                deadlines.append(next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """Bytes arrived. Never raises for them."""
+        effects: list[Effect] = []
+        if self._state is State.DISCONNECTED:
+            return effects
+        packets = self._decoder.feed(data)
+        if packets:
+            self._last_packet = now
+        for packet in packets:
+            # A PUBLISH takes its row of the table without a look at it: the lookup costs as much as the row.
+            if type(packet) is Publish and self._state is State.CONNECTED:
+                self._publish(packet, now, effects)
+            elif type(packet) is Connect:
+                self._step(*self._judge_connect(packet), now, effects)
+            else:
+                self._step(_PACKET_EVENTS.get(type(packet), Event.UNEXPECTED), packet, now, effects)
+        if self._decoder.error is not None:
+            self._step(Event.MALFORMED, self._decoder.error, now, effects)
+        return effects
+
+    def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
+        """The subscription took effect in the whole cluster.
+
+        codes: one for each filter of the effect, 0 or `SUBACK_FAILURE`; None: all were granted.
+        """
+        return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
+
+    def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
+        """The cluster has taken these messages of QoS 1."""
+        return self._run(Event.PUBLISH_ACCEPTED, packet_ids, now)
+
+    def publish_refused(self, text: str, now: float) -> list[Effect]:
+        """The cluster cannot take a message of QoS 1, and trying again did not help: closes the connection.
+
+        The client connects again and sends it again; that is the only "no" of MQTT 3.1.1.
+        """
+        return self._run(Event.PUBLISH_REFUSED, _Problem(CloseReason.PUBLISH_REFUSED, text), now)
+
+    def timeout(self, now: float) -> list[Effect]:
+        """The time of `next_deadline` may have come; nothing happens when it has not."""
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return []
+        if self._state is State.CONNECTING:
+            problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
+        elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
+            problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
+        else:
+            problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
+        return self._run(Event.TIMEOUT, problem, now)
+
+    def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
+        """The shell wants the connection closed."""
+        return self._run(Event.CLOSE, _Problem(reason, text), now)
+
+    def connection_lost(self, now: float) -> list[Effect]:
+        """The connection is gone."""
+        return self._run(Event.CONNECTION_LOST, _Problem(CloseReason.CONNECTION_LOST, "the connection was lost"), now)
+
+    # ------------------------------------------------------------------------------------------ what is decided
+
+    def _run(self, event: Event, argument: object, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        self._step(event, argument, now, effects)
+        return effects
+
+    def _step(self, event: Event, argument: object, now: float, effects: list[Effect]) -> None:
+        self._state, action = TABLE[self._state, event]
+        action(self, argument, now, effects)
+
+    def _judge_connect(self, packet: Connect) -> tuple[Event, object]:
+        if self._state is not State.CONNECTING:
+            return Event.CONNECT, packet
+        if not packet.client_id and not packet.clean_session:
+            code = ConnackCode.IDENTIFIER_REJECTED
+        elif packet.will is not None:
+            code = ConnackCode.NOT_AUTHORISED
+        else:
+            code = self._admit(packet)
+        return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
+
+    def _judge_publish(self, packet: Publish, room: RoomID | Refusal) -> _Problem | None:
+        if packet.qos == 2:
+            return _Problem(CloseReason.PUBLISH_QOS_2, "QoS 2 is not served; publish with QoS 0 or 1")
+        if packet.retain and packet.payload:
+            return _Problem(CloseReason.PUBLISH_RETAINED, "retained messages are not kept; publish without RETAIN or with QoS 0")
+        if isinstance(room, Refusal):
+            return _Problem(CloseReason.PUBLISH_TOPIC, room.value)
+        if packet.packet_id in self._pending or (packet.packet_id in self._inflight and not packet.dup):
+            return _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
+        return None
+
+    # ------------------------------------------------------------------------------------------ actions of the table
+
+    def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
+        """Start the session, CONNACK 0."""
+        self._client_id = packet.client_id or self._assigned_client_id
+        self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
+        effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s))
+        effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
+
+    def _refuse(self, why: ConnackCode | UnacceptableConnect, now: float, effects: list[Effect]) -> None:
+        """CONNACK with the return code, close."""
+        code = ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL if isinstance(why, UnacceptableConnect) else why
+        effects.append(Send(codec.encode(Connack(False, code))))
+        effects.append(Close(CloseReason.CONNECT_REFUSED, code.name.lower()))
+
+    def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
+        """Publish, or drop and count where no room carries the topic."""
+        room = resolve(packet.topic)
+        if packet.qos:
+            problem = self._judge_publish(packet, room)
+            if problem is not None:
+                self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
+                return
+            if packet.packet_id in self._inflight:
+                return  # the same message again, while its first copy waits for the cluster
+            self._inflight[packet.packet_id] = now
+            self._order.append(packet.packet_id)
+            self._pause_or_resume(now, effects)
+        last = effects[-1] if effects else None
+        if isinstance(room, Refusal):
+            if type(last) is DropMessages and last.reason is room:
+                effects[-1] = DropMessages(room, last.number + 1)
+            else:
+                effects.append(DropMessages(room, 1))
+        elif type(last) is PublishMessages:
+            last.messages.append((room, packet))
+        else:
+            effects.append(PublishMessages([(room, packet)]))
+
+    def _subscribe(self, packet: Subscribe, now: float, effects: list[Effect]) -> None:
+        """Join the rooms; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
+        if packet.packet_id in self._pending or packet.packet_id in self._inflight:
+            text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
+            self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
+            return
+        answers: list[str | None] = []
+        joined: dict[str, RoomID] = {}
+        for name, _ in packet.filters:
+            room = resolve(name)
+            full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions
+            if isinstance(room, Refusal) or full:
+                answers.append(None)
+                continue
+            answers.append(name)
+            joined[name] = self._subscriptions[name] = room
+        if not joined:
+            effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(answers)))))
+            return
+        self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
+        self._pending_filters += len(answers)
+        effects.append(SubscribeFilters(packet.packet_id, list(joined.items())))
+        self._pause_or_resume(now, effects)
+
+    def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
+        """SUBACK."""
+        packet_id, codes = confirmed
+        pending = self._pending.pop(packet_id, None)
+        if pending is None:
+            return
+        self._pending_filters -= len(pending.answers)
+        granted = dict(zip(pending.names, codes or [0] * len(pending.names), strict=True))
+        for name, code in granted.items():
+            if code == SUBACK_FAILURE:
+                self._subscriptions.pop(name, None)
+        answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
+        effects.append(Send(codec.encode(Suback(packet_id, answer))))
+        self._pause_or_resume(now, effects)
+
+    def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
+        """Leave the rooms, UNSUBACK."""
+        left = [(name, self._subscriptions.pop(name)) for name in dict.fromkeys(packet.filters) if name in self._subscriptions]
+        if left:
+            effects.append(UnsubscribeFilters(left))
+        effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
+
+    def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
+        """PUBACK of all messages before the first one that still waits."""
+        self._accepted.update(packet_id for packet_id in packet_ids if packet_id in self._inflight)
+        done = []
+        while self._order and self._order[0] in self._accepted:
+            packet_id = self._order.popleft()
+            self._accepted.remove(packet_id)
+            del self._inflight[packet_id]
+            done.append(packet_id)
+        if done:
+            effects.append(Send(codec.encode_pubacks(done)))
+            self._pause_or_resume(now, effects)
+
+    def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
+        if not self._paused and self.waiting >= self._limits.max_inflight:
+            self._paused = True
+            effects.append(PauseReading())
+        elif self._paused and self.waiting <= self._limits.max_inflight // 2:
+            self._paused = False
+            self._last_packet = now
+            effects.append(ResumeReading())
+
+    def _pong(self, _: Pingreq, now: float, effects: list[Effect]) -> None:
+        """PINGRESP."""
+        effects.append(Send(codec.PINGRESP))
+
+    def _goodbye(self, _: Disconnect, now: float, effects: list[Effect]) -> None:
+        """Close."""
+        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected"))
+
+    def _second_connect(self, _: Connect, now: float, effects: list[Effect]) -> None:
+        """Close: a protocol violation [MQTT-3.1.0-2]."""
+        effects.append(Close(CloseReason.SECOND_CONNECT, "a second CONNECT"))
+
+    def _unexpected(self, packet: Packet, now: float, effects: list[Effect]) -> None:
+        """Close: the packet answers nothing that was sent, or comes before CONNECT."""
+        effects.append(Close(CloseReason.UNEXPECTED_PACKET, f"an unexpected {type(packet).__name__.upper()}"))
+
+    def _malformed(self, error: MalformedPacket, now: float, effects: list[Effect]) -> None:
+        """Close: a protocol violation [MQTT-4.8.0-1]."""
+        effects.append(Close(CloseReason.MALFORMED, error.reason.name.lower()))
+
+    def _close(self, problem: _Problem, now: float, effects: list[Effect]) -> None:
+        """Close."""
+        effects.append(Close(problem.reason, problem.text))
+
+    def _ignore(self, _: object, now: float, effects: list[Effect]) -> None:
+        """Nothing."""
+
+
+TABLE: Final[dict[tuple[State, Event], Transition]] = {
+    (State.CONNECTING, Event.CONNECT): Transition(State.CONNECTED, ServerSession._accept),
+    (State.CONNECTING, Event.CONNECT_REFUSED): Transition(State.DISCONNECTED, ServerSession._refuse),
+    (State.CONNECTING, Event.PUBLISH): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBLISH_UNACCEPTABLE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.SUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.UNSUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PINGREQ): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
+    (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTING, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CONNECT): Transition(State.DISCONNECTED, ServerSession._second_connect),
+    (State.CONNECTED, Event.CONNECT_REFUSED): Transition(State.DISCONNECTED, ServerSession._second_connect),
+    (State.CONNECTED, Event.PUBLISH): Transition(State.CONNECTED, ServerSession._publish),
+    (State.CONNECTED, Event.PUBLISH_UNACCEPTABLE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.SUBSCRIBE): Transition(State.CONNECTED, ServerSession._subscribe),
+    (State.CONNECTED, Event.UNSUBSCRIBE): Transition(State.CONNECTED, ServerSession._unsubscribe),
+    (State.CONNECTED, Event.PINGREQ): Transition(State.CONNECTED, ServerSession._pong),
+    (State.CONNECTED, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._goodbye),
+    (State.CONNECTED, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
+    (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),
+    (State.CONNECTED, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTED, ServerSession._acknowledge),
+    (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
+    **{(State.DISCONNECTED, event): Transition(State.DISCONNECTED, ServerSession._ignore) for event in Event},
+}
+"""What a connection does in each state at each event."""

@@ -1,0 +1,103 @@
+"""Names of topics and the rooms that carry them.
+
+    room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
+    user/…          a user's own messages: no room carries them
+    $…              the server's own names: no room carries them
+    anything else   a free topic; its first level chooses the room
+
+Source: DESIGN sections 8 and 15; MQTT 3.1.1 section 4.7.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ROOM, RoomID, topic_room
+
+ROOM_PREFIX: Final = "room/"
+USER_PREFIX: Final = "user/"
+CACHED_NAMES: Final = 4096
+"""So many names' rooms are remembered in a process; the least recently used one makes room."""
+CACHED_NAME_LENGTH: Final = 128
+"""Longer names, in characters, are not remembered, so that the cache has a bound in bytes too."""
+
+_ROOM_DIGITS: Final = len(str(MAX_ROOM))
+
+
+class Refusal(Enum):
+    """Why no room carries a name. The value is the text for people."""
+
+    EMPTY = "a topic has at least one character"
+    ROOM_NUMBER = "room/ is followed by a RoomID in decimal, 1 to 2^62-1, without leading zeros"
+    USER = "user/… topics are not served yet"
+    SYSTEM = "names that begin with $ belong to the server"
+    WILDCARD = "filters with wildcards are not served yet"
+
+
+def is_filter(name: str) -> bool:
+    """Whether wildcards stand where MQTT allows them: alone in their level, and # only in the last one."""
+    if "#" not in name and "+" not in name:
+        return True
+    levels = name.split("/")
+    last = len(levels) - 1
+    return all(
+        level in ("+", "#") and (level == "+" or index == last) if "+" in level or "#" in level else True
+        for index, level in enumerate(levels)
+    )
+
+
+def has_wildcard(name: str) -> bool:
+    """Whether a name contains `+` or `#`."""
+    return "+" in name or "#" in name
+
+
+def resolve(name: str) -> RoomID | Refusal:
+    """The room that carries a topic (or a filter without wildcards), or why there is none. Never raises."""
+    return _remembered(name) if len(name) <= CACHED_NAME_LENGTH else _resolve(name)
+
+
+def _resolve(name: str) -> RoomID | Refusal:
+    if not name:
+        return Refusal.EMPTY
+    if has_wildcard(name):
+        return Refusal.WILDCARD
+    if name.startswith(ROOM_PREFIX):
+        digits = name[len(ROOM_PREFIX) :]
+        if not (digits.isascii() and digits.isdecimal() and digits[0] != "0" and len(digits) <= _ROOM_DIGITS):
+            return Refusal.ROOM_NUMBER
+        room = int(digits)
+        return RoomID(room) if room <= MAX_ROOM else Refusal.ROOM_NUMBER
+    if name.startswith(USER_PREFIX):
+        return Refusal.USER
+    if name[0] == "$":
+        return Refusal.SYSTEM
+    return topic_room(name)
+
+
+_remembered = lru_cache(CACHED_NAMES)(_resolve)
+
+
+def room_of_topic(name: str) -> RoomID:
+    """The room that carries a topic. Raises `InvalidArgument` when there is none.
+
+    Source: DESIGN section 8.
+    """
+    found = resolve(name)
+    if isinstance(found, Refusal):
+        raise InvalidArgument(f"no room carries the topic {name[:80]!r}: {found.value}")
+    return found
+
+
+def topic_of_room(room: int) -> str:
+    """The topic of a room that the business numbered. Raises `InvalidArgument` outside 1 to 2^62-1.
+
+    The rooms of free topics have no such name: their messages bring their topic with them.
+
+    Source: DESIGN section 8.
+    """
+    if not 0 < room <= MAX_ROOM:
+        raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, this one is {room}")
+    return f"{ROOM_PREFIX}{room}"
