@@ -1,0 +1,186 @@
+"""Log lines of a process: structlog, JSON for programs or one readable line for people, on standard error.
+
+Event names are constants. Role, partition and replica stand in every line. Values are cut and control characters escaped,
+so that nothing from the network can forge or break a line. Nothing is logged per message.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, MutableMapping
+from typing import Any, Final, TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger
+
+STARTING: Final = "starting"
+REGISTERED: Final = "registered"
+RUNNING: Final = "running"
+DRAINING: Final = "draining"
+STOPPED: Final = "stopped"
+START_FAILED: Final = "start_failed"
+CRASHED: Final = "crashed"
+VIEW_FAILED: Final = "view_failed"
+DRAIN_FAILED: Final = "drain_failed"
+STOP_FAILED: Final = "stop_failed"
+STOPPED_AT_ONCE: Final = "stopped_at_once"
+PEER_STATE: Final = "peer_state"
+HANDLER_FAILED: Final = "handler_failed"
+METRICS_FAILED: Final = "metrics_failed"
+HEALTH_FAILED: Final = "health_failed"
+LOOP_STALLED: Final = "loop_stalled"
+STALL_NOT_ENDED: Final = "stall_session_not_ended"
+LOOP_BACK: Final = "loop_back"
+FILE_OPEN_TO_ALL: Final = "file_open_to_all"
+LOOP_ERROR: Final = "loop_error"
+LIBRARY: Final = "library"
+"""A line of a library that we use: `logger` and `text` say which and what."""
+
+MAX_VALUE: Final = 2048
+"""Characters of one value."""
+MAX_TRACEBACK: Final = 16_384
+"""Characters of a traceback; its end is kept."""
+MAX_KEYS: Final = 1024
+"""Keys that `OncePer` remembers; the one allowed longest ago is forgotten first."""
+
+_identity: dict[str, Any] = {}
+
+
+def bind_identity(**values: Any) -> None:
+    """What every line of this process says from now on: role, partition, replica."""
+    _identity.update(values)
+
+
+def escape(text: str, *, keep_newlines: bool = False) -> str:
+    """The text with control characters and other unprintable ones as \\u escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or (keep_newlines and char == "\n") else f"\\u{ord(char):04x}" for char in text)
+
+
+class OncePer:
+    """Allows a warning once per so many seconds and key. Remembers at most 1 024 keys."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[Hashable, float] = OrderedDict()
+
+    def allow(self, seconds: float, key: Hashable, now: float) -> bool:
+        """Whether the last allowed time of this key is at least `seconds` ago. `now`: monotonic seconds."""
+        last = self._last.get(key)
+        if last is not None and now - last < seconds:
+            return False
+        self._last[key] = now
+        self._last.move_to_end(key)
+        if len(self._last) > MAX_KEYS:
+            self._last.popitem(last=False)
+        return True
+
+
+_once = OncePer()
+
+
+def once_per(seconds: float, key: Hashable) -> bool:
+    """Whether to log: true at most once per `seconds` and key in this process."""
+    return _once.allow(seconds, key, time.monotonic())
+
+
+def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
+    """Set up the logs of this process: structlog, and the standard library's loggers through it.
+
+    log_format: console or json. log_level: debug, info, warning or error. stream: standard error by default.
+    """
+    level = logging.getLevelNamesMapping()[log_level.upper()]
+    output = stream if stream is not None else sys.stderr
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _add_identity,
+            _escape_values,
+            _render_json if log_format == "json" else _render_console,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(output),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_LibraryHandler()]
+    # Libraries tell at INFO what every reconnection step does; we tell what came of it.
+    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
+
+
+def get_logger() -> FilteringBoundLogger:
+    """A logger of this process. `configure` comes first."""
+    return cast(FilteringBoundLogger, structlog.get_logger())
+
+
+class _LibraryHandler(logging.Handler):
+    """Hands the lines of the standard library's loggers to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):
+            text = str(record.msg)
+        method = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else "info"
+        values: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        getattr(get_logger(), method)(LIBRARY, logger=record.name, text=text, **values)
+
+
+def _add_identity(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    for key, value in _identity.items():
+        event.setdefault(key, value)
+    return event
+
+
+def _escape_values(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    clean: MutableMapping[str, Any] = {}
+    for key, value in event.items():
+        if key == "exception":
+            clean[key] = escape(str(value)[-MAX_TRACEBACK:], keep_newlines=True)
+        elif value is None or isinstance(value, (bool, int, float)):
+            clean[escape(key)] = value
+        else:
+            text = value if isinstance(value, str) else _plain(value)
+            clean[escape(key)] = escape(text[:MAX_VALUE] + ("…" if len(text) > MAX_VALUE else ""))
+    return clean
+
+
+def _plain(value: Any) -> str:
+    """A structured value in one text; bytes are shown by their length alone, because they may be somebody's message."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"<{len(value)} bytes>"
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain_inner)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _plain_inner(value: Any) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+
+
+def _render_json(_logger: Any, _method: str, event: EventDict) -> str:
+    head = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
+    return json.dumps({**head, **event}, ensure_ascii=False)
+
+
+def _render_console(_logger: Any, _method: str, event: EventDict) -> str:
+    timestamp, level, name = event.pop("timestamp", ""), event.pop("level", ""), event.pop("event", "")
+    exception = event.pop("exception", None)
+    values = " ".join(f"{key}={_quote(value)}" for key, value in event.items())
+    line = f"{timestamp} {level:<7} {name:<16} {values}".rstrip()
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _quote(value: Any) -> str:
+    if isinstance(value, str) and (not value or any(char in ' "=' for char in value)):
+        return '"' + value.replace('"', "'") + '"'
+    return str(value)
