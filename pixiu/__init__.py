@@ -1,1 +1,84 @@
-"""Pixiu: a distributed, partitioned publish/subscribe cluster."""
+"""Pixiu: a distributed, partitioned publish/subscribe cluster.
+
+    async with pixiu.connect("127.0.0.1:7000") as px:
+        await px.room(42).send(b"hello")
+
+The names below come from `pixiu.client` and `pixiu.errors`. They are imported when they are first used, so that a
+server or a command that needs none of them does not load them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pixiu.version import __version__
+
+if TYPE_CHECKING:
+    from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+    from pixiu.client.directory import ClusterMap
+    from pixiu.client.message import Message
+    from pixiu.client.options import ClientOptions
+    from pixiu.client.streams import Receipt
+    from pixiu.client.subscriber import Subscription, SubscriptionCounters
+    from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, connect_sync
+    from pixiu.errors import (
+        ConfigurationError,
+        Dropped,
+        InvalidArgument,
+        LimitError,
+        LocalError,
+        MalformedData,
+        NotConnected,
+        Overloaded,
+        PixiuError,
+        RecordTooLarge,
+        RegistryUnavailable,
+        RemoteError,
+        Unavailable,
+    )
+
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "ClientStats",
+    "ClusterMap",
+    "ConfigurationError",
+    "Dropped",
+    "InvalidArgument",
+    "LimitError",
+    "LocalError",
+    "MalformedData",
+    "Message",
+    "NotConnected",
+    "Overloaded",
+    "PixiuError",
+    "Receipt",
+    "RecordTooLarge",
+    "RegistryUnavailable",
+    "RemoteError",
+    "Room",
+    "Subscription",
+    "SubscriptionCounters",
+    "SyncClient",
+    "SyncReceipt",
+    "SyncSubscription",
+    "Topic",
+    "Unavailable",
+    "__version__",
+    "connect",
+    "connect_sync",
+]
+
+if not TYPE_CHECKING:  # for type checkers it would make every misspelt name right
+
+    def __getattr__(name: str) -> Any:
+        # `pixiu.client` the package, and `pixiu.errors`, are found by the import system, not here.
+        if name not in __all__:
+            raise AttributeError(f"module 'pixiu' has no attribute {name!r}")
+        for module in ("pixiu.client", "pixiu.errors"):
+            found = getattr(importlib.import_module(module), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module 'pixiu' has no attribute {name!r}")

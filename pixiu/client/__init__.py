@@ -1,0 +1,27 @@
+"""The SDK: publish to rooms and topics, subscribe to them. Users import it as `pixiu`."""
+
+from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+from pixiu.client.directory import ClusterMap
+from pixiu.client.message import Message
+from pixiu.client.options import ClientOptions
+from pixiu.client.streams import Receipt
+from pixiu.client.subscriber import Subscription, SubscriptionCounters
+from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, connect_sync
+
+__all__ = [
+    "Client",
+    "ClientOptions",
+    "ClientStats",
+    "ClusterMap",
+    "Message",
+    "Receipt",
+    "Room",
+    "Subscription",
+    "SubscriptionCounters",
+    "SyncClient",
+    "SyncReceipt",
+    "SyncSubscription",
+    "Topic",
+    "connect",
+    "connect_sync",
+]

@@ -1,0 +1,394 @@
+"""The client: what users call.
+
+    async with pixiu.connect("127.0.0.1:7000", client="billing") as px:
+        await px.room(42).send(b"hello")                  # returns when it is queued, with a Receipt
+        receipt = await px.room(42).send(b"important")
+        await receipt                                     # returns when the cluster has accepted it
+        await px.flush()                                  # all that was sent is resolved
+        async for message in px.subscribe(room=42):
+            print(message.payload)
+
+Source: DESIGN section 15, "SDK"; section 9, "Room message".
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self, Unpack
+
+from pixiu.client.channels import Channels
+from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
+from pixiu.client.events import Failure
+from pixiu.client.message import TYPE_MASK, check_topic_name
+from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
+from pixiu.client.publisher import PublisherCore
+from pixiu.client.streams import PublisherShell, Receipt
+from pixiu.client.subscriber import Subscription, Surroundings
+from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
+from pixiu.client.worker import WorkerLease
+from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError, RecordTooLarge
+from pixiu.ids import MAX_ID, MAX_ROOM, RoomID, topic_room
+from pixiu.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, encode, with_topic
+
+MAX_EXTENSION_BYTES = 65_535
+MAX_LIFETIME_MIN = 65_535
+# Plain numbers: an operation with an IntFlag takes half a microsecond.
+TO_ROOM = int(Flag.TO_ROOM)
+TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
+ROOM_KIND = int(Kind.ROOM)
+CLOSE_GRACE_S = 1.0
+"""What the other side gets to take the end of a stream, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """Totals of one client since it connected."""
+
+    sent: int = 0
+    """Messages queued by `send`."""
+    accepted: int = 0
+    failed: int = 0
+    failures_by_code: Mapping[str, int] = field(default_factory=dict)
+    """`failed` by the error's code."""
+    expired: int = 0
+    """Those of `failed` that nobody confirmed in `publish_timeout_s`."""
+    resent: int = 0
+    """Messages sent once more, because a proxy died or went; gateways drop repetitions."""
+    batches: int = 0
+    unresolved: int = 0
+    """Messages whose outcome is not known yet."""
+    streams_opened: int = 0
+    streams_died: int = 0
+    malformed_replies: int = 0
+
+
+class Draft(NamedTuple):
+    """A message that was checked, and needs only its ID."""
+
+    key: int
+    flags: int
+    body: bytes
+    type: int
+    lane: int
+    lifetime_min: int
+    extension: bytes
+    size: int
+
+
+class Destination:
+    """A room or a topic to send to. Cheap: make one for each use, or keep it."""
+
+    __slots__ = ("_client", "_flags", "_key", "_limit", "_topic")
+
+    def __init__(self, client: Client, key: int, topic: str | None) -> None:
+        self._client = client
+        self._key = key
+        self._topic = topic
+        self._flags = TO_TOPIC if topic is not None else TO_ROOM
+        self._limit = client.options.max_record_bytes
+
+    def draft(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Draft:
+        """Check a message. Raises `InvalidArgument` and `RecordTooLarge`."""
+        if not 0 <= type <= TYPE_MASK:
+            raise InvalidArgument(f"a type is from 0 to {TYPE_MASK}, not {type}")
+        if not 0 <= lifetime_min <= MAX_LIFETIME_MIN:
+            raise InvalidArgument(f"lifetime_min is from 0 (without limit) to {MAX_LIFETIME_MIN}, not {lifetime_min}")
+        if len(extension) > MAX_EXTENSION_BYTES:
+            raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise InvalidArgument(f"a payload is bytes, not {payload.__class__.__name__}; encode text with .encode()")
+        body = bytes(payload) if self._topic is None else with_topic(self._topic, bytes(payload))
+        size = HEADER_SIZE + len(extension) + len(body)
+        if size > self._limit:
+            raise RecordTooLarge(
+                f"a message of {size} bytes with its header is above the limit of {self._limit}; send a reference instead"
+            )
+        lane = LANE_FIRST if first_lane else LANE_NORMAL
+        return Draft(self._key, self._flags, body, lane << 6 | type, lane, lifetime_min, extension, size)
+
+    async def send(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """Send a message. Returns when it is queued: at once, or when the bounded queue has space again.
+
+        Await the returned receipt to wait for the cluster's acceptance; a receipt that is dropped costs nothing.
+
+        Args:
+            payload: what to send; with the header (40 bytes), topic and extension at most 1 MiB.
+            type: a number for the application, 0 to 63.
+            lifetime_min: for how many minutes the message is of use, 0 without limit.
+            extension: JSON headers, at most 65 535 bytes.
+            first_lane: overtake messages of the normal lane.
+
+        Raises `InvalidArgument` and `RecordTooLarge` for a message that cannot be sent, `NotConnected` outside of the
+        client's `async with`, `Unavailable` when no proxy lends a number for message IDs.
+        Source: DESIGN section 9, "Room message"; section 14, rule 2.
+        """
+        return await self._client.submit(
+            self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        )
+
+    async def send_and_wait(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """`send`, then wait for the acceptance. Raises what `send` and awaiting its receipt raise."""
+        receipt = await self.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        await receipt
+        return receipt
+
+    def send_nowait(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """`send` that never waits. Raises `Overloaded` where `send` would wait (the first message always does)."""
+        return self._client.submit_nowait(
+            self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        )
+
+
+class Room(Destination):
+    """A room to send to."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> RoomID:
+        """Its RoomID."""
+        return RoomID(self._key)
+
+
+class Topic(Destination):
+    """A free topic to send to."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        assert self._topic is not None
+        return self._topic
+
+
+class Client:
+    """A connection to a cluster; made by `connect`, used with `async with`. All of it belongs to one event loop."""
+
+    def __init__(self, target: str, uin: int, client: str, options: ClientOptions) -> None:
+        options.validate()
+        if not 0 <= uin <= MAX_ID:
+            raise InvalidArgument(f"a UIN is from 0 (a service) to 2^63-1, not {uin}")
+        if len(client.encode()) > MAX_CLIENT_NAME_BYTES:
+            raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(client.encode())}")
+        self.options = options
+        self._target: ProxyTarget | ZooKeeperTarget = parse_target(target)
+        self._uin = uin
+        self._name = client or f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._uniform = random.Random().random
+        self._channels: Channels | None = None
+        self._directory: Directory | None = None
+        self._publisher: PublisherShell | None = None
+        self._worker: WorkerLease | None = None
+        self._subscriptions: set[Subscription] = set()
+
+    @property
+    def name(self) -> str:
+        """The client's name in logs and metrics of the cluster."""
+        return self._name
+
+    async def open(self) -> Self:
+        """Connect. Raises `Unavailable` or `RegistryUnavailable` with every address that was tried."""
+        if self._directory is not None:
+            raise NotConnected("the client is open already; make another one for another connection")
+        channels = Channels()
+        directory: Directory
+        if isinstance(self._target, ProxyTarget):
+            directory = ProxyDirectory(self._target.addresses, self.options, channels, self._on_map)
+        else:
+            directory = ZooKeeperDirectory(self._target, self.options, self._on_map)
+        try:
+            await directory.start()
+        except BaseException:
+            await directory.close()
+            await channels.close()
+            raise
+        self._channels, self._directory = channels, directory
+        core = PublisherCore(self.options, directory.map.proxies, self._uniform)
+        self._publisher = PublisherShell(core, self._name, channels, directory.refresh)
+        self._worker = WorkerLease(
+            self._name, self.options, channels, lambda: directory.map.proxies, lambda: time.time_ns() // 1_000_000, self._uniform
+        )
+        return self
+
+    async def close(self) -> None:
+        """Wait until all that was sent is resolved (at most `publish_timeout_s`), then disconnect."""
+        directory, publisher, worker, channels = self._directory, self._publisher, self._worker, self._channels
+        if directory is None or publisher is None or worker is None or channels is None:
+            return
+        self._directory = self._channels = None
+        try:
+            for subscription in list(self._subscriptions):
+                await subscription.close()
+            await publisher.flush()
+        finally:
+            await publisher.close(CLOSE_GRACE_S)
+            await worker.close(CLOSE_GRACE_S)
+            await directory.close()
+            await channels.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def room(self, room: int) -> Room:
+        """A room to send to, 1 to 2^62-1. Raises `InvalidArgument`."""
+        if not 0 < room <= MAX_ROOM:
+            raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room}")
+        return Room(self, room, None)
+
+    def topic(self, name: str) -> Topic:
+        """A free topic to send to, such as "weather/shenzhen". Raises `InvalidArgument`."""
+        return Topic(self, topic_room(check_topic_name(name)), name)
+
+    def subscribe(
+        self,
+        *,
+        room: int | None = None,
+        topic: str | None = None,
+        rooms: Iterable[int] = (),
+        topics: Iterable[str] = (),
+        on_gap: Callable[[str], None] | None = None,
+        on_dropped: Callable[[int], None] | None = None,
+    ) -> Subscription:
+        """Messages of rooms and topics: `async for message in px.subscribe(room=42)`.
+
+        Topics may have MQTT's wildcards. `async with px.subscribe(…) as sub` has joined everything when it begins, and
+        leaves at its end; otherwise the first iteration connects, and the client's end closes. See `Subscription`.
+        Source: DESIGN section 15, "SDK"; section 8, "Topics".
+        """
+        if self._directory is None or self._channels is None:
+            raise self._not_connected()
+        wanted_rooms = [*rooms] if room is None else [room, *rooms]
+        wanted_topics = topics if topic is None else [topic, *topics]
+        surroundings = Surroundings(
+            self._name, self._uin, self.options, self._channels, self._directory, self._uniform, self._subscriptions.discard
+        )
+        subscription = Subscription(surroundings, wanted_rooms, wanted_topics, on_gap, on_dropped)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def flush(self) -> None:
+        """Wait until every message sent so far is accepted or has failed. Failures are in their receipts and in `stats()`.
+
+        Source: seed 002 (`flush`); DESIGN section 9.
+        """
+        if self._publisher is None:
+            raise self._not_connected()
+        await self._publisher.flush()
+
+    def stats(self) -> ClientStats:
+        """Totals since `open`."""
+        if self._publisher is None:
+            return ClientStats()
+        core = self._publisher.core
+        counters = core.counters
+        return ClientStats(
+            counters.offered,
+            counters.accepted,
+            counters.failed,
+            dict(counters.failures_by_code),
+            counters.expired,
+            counters.resent,
+            counters.batches,
+            core.unresolved_records,
+            counters.streams_opened,
+            counters.streams_died,
+            counters.malformed_replies,
+        )
+
+    def cluster(self) -> ClusterMap:
+        """The proxies and gateways that the client knows now."""
+        if self._directory is None:
+            raise self._not_connected()
+        return self._directory.map
+
+    async def submit(self, draft: Draft, receipt: Receipt | None = None) -> Receipt:
+        """Queue a draft, waiting for space and for a worker number; with `receipt` that one is used."""
+        publisher, worker = self._publisher, self._worker
+        if publisher is None or worker is None:
+            raise self._not_connected()
+        while True:
+            await publisher.admit(draft.size)
+            try:
+                return self._offer(publisher, worker, draft, receipt)
+            except LeaseExpired:
+                await worker.ready()
+
+    def submit_nowait(self, draft: Draft) -> Receipt:
+        """Queue a draft now. Raises `Overloaded`."""
+        publisher, worker = self._publisher, self._worker
+        if publisher is None or worker is None:
+            raise self._not_connected()
+        if not publisher.try_admit(draft.size):
+            raise Overloaded(f"{publisher.core.unresolved_records} messages are unresolved: await send, or flush, instead")
+        try:
+            return self._offer(publisher, worker, draft, None)
+        except LeaseExpired:
+            raise Overloaded("no worker number for message IDs is held now: await send once instead") from None
+
+    def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
+        message_id = worker.next()
+        record = encode(
+            ROOM_KIND,
+            draft.key,
+            draft.body,
+            message_id,
+            sender=self._uin,
+            flags=draft.flags,
+            type=draft.type,
+            lifetime_min=draft.lifetime_min,
+            extension=draft.extension,
+            limit=self.options.max_record_bytes,
+        )
+        if receipt is None:
+            receipt = Receipt(record, draft.key, draft.lane, message_id)
+        else:
+            receipt.record, receipt.message_id = record, message_id
+        publisher.offer(receipt)
+        return receipt
+
+    def _on_map(self, found: ClusterMap) -> None:
+        if self._publisher is not None:
+            self._publisher.set_proxies(found.proxies)
+
+    @staticmethod
+    def _not_connected() -> PixiuError:
+        return NotConnected("the client is not connected: use it inside `async with pixiu.connect(…) as px:`")
+
+
+def failure_of(error: PixiuError) -> Failure:
+    """An error as a receipt keeps it."""
+    return Failure(error.code, str(error), error.retry_after_ms if isinstance(error, Overloaded) else 0)
+
+
+def connect(target: str, *, uin: int = 0, client: str = "", **options: Unpack[OptionOverrides]) -> Client:
+    """A client of a cluster: `async with pixiu.connect("127.0.0.1:7000") as px:`.
+
+    Args:
+        target: "host:port,host:port" (gRPC addresses of any proxies; they tell the rest), or "zk://host:port/root".
+        uin: who sends and subscribes; 0 for a service (as a subscriber it is then known by its name).
+        client: a name for logs and metrics, at most 128 bytes; default: host, process and a random part.
+        options: fields of `ClientOptions`.
+
+    Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unavailable` or `RegistryUnavailable`.
+    Source: DESIGN section 15.
+    """
+    return Client(target, uin, client, ClientOptions(**options))

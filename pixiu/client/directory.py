@@ -1,0 +1,205 @@
+"""Where the cluster's proxies and gateways are: told by a proxy, or read from ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import grpc
+
+from pixiu.client.channels import Channels, reason_of
+from pixiu.client.options import ClientOptions
+from pixiu.client.target import ZooKeeperTarget
+from pixiu.errors import Unavailable
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+if TYPE_CHECKING:
+    from pixiu.discovery.view import View
+
+FETCH_TIMEOUT_S: Final = 2.0
+MAX_TRIES: Final = 16
+"""Proxies that are asked in one round."""
+MIN_REFRESH_S: Final = 0.5
+"""Failures ask at most so often, seconds."""
+MAX_MEMBERS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMap:
+    """Addresses (`host:port`, gRPC) in the order of their registration."""
+
+    proxies: tuple[str, ...] = ()
+    gateways: tuple[str, ...] = ()
+
+
+class Directory(Protocol):
+    """Knows where the cluster's processes are."""
+
+    @property
+    def map(self) -> ClusterMap:
+        """What is known now."""
+
+    async def start(self) -> None:
+        """Learn the first map. Raises `Unavailable` that names each address that was tried."""
+
+    def refresh(self) -> None:
+        """Something failed: look again soon."""
+
+    async def close(self) -> None:
+        """Stop."""
+
+
+class ZooKeeperDirectory:
+    """Reads the registry, by watch and by poll. Writes nothing.
+
+    Source: DESIGN sections 7 and 15.
+    """
+
+    def __init__(self, target: ZooKeeperTarget, options: ClientOptions, on_change: Callable[[ClusterMap], None]) -> None:
+        # Imported here because kazoo takes a tenth of a second, which users of proxies need not wait for.
+        from pixiu.discovery.watcher import Discovery
+        from pixiu.discovery.zookeeper import ZooKeeper
+
+        self._target = target
+        self._options = options
+        self._on_change = on_change
+        self._map = ClusterMap()
+        self._complete = asyncio.Event()
+        self._zookeeper = ZooKeeper(target.hosts, connect_timeout_s=options.connect_timeout_s)
+        self._discovery = Discovery(
+            self._zookeeper, target.root, self._learn, options.refresh_interval_s, roles=("proxy", "gateway")
+        )
+
+    @property
+    def map(self) -> ClusterMap:
+        """What is known now."""
+        return self._map
+
+    async def start(self) -> None:
+        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unavailable` when there is no proxy."""
+        await self._zookeeper.connect()
+        await self._discovery.start()
+        try:
+            await asyncio.wait_for(self._complete.wait(), self._options.connect_timeout_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"ZooKeeper at {self._target.hosts} answers, but no Running proxy is registered below {self._target.root}; "
+                "start one, or check the root in the target"
+            ) from None
+
+    def refresh(self) -> None:
+        """Watches and polls tell of changes already: asking again would tell nothing else."""
+
+    async def close(self) -> None:
+        """Stop reading and end the session."""
+        await self._discovery.close()
+        await self._zookeeper.close()
+
+    def _learn(self, view: View) -> None:
+        found = ClusterMap(
+            tuple(dict.fromkeys(node.address for node in view.running("proxy"))),
+            tuple(dict.fromkeys(node.address for node in view.running("gateway"))),
+        )
+        if found.proxies:
+            self._complete.set()
+        if found != self._map:
+            self._map = found
+            self._on_change(found)
+
+
+class ProxyDirectory:
+    """Asks proxies: those given, and those that they told of. Keeps the last answer when none answers.
+
+    Source: DESIGN section 15, "any proxies, which tell the rest"; section 7, "Static stability".
+    """
+
+    def __init__(
+        self, seeds: tuple[str, ...], options: ClientOptions, channels: Channels, on_change: Callable[[ClusterMap], None]
+    ) -> None:
+        self._seeds = seeds
+        self._options = options
+        self._channels = channels
+        self._on_change = on_change
+        self._map = ClusterMap(seeds)
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def map(self) -> ClusterMap:
+        """What is known now."""
+        return self._map
+
+    async def start(self) -> None:
+        """Ask until a proxy answers. Raises `Unavailable` after `connect_timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.connect_timeout_s
+        while True:
+            failures = await self._ask(deadline)
+            if failures is None:
+                break
+            if loop.time() + self._options.backoff_s >= deadline:
+                tried = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
+                raise Unavailable(
+                    f"no proxy answered within {self._options.connect_timeout_s:g} s ({tried}). "
+                    "Start a cluster (`pixiu up`), or give the gRPC addresses of its proxies"
+                )
+            await asyncio.sleep(self._options.backoff_s)
+        self._task = asyncio.create_task(self._keep(), name="pixiu-cluster-map")
+
+    def refresh(self) -> None:
+        """Something failed: ask again soon."""
+        self._wanted.set()
+
+    async def close(self) -> None:
+        """Stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._wanted.wait(), self._options.refresh_interval_s)
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            failures = await self._ask(asyncio.get_running_loop().time() + FETCH_TIMEOUT_S * MAX_TRIES)
+            await asyncio.sleep(MIN_REFRESH_S)
+            if failures is not None:
+                self._wanted.set()
+
+    async def _ask(self, deadline: float) -> dict[str, str] | None:
+        """One round; None when a proxy answered, else why each one did not."""
+        failures: dict[str, str] = {}
+        addresses = list(dict.fromkeys((*self._map.proxies[: MAX_TRIES // 2], *self._seeds)))[:MAX_TRIES]
+        for address in addresses:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                failures[address] = "not tried, the time was over"
+                continue
+            stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
+            try:
+                reply = await stub.Cluster(wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S))
+            except grpc.aio.AioRpcError as error:
+                failures[address] = reason_of(error)
+                continue
+            finally:
+                await self._channels.release(address)
+            self._learn(reply)
+            return None
+        return failures
+
+    def _learn(self, reply: wire_pb2.ClusterReply) -> None:
+        members = reply.members[:MAX_MEMBERS]
+        proxies = tuple(dict.fromkeys(member.grpc_address for member in members if member.role == "proxy" and member.grpc_address))
+        gateways = tuple(
+            dict.fromkeys(member.grpc_address for member in members if member.role == "gateway" and member.grpc_address)
+        )
+        # A proxy that does not see itself yet (it has just registered) must not leave us without any.
+        found = ClusterMap(proxies or self._map.proxies, gateways)
+        if found != self._map:
+            self._map = found
+            self._on_change(found)

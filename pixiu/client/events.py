@@ -1,0 +1,149 @@
+"""What the publisher's core and its shell say to each other: tickets, states, effects. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from pixiu.errors import PixiuError, error_of_code
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why messages failed; shared by all of a range."""
+
+    code: str
+    text: str
+    retry_after_ms: int = 0
+
+    def error(self) -> PixiuError:
+        """A new exception that says it."""
+        return error_of_code(self.code, self.text, self.retry_after_ms)
+
+
+class Group:
+    """Messages that one `flush` waits for: those offered since the flush before."""
+
+    __slots__ = ("unresolved",)
+
+    def __init__(self) -> None:
+        self.unresolved = 0
+
+
+class Ticket:
+    """A message from its offer until it is resolved."""
+
+    __slots__ = ("attempts", "deadline", "failure", "group", "key", "lane", "message_id", "record", "resolved", "watched")
+
+    def __init__(self, record: bytes, key: int, lane: int, message_id: int) -> None:
+        self.record = record
+        self.key = key
+        self.lane = lane
+        self.message_id = message_id
+        self.deadline = 0.0
+        self.attempts = 0
+        self.failure: Failure | None = None
+        self.resolved = False
+        self.watched = False
+        """Whether somebody waits: only such tickets are named in `Resolved`."""
+        self.group: Group | None = None
+
+
+class ProxyState(Enum):
+    """What the publisher thinks of one proxy."""
+
+    IDLE = "idle"
+    """Usable; no stream yet."""
+    OPEN = "open"
+    """Usable; has a stream."""
+    DRAINING = "draining"
+    """Has a stream that only finishes what is under way."""
+    DOWN = "down"
+    """Not usable until its back-off is over."""
+
+
+class ProxyEvent(Enum):
+    """What happens to one proxy."""
+
+    WANTED = "a message is queued"
+    DIED = "the stream died or stalled"
+    LEAVING = "it said that it is going, or is no longer listed"
+    FINISHED = "nothing is under way any more"
+    RESTED = "the back-off is over"
+
+
+TRANSITIONS: Final[dict[tuple[ProxyState, ProxyEvent], ProxyState]] = {
+    (ProxyState.IDLE, ProxyEvent.WANTED): ProxyState.OPEN,
+    (ProxyState.IDLE, ProxyEvent.LEAVING): ProxyState.DOWN,
+    (ProxyState.OPEN, ProxyEvent.DIED): ProxyState.DOWN,
+    (ProxyState.OPEN, ProxyEvent.LEAVING): ProxyState.DRAINING,
+    (ProxyState.DRAINING, ProxyEvent.FINISHED): ProxyState.DOWN,
+    (ProxyState.DRAINING, ProxyEvent.DIED): ProxyState.DOWN,
+    (ProxyState.DOWN, ProxyEvent.RESTED): ProxyState.IDLE,
+}
+"""What is not here changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Open a stream to a proxy; it is known by its number from now on."""
+
+    address: str
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """End a stream; nothing that it still says counts."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """`next_batch` of this stream may have something."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Watched tickets that are resolved."""
+
+    tickets: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshCluster:
+    """A proxy failed or goes: ask again which ones there are."""
+
+
+Effect = OpenStream | CloseStream | Writable | Resolved | RefreshCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What leaves together."""
+
+    data: bytes
+    count: int
+    position: int
+    """Of its first record in the stream, from 1."""
+
+
+@dataclass(slots=True)
+class PublisherCounters:
+    """Totals since the client connected."""
+
+    offered: int = 0
+    accepted: int = 0
+    failed: int = 0
+    expired: int = 0
+    """Those among `failed` whose outcome is unknown, or that were never sent, when the time was over."""
+    resent: int = 0
+    batches: int = 0
+    streams_opened: int = 0
+    streams_died: int = 0
+    malformed_replies: int = 0
+    failures_by_code: dict[str, int] = field(default_factory=dict)

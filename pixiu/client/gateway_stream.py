@@ -1,0 +1,174 @@
+"""One Subscribe stream to one gateway: what was asked for on it, and what the gateway has confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+from pixiu.client.channels import STREAM_ERRORS, Channels
+from pixiu.errors import Overloaded, PixiuError, error_of_code
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+MAX_NAMES_A_REQUEST: Final = 1_000
+"""Rooms, and likewise topics, in one request; more go in several."""
+MAX_UNCONFIRMED: Final = 10_000
+"""Requests under way on one stream."""
+
+
+class Waiter:
+    """A `join` or `leave` that waits until the whole cluster knows."""
+
+    __slots__ = ("done", "rooms", "topics", "waits_for")
+
+    def __init__(self, rooms: frozenset[int], topics: frozenset[str]) -> None:
+        self.rooms = rooms
+        self.topics = topics
+        self.waits_for: set[int] = set()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finish(self, error: PixiuError | None = None) -> None:
+        """It has taken effect, or was refused."""
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class GatewayStream:
+    """Wraps one call. What goes wrong with it shows in `read` and `take` (`channels.STREAM_ERRORS`)."""
+
+    def __init__(self, address: str, channels: Channels, uin: int, client: str) -> None:
+        self.address = address
+        self.rooms: set[int] = set()
+        self.topics: set[str] = set()
+        self.uin = 0
+        self.draining = False
+        self._channels = channels
+        self._requests: dict[int, tuple[set[int], set[str]]] = {}
+        self._last_request = 0
+        self._waiters: list[Waiter] = []
+        self._reading: asyncio.Task[Any] | None = None
+        self._call: Any = wire_pb2_grpc.SubscriberStub(channels.acquire(address)).Subscribe()
+        self._outgoing = deque((wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=uin, client=client)),))
+        self._more = asyncio.Event()
+        # A write that is cancelled ends the stream: writes have a task of their own, which no caller's time-out reaches.
+        self._writer = asyncio.create_task(self._write(), name=f"pixiu-requests-{address}")
+
+    def reconcile(self, rooms: set[int], topics: set[str], waiters: list[Waiter]) -> None:
+        """Ask for what is wanted and not asked for yet, leave what is not wanted; `waiters` wait for the answer as well.
+
+        Raises `Overloaded` when too many requests are unconfirmed.
+        """
+        if len(self._requests) >= MAX_UNCONFIRMED:
+            raise Overloaded(f"gateway {self.address} has not confirmed {MAX_UNCONFIRMED} requests yet: await each join and leave")
+        joins = self._parts(rooms - self.rooms, topics - self.topics)
+        leaves = self._parts(self.rooms - rooms, self.topics - topics)
+        self.rooms = set(rooms)
+        self.topics = set(topics)
+        requests = [wire_pb2.SubscribeRequest(leave_rooms=part[0], leave_topics=part[1]) for part in leaves]
+        requests += [wire_pb2.SubscribeRequest(join_rooms=part[0], join_topics=part[1]) for part in joins]
+        for request in requests:
+            self._last_request += 1
+            request.request = self._last_request
+            self._requests[self._last_request] = (set(request.join_rooms), set(request.join_topics))
+        for waiter in waiters:
+            # A name that was asked for before may not be confirmed yet: wait for all that is under way.
+            waiter.waits_for = set(self._requests)
+            if waiter.waits_for:
+                self._waiters.append(waiter)
+            else:
+                waiter.finish()
+        self._outgoing.extend(requests)
+        self._more.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+                self._more.clear()
+                await self._more.wait()
+        except STREAM_ERRORS:
+            pass  # the reader learns why
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a confirmation."""
+        return bool(self._waiters)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the gateway has confirmed all that it was asked."""
+        return not self._requests
+
+    def confirmed(self, request: int) -> None:
+        """A request has taken effect in the whole cluster."""
+        if self._requests.pop(request, None) is None:
+            return
+        left = []
+        for waiter in self._waiters:
+            waiter.waits_for.discard(request)
+            if waiter.waits_for:
+                left.append(waiter)
+            else:
+                waiter.finish()
+        self._waiters = left
+
+    def refused(self, request: int, code: str, text: str) -> tuple[set[int], set[str], list[Waiter]]:
+        """A request was refused (0: all). Returns its rooms and topics, and who waited and was told."""
+        numbers = [request] if request else list(self._requests)
+        rooms: set[int] = set()
+        topics: set[str] = set()
+        told: list[Waiter] = []
+        for number in numbers:
+            asked = self._requests.pop(number, None)
+            if asked is None:
+                continue
+            rooms |= asked[0]
+            topics |= asked[1]
+            for waiter in [waiter for waiter in self._waiters if number in waiter.waits_for]:
+                waiter.finish(error_of_code(code, text))
+                self._waiters.remove(waiter)
+                told.append(waiter)
+        self.rooms -= rooms
+        self.topics -= topics
+        return rooms, topics, told
+
+    def read(self) -> asyncio.Task[Any]:
+        """The reply that comes next, as a task: waiting beside it does not end the stream, cancelling it would."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+        return self._reading
+
+    def take(self) -> wire_pb2.SubscribeReply | None:
+        """The result of `read` when it is done; None at the end of the stream. Raises what gRPC raises."""
+        assert self._reading is not None
+        reading, self._reading = self._reading, None
+        reply = reading.result()
+        return reply if isinstance(reply, wire_pb2.SubscribeReply) else None
+
+    async def close(self) -> list[Waiter]:
+        """End the stream. Returns who still waits: the next stream answers them."""
+        self._call.cancel()
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+        await self._channels.release(self.address)
+        waiters, self._waiters = self._waiters, []
+        self._requests.clear()
+        return [waiter for waiter in waiters if not waiter.done.done()]
+
+    @staticmethod
+    def _parts(rooms: set[int], topics: set[str]) -> list[tuple[list[int], list[str]]]:
+        ordered_rooms, ordered_topics = sorted(rooms), sorted(topics)
+        longest = max(len(ordered_rooms), len(ordered_topics))
+        return [
+            (ordered_rooms[start : start + MAX_NAMES_A_REQUEST], ordered_topics[start : start + MAX_NAMES_A_REQUEST])
+            for start in range(0, longest, MAX_NAMES_A_REQUEST)
+        ]

@@ -1,0 +1,106 @@
+"""What a client can be told, with its limits; all of it has a default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, TypedDict
+
+from pixiu.errors import ConfigurationError
+from pixiu.record import MAX_RECORD_BYTES
+
+MAX_CLIENT_NAME_BYTES: Final = 128
+MESSAGE_BYTES: Final = 8 << 20
+"""The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
+CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # A peer whose machine vanished is noticed although nothing is being sent.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The client's own back-off decides when to try again; gRPC's must not be slower.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+
+class OptionOverrides(TypedDict, total=False):
+    """The keyword arguments of `pixiu.connect` beside `uin` and `client`: the fields of `ClientOptions`."""
+
+    connect_timeout_s: float
+    publish_timeout_s: float
+    join_timeout_s: float
+    queue_bytes: int
+    queue_records: int
+    batch_bytes: int
+    batch_records: int
+    window_bytes: int
+    window_records: int
+    receive_bytes: int
+    receive_records: int
+    refresh_interval_s: float
+    backoff_s: float
+    max_backoff_s: float
+    max_record_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """How a client behaves. `validate()` names the option at fault."""
+
+    connect_timeout_s: float = 5.0
+    """How long `connect` tries to reach the cluster, seconds."""
+    publish_timeout_s: float = 10.0
+    """How long a message may stay unresolved, seconds; then it fails as `Unavailable`, its outcome unknown."""
+    join_timeout_s: float = 10.0
+    """How long `join` and `leave` wait for the cluster's word, seconds."""
+    queue_bytes: int = 8 << 20
+    """Messages that are not resolved yet, in bytes; a `send` above it waits."""
+    queue_records: int = 100_000
+    """Messages that are not resolved yet, in number; a `send` above it waits."""
+    batch_bytes: int = 256 << 10
+    """A batch has at most so many bytes, or one record."""
+    batch_records: int = 1_000
+    """A batch has at most so many records."""
+    window_bytes: int = 1 << 20
+    """What may be under way to one proxy, in bytes, until the proxy says its own figure."""
+    window_records: int = 20_000
+    """What may be under way to one proxy, in records."""
+    receive_bytes: int = 8 << 20
+    """A subscription's buffer, in bytes; when it is full the client stops reading."""
+    receive_records: int = 50_000
+    """A subscription's buffer, in messages; when it is full the client stops reading."""
+    refresh_interval_s: float = 60.0
+    """How often proxies are asked where the cluster's processes are, seconds; failures ask at once."""
+    backoff_s: float = 0.1
+    """The first wait after a failed connection, seconds; it doubles, and each is shortened by a random part."""
+    max_backoff_s: float = 5.0
+    """The longest wait after failed connections, seconds."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """A larger message is refused before it is sent; the cluster may allow less."""
+
+    def validate(self) -> None:
+        """Raises `ConfigurationError` that names the option at fault.
+
+        Source: DESIGN section 14, rule 2.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ConfigurationError(f"client option {field.name} = {value}: it must be above 0")
+        if self.max_backoff_s < self.backoff_s:
+            raise ConfigurationError(
+                f"client option max_backoff_s = {self.max_backoff_s}: it must be at least backoff_s ({self.backoff_s})"
+            )
+        if self.max_record_bytes > MAX_RECORD_BYTES:
+            raise ConfigurationError(f"client option max_record_bytes = {self.max_record_bytes}: at most {MAX_RECORD_BYTES}")
+        if self.queue_bytes < self.max_record_bytes:
+            raise ConfigurationError(
+                f"client option queue_bytes = {self.queue_bytes}: at least max_record_bytes ({self.max_record_bytes})"
+            )
+        if self.batch_bytes > MESSAGE_BYTES // 2:
+            raise ConfigurationError(f"client option batch_bytes = {self.batch_bytes}: at most {MESSAGE_BYTES // 2}")

@@ -1,0 +1,489 @@
+"""The publisher's decisions: which proxy, what leaves together, what is sent again. Pure.
+
+    Ticket ── offer ──▶ queue of a proxy ── next_batch ──▶ unresolved (positions, window) ── reply ──▶ resolved
+                            ▲                                        │
+                            └───────────── the stream died ──────────┘   same IDs, same order, another proxy
+
+What holds the order of a key together is one invariant: *all unresolved messages of a key are with one proxy*. The
+proxy of a key is `key % proxies`, or another one while that one is down; when that choice changes while messages
+of a key are unresolved, the key stays pinned to the proxy that has them until they are resolved.
+
+Source: seed 004 §2.2 steps 1 to 7; DESIGN sections 9 ("Room message") and 14.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pixiu.client.events import (
+    TRANSITIONS,
+    Batch,
+    CloseStream,
+    Effect,
+    Failure,
+    Group,
+    OpenStream,
+    ProxyEvent,
+    ProxyState,
+    PublisherCounters,
+    RefreshCluster,
+    Resolved,
+    Ticket,
+    Writable,
+)
+from pixiu.client.options import ClientOptions
+from pixiu.errors import Draining, Unavailable
+from pixiu.record import LANE_FIRST
+
+MAX_FAILURE_RANGES: Final = 10_000
+"""Ranges of failures ahead of `up_to` that a proxy may tell; more is taken for a broken proxy."""
+MAX_WINDOW_BYTES: Final = 64 << 20
+"""A larger window than this one is not believed."""
+DRAINED_PAUSE_S: Final = 5.0
+"""How long a proxy that said it is going is left alone, should it still be listed."""
+
+
+@dataclass(slots=True)
+class _Proxy:
+    address: str
+    state: ProxyState = ProxyState.IDLE
+    listed: bool = True
+    stream: int = 0
+    first: deque[Ticket] = field(default_factory=deque)
+    normal: deque[Ticket] = field(default_factory=deque)
+    unresolved: deque[Ticket] = field(default_factory=deque)
+    position: int = 1
+    """Of unresolved[0]."""
+    refused: list[Ticket] = field(default_factory=list)
+    """Refused by the draining proxy without being handled: they go to another one."""
+    failures: list[tuple[int, int, Failure]] = field(default_factory=list)
+    window_bytes: int = 0
+    in_flight_bytes: int = 0
+    progress_at: float = 0.0
+    rest_until: float = 0.0
+    deaths: int = 0
+    earliest: float = 0.0
+    """No ticket here has an earlier deadline."""
+
+    def tickets(self) -> Iterator[Ticket]:
+        """All that are not resolved, in the order in which they are to be sent again."""
+        yield from self.refused
+        yield from (ticket for ticket in self.unresolved if not ticket.resolved)
+        yield from self.first
+        yield from self.normal
+
+    def busy(self) -> bool:
+        return bool(self.unresolved or self.first or self.normal or self.refused)
+
+
+@dataclass(slots=True)
+class _Pin:
+    """A key that stays with a proxy while so many of its messages are unresolved."""
+
+    proxy: _Proxy
+    count: int
+
+
+class PublisherCore:
+    """Decides for one publisher. The shell calls, and does what the returned effects say, in their order.
+
+    `uniform` gives numbers in [0, 1) for jitter; `now` is monotonic seconds everywhere.
+    Raises ValueError when there is no proxy to begin with.
+
+    Source: DESIGN section 9, "Room message". Departs from `key % proxies` while a proxy is down, because only its keys
+    should move.
+    """
+
+    def __init__(self, options: ClientOptions, proxies: Sequence[str], uniform: Callable[[], float]) -> None:
+        if not proxies:
+            raise ValueError("a publisher needs at least one proxy")
+        self._options = options
+        self._uniform = uniform
+        # A silent proxy is left early enough for one more try within the time that a message has.
+        self._stall_s = options.publish_timeout_s / 2
+        self._proxies: dict[str, _Proxy] = {}
+        self._listed: list[_Proxy] = []
+        self._usable: list[_Proxy] = []
+        self._by_stream: dict[int, _Proxy] = {}
+        self._pins: dict[int, _Pin] = {}
+        self._next_stream = 1
+        self._groups: deque[Group] = deque((Group(),))
+        self._last_reason = ""
+        self.counters = PublisherCounters()
+        self.unresolved_records = 0
+        self.unresolved_bytes = 0
+        for address in proxies:
+            self._listed.append(self._proxies.setdefault(address, _Proxy(address)))
+        self._usable = list(self._listed)
+
+    # What the shell asks.
+
+    def has_room(self, size: int, reserved_bytes: int = 0, reserved_records: int = 0) -> bool:
+        """Whether a record of `size` bytes fits into the queue beside what is reserved."""
+        records = self.unresolved_records + reserved_records
+        if records == 0:
+            return True
+        return records < self._options.queue_records and self.unresolved_bytes + reserved_bytes + size <= self._options.queue_bytes
+
+    def states(self) -> dict[str, ProxyState]:
+        """The state of every known proxy by its address."""
+        return {address: proxy.state for address, proxy in self._proxies.items()}
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due; None: not before something else happens."""
+        times: list[float] = []
+        for proxy in self._proxies.values():
+            if proxy.state is ProxyState.DOWN:
+                times.append(proxy.rest_until)
+            if proxy.busy():
+                times.append(proxy.earliest)
+                if proxy.state in (ProxyState.OPEN, ProxyState.DRAINING):
+                    times.append(proxy.progress_at + self._stall_s)
+        return min(times) if times else None
+
+    def close_group(self) -> Group | None:
+        """End the current flush group. Returns the last one with unresolved messages up to now, None if all are resolved."""
+        while len(self._groups) > 1 and not self._groups[0].unresolved:
+            self._groups.popleft()
+        if self._groups[-1].unresolved:
+            self._groups.append(Group())
+        return self._groups[-2] if len(self._groups) > 1 else None
+
+    def group_done(self, group: Group) -> bool:
+        """Whether a group and all before it are resolved."""
+        while len(self._groups) > 1 and not self._groups[0].unresolved:
+            self._groups.popleft()
+        return group not in self._groups
+
+    # What happens.
+
+    def offer(self, ticket: Ticket, now: float) -> list[Effect]:
+        """Queue a message. The caller has asked `has_room`."""
+        group = self._groups[-1]
+        group.unresolved += 1
+        ticket.group = group
+        ticket.deadline = now + self._options.publish_timeout_s
+        self.counters.offered += 1
+        self.unresolved_records += 1
+        self.unresolved_bytes += len(ticket.record)
+        proxy = self._route(ticket.key)
+        queue = proxy.first if ticket.lane == LANE_FIRST else proxy.normal
+        if queue:
+            queue.append(ticket)
+            return []
+        if not proxy.busy():
+            proxy.progress_at = now
+            proxy.earliest = ticket.deadline
+        queue.append(ticket)
+        return self._wanted(proxy, now)
+
+    def next_batch(self, stream: int, now: float) -> Batch | None:
+        """What leaves next on a stream: lane 0 first, within the window; None when nothing may leave."""
+        proxy = self._by_stream.get(stream)
+        if proxy is None or proxy.state is not ProxyState.OPEN:
+            return None
+        options = self._options
+        room = proxy.window_bytes - proxy.in_flight_bytes
+        slots = min(options.batch_records, options.window_records - len(proxy.unresolved))
+        taken: list[Ticket] = []
+        size = 0
+        for queue in (proxy.first, proxy.normal):
+            while queue and len(taken) < slots:
+                grown = size + len(queue[0].record)
+                # A record that is larger than a batch or the window goes alone.
+                if (grown > options.batch_bytes and taken) or (grown > room and (taken or proxy.unresolved)):
+                    slots = 0
+                    break
+                size = grown
+                taken.append(queue.popleft())
+        if not taken:
+            return None
+        if not proxy.unresolved:
+            proxy.progress_at = now
+        position = proxy.position + len(proxy.unresolved)
+        for ticket in taken:
+            ticket.attempts += 1
+            if ticket.attempts > 1:
+                self.counters.resent += 1
+        proxy.unresolved.extend(taken)
+        proxy.in_flight_bytes += size
+        self.counters.batches += 1
+        return Batch(b"".join([ticket.record for ticket in taken]), len(taken), position)
+
+    def reply(
+        self,
+        stream: int,
+        now: float,
+        up_to: int = 0,
+        failures: Iterable[tuple[int, int, Failure]] = (),
+        window_bytes: int = 0,
+        draining: bool = False,
+    ) -> list[Effect]:
+        """A proxy's reply; `failures` are (first, last, why) by position. Late and impossible ones are counted, never raised."""
+        proxy = self._by_stream.get(stream)
+        if proxy is None:
+            return []
+        if window_bytes:
+            proxy.window_bytes = min(window_bytes, MAX_WINDOW_BYTES)
+        last_sent = proxy.position + len(proxy.unresolved) - 1
+        told = [(first, last, why) for first, last, why in failures if last >= proxy.position and first <= last]
+        if (
+            up_to > last_sent
+            or any(last > last_sent for _, last, _ in told)
+            or len(proxy.failures) + len(told) > MAX_FAILURE_RANGES
+        ):
+            self.counters.malformed_replies += 1
+            return self.stream_died(stream, now, "it answered for messages that it was never sent")
+        if told:
+            proxy.failures = sorted([*proxy.failures, *told], key=lambda failure: failure[0])
+        woken: list[Ticket] = []
+        if up_to >= proxy.position:
+            self._resolve_up_to(proxy, up_to, woken)
+            proxy.progress_at = now
+            proxy.deaths = 0
+        effects: list[Effect] = [Resolved(tuple(woken))] if woken else []
+        if (draining or proxy.refused) and proxy.state is ProxyState.OPEN:
+            self._change(proxy, ProxyEvent.LEAVING)
+            self._rethink()
+            effects.append(RefreshCluster())
+        if proxy.state is ProxyState.DRAINING:
+            return effects + self._finish_drain(proxy, now)
+        if proxy.first or proxy.normal:
+            effects.append(Writable(stream))
+        return effects
+
+    def stream_died(self, stream: int, now: float, reason: str) -> list[Effect]:
+        """A stream ended. What it left unresolved goes, in order and before what is newer, to another proxy."""
+        proxy = self._by_stream.pop(stream, None)
+        if proxy is None:
+            return []
+        self.counters.streams_died += 1
+        self._last_reason = f"{proxy.address}: {reason}"
+        proxy.deaths += 1
+        backoff = min(self._options.backoff_s * 2 ** min(proxy.deaths - 1, 16), self._options.max_backoff_s)
+        proxy.rest_until = now + backoff * (0.5 + 0.5 * self._uniform())
+        self._change(proxy, ProxyEvent.DIED)
+        return [CloseStream(stream), RefreshCluster(), *self._move_all(proxy, now)]
+
+    def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
+        """The cluster's proxies, in the order of their registration. An empty list changes nothing.
+
+        Source: DESIGN section 7, "Static stability".
+        """
+        if not addresses or [proxy.address for proxy in self._listed] == list(dict.fromkeys(addresses)):
+            return []
+        listed = [self._proxies.setdefault(address, _Proxy(address)) for address in dict.fromkeys(addresses)]
+        left = [proxy for proxy in self._listed if proxy not in listed]
+        self._listed = listed
+        for proxy in listed:
+            proxy.listed = True
+        for proxy in left:
+            proxy.listed = False
+            proxy.rest_until = now + DRAINED_PAUSE_S
+            self._change(proxy, ProxyEvent.LEAVING)
+        self._rethink()
+        effects: list[Effect] = []
+        for proxy in left:
+            effects += self._finish_drain(proxy, now) if proxy.state is ProxyState.DRAINING else self._move_all(proxy, now)
+        return effects + self._rehome(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """What time brings: messages expire, silent streams are left, back-offs end."""
+        effects: list[Effect] = []
+        woken: list[Ticket] = []
+        for proxy in list(self._proxies.values()):
+            if proxy.busy() and now >= proxy.earliest:
+                self._expire(proxy, now, woken)
+            if proxy.state in (ProxyState.OPEN, ProxyState.DRAINING) and proxy.busy() and now >= proxy.progress_at + self._stall_s:
+                effects += self.stream_died(proxy.stream, now, f"no answer for {self._stall_s:g} s")
+            elif proxy.state is ProxyState.DRAINING:
+                effects += self._finish_drain(proxy, now)
+        rested = [proxy for proxy in self._proxies.values() if proxy.state is ProxyState.DOWN and now >= proxy.rest_until]
+        for proxy in rested:
+            if proxy.listed:
+                self._change(proxy, ProxyEvent.RESTED)
+            elif not proxy.busy():
+                del self._proxies[proxy.address]
+            else:
+                proxy.rest_until = now + self._options.max_backoff_s
+        if rested:
+            self._rethink()
+            effects += self._rehome(now)
+        if woken:
+            effects.insert(0, Resolved(tuple(woken)))
+        return effects
+
+    def abandon(self, text: str) -> list[Effect]:
+        """The client closes: what is unresolved fails with `text`, every stream ends."""
+        woken: list[Ticket] = []
+        failure = Failure(Unavailable.code, text)
+        for proxy in self._proxies.values():
+            for ticket in list(proxy.tickets()):
+                self._settle(ticket, failure, woken)
+            for queue in (proxy.first, proxy.normal, proxy.unresolved):
+                queue.clear()
+            proxy.refused.clear()
+        effects: list[Effect] = [Resolved(tuple(woken))] if woken else []
+        effects += [CloseStream(stream) for stream in self._by_stream]
+        self._by_stream.clear()
+        return effects
+
+    # Inside.
+
+    def _change(self, proxy: _Proxy, event: ProxyEvent) -> None:
+        proxy.state = TRANSITIONS.get((proxy.state, event), proxy.state)
+
+    def _plain_route(self, key: int) -> _Proxy:
+        proxy = self._listed[key % len(self._listed)]
+        if proxy.state is ProxyState.IDLE or proxy.state is ProxyState.OPEN or not self._usable:
+            return proxy
+        return self._usable[key % len(self._usable)]
+
+    def _route(self, key: int) -> _Proxy:
+        if self._pins:
+            pin = self._pins.get(key)
+            if pin is not None:
+                pin.count += 1
+                return pin.proxy
+        return self._plain_route(key)
+
+    def _rethink(self) -> None:
+        """The choice of proxies changed: pin every key whose unresolved messages are not where new ones would go."""
+        self._usable = [proxy for proxy in self._listed if proxy.state in (ProxyState.IDLE, ProxyState.OPEN)]
+        self._pins = {}
+        for proxy in self._proxies.values():
+            counts: dict[int, int] = {}
+            for ticket in proxy.tickets():
+                counts[ticket.key] = counts.get(ticket.key, 0) + 1
+            for key, count in counts.items():
+                if self._plain_route(key) is not proxy:
+                    self._pins[key] = _Pin(proxy, count)
+
+    def _wanted(self, proxy: _Proxy, now: float) -> list[Effect]:
+        if proxy.state is ProxyState.OPEN:
+            return [Writable(proxy.stream)]
+        if proxy.state is not ProxyState.IDLE:
+            return []
+        self._change(proxy, ProxyEvent.WANTED)
+        proxy.stream = self._next_stream
+        self._next_stream += 1
+        self._by_stream[proxy.stream] = proxy
+        proxy.position = 1
+        proxy.in_flight_bytes = 0
+        proxy.failures = []
+        proxy.window_bytes = self._options.window_bytes
+        proxy.progress_at = now
+        self.counters.streams_opened += 1
+        return [OpenStream(proxy.address, proxy.stream)]
+
+    def _move_all(self, source: _Proxy, now: float) -> list[Effect]:
+        """Give everything that a proxy has to those that now serve its keys, before what they have of the same lane."""
+        moving = list(source.tickets())
+        source.refused = []
+        for queue in (source.first, source.normal, source.unresolved):
+            queue.clear()
+        source.in_flight_bytes = 0
+        self._rethink()
+        lanes: dict[str, tuple[list[Ticket], list[Ticket]]] = {}
+        for ticket in moving:
+            target = self._route(ticket.key)
+            lanes.setdefault(target.address, ([], []))[ticket.lane != LANE_FIRST].append(ticket)
+        effects: list[Effect] = []
+        for address, (first, normal) in lanes.items():
+            target = self._proxies[address]
+            if not target.busy():
+                target.progress_at = now
+                target.earliest = min(ticket.deadline for ticket in (*first, *normal))
+            else:
+                target.earliest = min(target.earliest, *(ticket.deadline for ticket in (*first, *normal)))
+            target.first.extendleft(reversed(first))
+            target.normal.extendleft(reversed(normal))
+            effects += self._wanted(target, now)
+        return effects
+
+    def _rehome(self, now: float) -> list[Effect]:
+        """A proxy became usable: what waits with one that is down moves."""
+        if not self._usable:
+            return []
+        effects: list[Effect] = []
+        for proxy in list(self._proxies.values()):
+            if proxy.state is ProxyState.DOWN and proxy.busy():
+                effects += self._move_all(proxy, now)
+            elif proxy.state is ProxyState.IDLE and proxy.busy():
+                effects += self._wanted(proxy, now)
+        return effects
+
+    def _finish_drain(self, proxy: _Proxy, now: float) -> list[Effect]:
+        if any(not ticket.resolved for ticket in proxy.unresolved):
+            return []
+        self._by_stream.pop(proxy.stream, None)
+        self._change(proxy, ProxyEvent.FINISHED)
+        proxy.rest_until = now + DRAINED_PAUSE_S
+        return [CloseStream(proxy.stream), *self._move_all(proxy, now)]
+
+    def _resolve_up_to(self, proxy: _Proxy, up_to: int, woken: list[Ticket]) -> None:
+        failures = proxy.failures
+        reached = 0
+        while proxy.position <= up_to:
+            ticket = proxy.unresolved.popleft()
+            position = proxy.position
+            proxy.position += 1
+            proxy.in_flight_bytes -= len(ticket.record)
+            while reached < len(failures) and failures[reached][1] < position:
+                reached += 1
+            why = failures[reached][2] if reached < len(failures) and failures[reached][0] <= position else None
+            if not ticket.resolved and why is not None and why.code == Draining.code:
+                proxy.refused.append(ticket)
+                continue
+            if not ticket.resolved:
+                self._settle(ticket, why, woken)
+            ticket.record = b""  # a receipt that is kept must not keep the message
+        if failures:
+            proxy.failures = [failure for failure in failures if failure[1] > up_to]
+
+    def _settle(self, ticket: Ticket, failure: Failure | None, woken: list[Ticket]) -> None:
+        ticket.resolved = True
+        ticket.failure = failure
+        self.unresolved_records -= 1
+        self.unresolved_bytes -= len(ticket.record)
+        group = ticket.group
+        if group is not None:
+            group.unresolved -= 1
+            ticket.group = None
+        if failure is None:
+            self.counters.accepted += 1
+        else:
+            self.counters.failed += 1
+            by_code = self.counters.failures_by_code
+            by_code[failure.code] = by_code.get(failure.code, 0) + 1
+        if ticket.watched:
+            woken.append(ticket)
+        if self._pins and (pin := self._pins.get(ticket.key)) is not None:
+            pin.count -= 1
+            if not pin.count:
+                del self._pins[ticket.key]
+
+    def _expire(self, proxy: _Proxy, now: float, woken: list[Ticket]) -> None:
+        seconds = f"{self._options.publish_timeout_s:g} s"
+        because = f" (last failure: {self._last_reason})" if self._last_reason else ""
+        never = Failure(
+            Unavailable.code,
+            f"the message was not sent within {seconds}: no proxy took it{because}; check that a proxy runs, then send again",
+        )
+        unknown = Failure(
+            Unavailable.code,
+            f"no proxy confirmed the message within {seconds}{because}: its outcome is unknown, it may have been delivered; "
+            "sending it anew may deliver it twice",
+        )
+        for ticket in list(proxy.tickets()):
+            if ticket.deadline <= now:
+                self.counters.expired += 1
+                self._settle(ticket, unknown if ticket.attempts else never, woken)
+        # In `unresolved` an expired ticket keeps its place, because the places are the stream's positions.
+        proxy.first = deque(ticket for ticket in proxy.first if not ticket.resolved)
+        proxy.normal = deque(ticket for ticket in proxy.normal if not ticket.resolved)
+        proxy.refused = [ticket for ticket in proxy.refused if not ticket.resolved]
+        proxy.earliest = min((ticket.deadline for ticket in proxy.tickets()), default=now + self._options.publish_timeout_s)

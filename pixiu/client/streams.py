@@ -1,0 +1,302 @@
+"""The publisher's shell: runs the streams that the core asks for, and its timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.client.events import CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
+from pixiu.client.publisher import PublisherCore
+from pixiu.errors import NotConnected, Overloaded, PixiuError
+from pixiu.ids import SnowflakeID
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+MAX_WAITING_SENDS: Final = 100_000
+"""Coroutines that may wait in `send` for space; more are refused as `Overloaded`."""
+LEAST_TICK_S: Final = 0.01
+
+
+class Receipt(Ticket):
+    """What `send` returns. `await receipt` waits for the cluster's acceptance.
+
+    Awaiting returns None once every broker that serves the message has it. It raises `Overloaded`, `Unavailable` (the
+    outcome is unknown, or the message was never sent: the text says which) or another `PixiuError`. A receipt that
+    nobody awaits costs nothing more: its failure is only counted (`Client.stats()`).
+
+    Source: DESIGN section 9: "a Future exists only for a message that is awaited".
+    """
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self, record: bytes, key: int, lane: int, message_id: int) -> None:
+        super().__init__(record, key, lane, message_id)
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    @property
+    def id(self) -> SnowflakeID:
+        """The message's ID; 0 until it has left the caller's thread (synchronous client only)."""
+        return SnowflakeID(self.message_id)
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.resolved
+
+    @property
+    def error(self) -> PixiuError | None:
+        """Why the message failed; None when it was accepted or is not resolved yet."""
+        return self.failure.error() if self.failure is not None else None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self.resolved:
+            self.watched = True
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(future)
+            yield from future
+        if self.failure is not None:
+            raise self.failure.error()
+
+    def wake(self) -> None:
+        """Called by the shell when a watched receipt is resolved."""
+        waiters, self._waiters = self._waiters, None
+        for future in waiters or ():
+            if not future.done():
+                future.set_result(None)
+
+    def fail(self, failure: Failure) -> None:
+        """The message never reached the core."""
+        self.resolved = True
+        self.failure = failure
+        self.wake()
+
+
+class _Stream:
+    __slots__ = ("closing", "kick", "task")
+
+    def __init__(self) -> None:
+        self.kick = asyncio.Event()
+        self.closing = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class PublisherShell:
+    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or goes."""
+
+    def __init__(self, core: PublisherCore, client: str, channels: Channels, on_refresh: Callable[[], None]) -> None:
+        self.core = core
+        self._client = client
+        self._channels = channels
+        self._on_refresh = on_refresh
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, _Stream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._reserved_records = 0
+        self._reserved_bytes = 0
+        self._flushing: list[tuple[Group, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def try_admit(self, size: int) -> bool:
+        """Whether a record of `size` bytes may be offered now."""
+        if self._closed:
+            raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
+        return not self._waiting and self.core.has_room(size, self._reserved_bytes, self._reserved_records)
+
+    async def admit(self, size: int) -> None:
+        """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller offers it at once.
+
+        Raises `Overloaded` when too many wait already.
+        """
+        if self.try_admit(size):
+            return
+        if len(self._waiting) >= MAX_WAITING_SENDS:
+            raise Overloaded(f"{MAX_WAITING_SENDS} sends wait for space already: await each `send` before the next one")
+        future: asyncio.Future[None] = self._loop.create_future()
+        entry = (size, future)
+        self._waiting.append(entry)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._give_back(size)
+                self._let_in()
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
+            raise
+        self._give_back(size)
+        if self._closed:
+            raise NotConnected("the client was closed while the message waited for space; it was not sent")
+
+    def offer(self, ticket: Ticket) -> None:
+        """Hand a message to the core."""
+        effects = self.core.offer(ticket, self._loop.time())
+        if effects:
+            self._apply(effects)
+        if self._timer is None:
+            self._arm()
+
+    async def flush(self) -> None:
+        """Wait until all that was offered before is resolved; `publish_timeout_s` bounds it."""
+        group = self.core.close_group()
+        if group is None:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._flushing.append((group, future))
+        await future
+
+    def set_proxies(self, addresses: tuple[str, ...]) -> None:
+        """The cluster's proxies changed."""
+        if not self._closed:
+            self._apply(self.core.set_proxies(addresses, self._loop.time()))
+
+    async def close(self, grace_s: float) -> None:
+        """End the streams; what is unresolved fails. Waits at most `grace_s` for the proxies to take the end."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        tasks = []
+        for stream in self._streams.values():
+            stream.closing = True
+            stream.kick.set()
+            if stream.task is not None:
+                tasks.append(stream.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        self._apply(self.core.abandon("the client was closed before a proxy confirmed the message: its outcome is unknown"))
+        ending = [*self._ending, *tasks]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Writable):
+                stream = self._streams.get(effect.stream)
+                if stream is not None:
+                    stream.kick.set()
+            elif isinstance(effect, Resolved):
+                for ticket in effect.tickets:
+                    if isinstance(ticket, Receipt):
+                        ticket.wake()
+            elif isinstance(effect, OpenStream):
+                self._open(effect)
+            elif isinstance(effect, CloseStream):
+                self._end(effect.stream)
+            elif isinstance(effect, RefreshCluster):
+                self._on_refresh()
+        self._let_in()
+        self._check_flushes()
+        self._arm()
+
+    def _open(self, effect: OpenStream) -> None:
+        if self._closed:
+            return
+        stream = _Stream()
+        self._streams[effect.stream] = stream
+        stream.task = self._loop.create_task(
+            self._run(effect.address, effect.stream, stream), name=f"pixiu-publish-{effect.address}"
+        )
+        self._ending.add(stream.task)
+        stream.task.add_done_callback(self._ending.discard)
+
+    def _end(self, number: int) -> None:
+        stream = self._streams.pop(number, None)
+        if stream is not None and stream.task is not None and stream.task is not asyncio.current_task():
+            stream.task.cancel()
+
+    def _give_back(self, size: int) -> None:
+        self._reserved_records -= 1
+        self._reserved_bytes -= size
+
+    def _let_in(self) -> None:
+        while self._waiting and not self._closed:
+            size, future = self._waiting[0]
+            if not future.done():
+                if not self.core.has_room(size, self._reserved_bytes, self._reserved_records):
+                    return
+                self._reserved_records += 1
+                self._reserved_bytes += size
+                future.set_result(None)
+            self._waiting.popleft()
+
+    def _check_flushes(self) -> None:
+        if self._flushing:
+            waiting = []
+            for group, future in self._flushing:
+                if not self.core.group_done(group):
+                    waiting.append((group, future))
+                elif not future.done():
+                    future.set_result(None)
+            self._flushing = waiting
+
+    def _arm(self) -> None:
+        due = None if self._closed else self.core.next_deadline()
+        if self._timer is not None:
+            if due is not None and self._timer.when() <= due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(max(due, self._loop.time() + LEAST_TICK_S), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._apply(self.core.tick(self._loop.time()))
+
+    async def _run(self, address: str, number: int, stream: _Stream) -> None:
+        """One stream from its opening to its end."""
+        stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
+        call: Any = stub.Publish()
+        reader = self._loop.create_task(self._read(call, number), name=f"pixiu-replies-{address}")
+        writer = self._loop.create_task(self._write(call, number, stream), name=f"pixiu-batches-{address}")
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and (writer.exception() is None or not reader.done()):
+                # Written to the end, or a write failed: the reader knows the stream's status.
+                await asyncio.wait({reader}, timeout=None if writer.exception() is None else 1.0)
+            error = reader.exception() if reader.done() else writer.exception()
+            if error is not None and not isinstance(error, STREAM_ERRORS):
+                raise error
+            self._streams.pop(number, None)
+            if self._closed:
+                return
+            self._apply(self.core.stream_died(number, self._loop.time(), reason_of(error)))
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            call.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            await self._channels.release(address)
+
+    async def _write(self, call: Any, number: int, stream: _Stream) -> None:
+        await call.write(wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client)))
+        while True:
+            batch = self.core.next_batch(number, self._loop.time())
+            if batch is not None:
+                await call.write(wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position))
+                continue
+            if stream.closing:
+                await call.done_writing()
+                return
+            stream.kick.clear()
+            await stream.kick.wait()
+
+    async def _read(self, call: Any, number: int) -> None:
+        while True:
+            reply = await call.read()
+            if not isinstance(reply, wire_pb2.PublishReply):
+                return
+            failures = [
+                (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms))
+                for failure in reply.failures
+            ]
+            self._apply(self.core.reply(number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))

@@ -1,0 +1,188 @@
+"""The SnowflakeID worker number: lent by a proxy, renewed before its time is over, given back at the end.
+
+It has a Publish stream of its own that carries nothing else, so that the number outlives the streams of messages
+and moves to another proxy by itself.
+
+Source: DESIGN section 4, "Proxies lend numbers to SDKs without a registry".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.client.options import ClientOptions
+from pixiu.errors import Unavailable
+from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+RENEW_RETRY_S: Final = 5.0
+"""After an unanswered renewal the next one comes so much later, at the earliest."""
+LEAST_LEFT_MS: Final = 50
+"""A number with less time than this left is not used any more."""
+
+
+class WorkerLease:
+    """Holds a worker number from the first use on, and makes SnowflakeIDs with it.
+
+    `proxies` gives the proxies of the moment, `clock_ms` Unix milliseconds, `uniform` numbers in [0, 1) for jitter.
+    """
+
+    def __init__(
+        self,
+        client: str,
+        options: ClientOptions,
+        channels: Channels,
+        proxies: Callable[[], Sequence[str]],
+        clock_ms: Callable[[], int],
+        uniform: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._channels = channels
+        self._proxies = proxies
+        self._clock_ms = clock_ms
+        self._uniform = uniform
+        self._generator = SnowflakeGenerator(clock_ms)
+        self._lent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._call: Any = None
+        self._reason = ""
+        self._from_ms = 0
+        self._refused = ""
+        self.lent = 0
+        """How often a number was lent or extended."""
+
+    @property
+    def worker(self) -> int:
+        """The number in use; meaningless before the first message."""
+        return int(self._generator.worker)
+
+    @property
+    def until_ms(self) -> int:
+        """No ID is made for this Unix millisecond and later ones; 0 before the first message."""
+        return self._generator.until_ms
+
+    def usable(self) -> bool:
+        """Whether an ID can be made now, without waiting."""
+        return max(self._clock_ms(), self._generator.last_used_ms) + LEAST_LEFT_MS < self._generator.until_ms
+
+    def next(self) -> SnowflakeID:
+        """The next ID. Raises `LeaseExpired`; ask `usable` or `ready` before."""
+        return self._generator.next()
+
+    async def ready(self) -> None:
+        """Wait until an ID can be made. Raises `Unavailable` after `publish_timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.publish_timeout_s
+        if self._task is None:
+            self._task = loop.create_task(self._hold(), name="pixiu-worker-number")
+        while not self.usable():
+            self._lent.clear()
+            try:
+                await asyncio.wait_for(self._lent.wait(), max(deadline - loop.time(), 0))
+            except TimeoutError:
+                raise Unavailable(
+                    f"no proxy lent a worker number for message IDs within {self._options.publish_timeout_s:g} s "
+                    f"({self._reason or 'no proxy answered'}); check the proxies, and that this machine's clock is right"
+                ) from None
+
+    async def close(self, timeout_s: float) -> None:
+        """Give the number back, waiting at most `timeout_s` for the proxy to take it."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        call = self._call
+        if call is not None and self._generator.until_ms:
+            self._call = None  # the loop in _serve ends with the stream and must not open another one
+            last_used_ms = min(max(self._generator.last_used_ms, self._from_ms), self._generator.until_ms - 1)
+            try:
+                await asyncio.wait_for(self._give_back(call, last_used_ms, task), timeout_s)
+            except (TimeoutError, *STREAM_ERRORS):
+                pass
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _give_back(self, call: Any, last_used_ms: int, task: asyncio.Task[None]) -> None:
+        await call.write(wire_pb2.PublishRequest(last_used_ms=last_used_ms))
+        await call.done_writing()
+        await asyncio.wait({task})
+
+    async def _hold(self) -> None:
+        failures = 0
+        while True:
+            proxies = self._proxies()
+            # By chance, so that clients spread over the proxies; after a failure elsewhere.
+            address = proxies[int(self._uniform() * len(proxies)) % len(proxies)]
+            if len(proxies) > 1 and address == self._refused:
+                address = proxies[(proxies.index(address) + 1) % len(proxies)]
+            before = self.lent
+            error: BaseException | None = None
+            try:
+                await self._serve(address)
+            except (Unavailable, *STREAM_ERRORS) as caught:
+                error = caught
+            if self._task is None:
+                return
+            self._refused = address
+            self._reason = f"{address}: {reason_of(error)}"
+            failures = 0 if self.lent > before else failures + 1
+            backoff = min(self._options.backoff_s * 2 ** min(failures, 16), self._options.max_backoff_s)
+            await asyncio.sleep(backoff * (0.5 + 0.5 * self._uniform()))
+
+    async def _serve(self, address: str) -> None:
+        """Hold a number at one proxy until the stream ends or the proxy is going."""
+        stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
+        call: Any = stub.Publish()
+        reading: asyncio.Task[Any] | None = None
+        try:
+            hello = wire_pb2.PublishHello(client=self._client, lend_worker=True)
+            if self._generator.until_ms:
+                hello.returned_worker, hello.returned_until_ms = self.worker, self._generator.until_ms
+            await call.write(wire_pb2.PublishRequest(hello=hello))
+            self._call = call
+            lent_before = self.lent
+            while True:
+                reading = reading or asyncio.ensure_future(call.read())
+                # A cancelled read would cancel the stream: wait beside it.
+                await asyncio.wait({reading}, timeout=self._renew_in_s())
+                if not reading.done():
+                    if self.lent == lent_before or not self.usable():
+                        raise Unavailable("it answered, but lent no worker number")
+                    await call.write(wire_pb2.PublishRequest(renew_worker=True))
+                    continue
+                reply = reading.result()
+                reading = None
+                if not isinstance(reply, wire_pb2.PublishReply):
+                    return
+                self._take(reply)
+                if reply.draining:
+                    return  # it waits for its publishers to go; the number stays ours until its time is over
+        finally:
+            if self._call is call:
+                self._call = None
+            call.cancel()
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            await self._channels.release(address)
+
+    def _renew_in_s(self) -> float:
+        """When half of the time is over."""
+        left_ms = self._generator.until_ms - max(self._clock_ms(), self._from_ms)
+        return max(left_ms / 2000, min(RENEW_RETRY_S, self._options.publish_timeout_s / 4))
+
+    def _take(self, reply: wire_pb2.PublishReply) -> None:
+        if reply.failures:
+            self._reason = f"{reply.failures[0].code}: {reply.failures[0].text}"
+        if not reply.worker_until_ms or reply.worker >= WORKERS or reply.worker_from_ms >= reply.worker_until_ms:
+            return
+        same = reply.worker == self._generator.worker and self._generator.until_ms
+        if same and reply.worker_until_ms < self._generator.until_ms:
+            return  # an older answer than the one in use
+        self._generator.lease(reply.worker, reply.worker_from_ms, reply.worker_until_ms)
+        self._from_ms = reply.worker_from_ms
+        self.lent += 1
+        self._lent.set()

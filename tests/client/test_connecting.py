@@ -1,0 +1,161 @@
+"""Targets, options, what is said when nobody answers, and how the client learns where the cluster is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+import pixiu
+from pixiu.client.options import ClientOptions, OptionOverrides
+from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
+from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, Unavailable
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def test_targets() -> None:
+    assert parse_target("10.0.0.1:7000, proxy:7001") == ProxyTarget(("10.0.0.1:7000", "proxy:7001"))
+    assert parse_target("[::1]:7000") == ProxyTarget(("[::1]:7000",))
+    assert parse_target("zk://a:2181,b:2182/pixiu/one/") == ZooKeeperTarget("a:2181,b:2182", "/pixiu/one")
+    assert parse_target("zk://a:2181") == ZooKeeperTarget("a:2181", "/pubsub")
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("", "names no address"),
+        ("localhost", "'localhost' in the target 'localhost' is not 'host:port'"),
+        ("a:1,b:99999", "'b:99999'.*1 to 65535"),
+        ("a:0", "1 to 65535"),
+        ("::1:7000", "brackets"),
+        ("http://a:1", "unknown scheme.*zk://"),
+        ("zk://", "example"),
+        ("zk://a:port/x", "port"),
+    ],
+)
+def test_a_wrong_target_is_refused_with_what_to_write(target: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        pixiu.connect(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"publish_timeout_s": 0}, "publish_timeout_s = 0"),
+        ({"backoff_s": 9.0}, "max_backoff_s"),
+        ({"queue_bytes": 10}, "queue_bytes = 10: at least max_record_bytes"),
+        ({"max_record_bytes": 1 << 21}, "max_record_bytes"),
+        ({"batch_bytes": 1 << 30}, "batch_bytes"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        pixiu.connect("a:1", **options)
+
+
+def test_every_option_is_a_keyword_of_connect_with_the_same_type() -> None:
+    hints = get_type_hints(ClientOptions)
+    assert get_type_hints(OptionOverrides) == {field.name: hints[field.name] for field in fields(ClientOptions)}
+
+
+def test_names_and_uins_are_bounded() -> None:
+    with pytest.raises(InvalidArgument, match="128 bytes"):
+        pixiu.connect("a:1", client="x" * 129)
+    with pytest.raises(InvalidArgument, match="UIN"):
+        pixiu.connect("a:1", uin=1 << 63)
+
+
+async def test_when_no_proxy_answers_each_address_and_its_reason_is_named(cluster: Any) -> None:
+    await cluster.start(proxies=1, gateways=1)
+    (dead,), (gateway,) = cluster.proxies, cluster.gateways
+    await dead.kill()
+    with pytest.raises(Unavailable) as caught:
+        await pixiu.connect(f"{dead.address},{gateway.address}", connect_timeout_s=0.5).open()
+    text = str(caught.value)
+    assert f"{dead.address}: connection refused" in text
+    assert f"{gateway.address}: a gRPC server that does not serve this" in text
+    assert "pixiu up" in text
+
+
+async def test_a_cluster_that_comes_up_in_time_is_waited_for(cluster: Any, until: Until) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    await proxy.kill()
+    px = pixiu.connect(proxy.address, connect_timeout_s=15.0)
+    await proxy.start()
+    async with px:
+        await px.room(1).send_and_wait(b"x")
+        with pytest.raises(NotConnected, match="open already"):
+            await px.open()
+
+
+async def test_zookeeper_that_does_not_answer_is_named(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    await proxy.kill()
+    with pytest.raises(pixiu.RegistryUnavailable, match=proxy.address):
+        await pixiu.connect(f"zk://{proxy.address}/pubsub", connect_timeout_s=0.5).open()
+
+
+async def test_use_outside_of_the_context_says_what_to_write() -> None:
+    px = pixiu.connect("127.0.0.1:1")
+    for use in (lambda: px.subscribe(room=1), px.cluster, lambda: px.room(1).send_nowait(b"x")):
+        with pytest.raises(NotConnected, match="async with"):
+            use()
+    with pytest.raises(NotConnected, match="async with"):
+        await px.room(1).send(b"x")
+    with pytest.raises(NotConnected, match="async with"):
+        await px.flush()
+    await px.close()
+
+
+async def test_the_map_is_refreshed_in_intervals_and_new_proxies_are_used(cluster: Any, until: Until) -> None:
+    await cluster.start(proxies=2)
+    first, second = cluster.proxies
+    cluster.hidden.add(second.address)
+    async with pixiu.connect(first.address, refresh_interval_s=0.05) as px:
+        assert px.cluster().proxies == (first.address,)
+        await px.room(1).send_and_wait(b"to the only one")
+        cluster.hidden.clear()
+        await until(lambda: len(px.cluster().proxies) == 2)
+        await px.room(1).send_and_wait(b"to the new one")
+    assert first.payloads() == [b"to the only one"]
+    assert second.payloads() == [b"to the new one"]
+
+
+async def test_the_map_is_refreshed_when_a_connection_fails(cluster: Any, until: Until) -> None:
+    await cluster.start(proxies=2)
+    first, second = cluster.proxies
+    cluster.hidden.add(second.address)
+    async with pixiu.connect(f"{first.address},{second.address}") as px:
+        await px.room(2).send_and_wait(b"1")
+        cluster.hidden = {first.address}
+        await first.kill()
+        await px.room(2).send_and_wait(b"2")
+        assert px.cluster().proxies == (second.address,)
+    assert second.payloads() == [b"2"]
+
+
+async def test_the_last_map_is_kept_when_no_proxy_answers_or_knows_any(cluster: Any, until: Until) -> None:
+    await cluster.start()
+    async with pixiu.connect(cluster.target, refresh_interval_s=0.05) as px:
+        cluster.hidden.add(cluster.target)
+        asked = cluster.asked
+        await until(lambda: cluster.asked > asked + 1)
+        assert px.cluster().proxies == (cluster.target,)
+
+
+def test_importing_pixiu_loads_neither_grpc_nor_kazoo() -> None:
+    code = "import sys, pixiu; print([name for name in ('grpc', 'kazoo', 'pixiu.client') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_every_public_name_can_be_used() -> None:
+    assert all(getattr(pixiu, name) is not None for name in pixiu.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pixiu.nothing  # type: ignore[attr-defined]

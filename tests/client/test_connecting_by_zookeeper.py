@@ -1,0 +1,56 @@
+"""The client finds the cluster in a real ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import pixiu
+from pixiu.discovery.node import NodeState
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.errors import Unavailable
+from registry.membership import Membership
+from tests.support.zookeeper import make_node
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+async def register(zookeeper: ZooKeeper, root: str, role: str, port: int, state: NodeState = NodeState.RUNNING) -> Membership:
+    member = Membership(zookeeper, root)
+    await member.register(replace(make_node(role, port=port), state=state))
+    return member
+
+
+async def test_running_proxies_and_gateways_are_used_in_the_order_of_their_registration(
+    cluster: Any, until: Until, zookeeper: ZooKeeper, root: str
+) -> None:
+    await cluster.start(proxies=2, gateways=1)
+    second, first = cluster.proxies
+    first_member = await register(zookeeper, root, "proxy", first.port)
+    second_member = await register(zookeeper, root, "proxy", second.port, NodeState.INIT)
+    gateway_member = await register(zookeeper, root, "gateway", cluster.gateways[0].port)
+    async with pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=20.0) as px:
+        await until(lambda: px.cluster().gateways == (cluster.gateways[0].address,))
+        assert px.cluster().proxies == (first.address,)
+        await px.room(1).send_and_wait(b"to the only one that runs")
+        await second_member.set_state(NodeState.RUNNING)
+        await until(lambda: px.cluster().proxies == (first.address, second.address))
+        await px.room(1).send_and_wait(b"to the second one")
+        async with px.subscribe(room=1):
+            assert cluster.gateways[0].joined() == {1}
+        await first_member.set_state(NodeState.DRAINING)
+        await until(lambda: px.cluster().proxies == (second.address,))
+        await px.room(2).send_and_wait(b"to the one that is left")
+    assert first.payloads() == [b"to the only one that runs"]
+    assert second.payloads() == [b"to the second one", b"to the one that is left"]
+    assert cluster.asked == 0
+    for member in (first_member, second_member, gateway_member):
+        await member.unregister()
+
+
+async def test_a_root_without_proxies_is_named(zookeeper: ZooKeeper, root: str) -> None:
+    with pytest.raises(Unavailable, match=rf"{zookeeper.hosts} answers, but no Running proxy is registered below {root}"):
+        await pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=3.0).open()

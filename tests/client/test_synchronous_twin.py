@@ -1,0 +1,122 @@
+"""The synchronous client, against servers in another thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import pixiu
+from pixiu.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
+from pixiu.ids import snowflake
+from pixiu.record import Flag, Kind, encode
+from pixiu.wire.v1 import wire_pb2
+
+
+def record(number: int, room: int) -> bytes:
+    return encode(Kind.ROOM, room, str(number).encode(), snowflake(1_700_000_000_000, 1, number), flags=Flag.TO_ROOM)
+
+
+@pytest.fixture(name="served")
+def served_fixture(background: Any, request: pytest.FixtureRequest) -> Any:
+    made = request.getfixturevalue("empty_cluster")
+    background.run(made.start(proxies=2, gateways=1))
+    yield made
+    background.run(made.stop())
+
+
+def test_messages_are_sent_in_order_and_receipts_can_be_waited_for(served: Any) -> None:
+    with pixiu.connect_sync(served.target, client="sync", uin=5) as px:
+        assert px.name == "sync"
+        for number in range(3000):
+            px.room(2).send(str(number).encode())
+        receipt = px.topic("a/b").send_and_wait(b"x")
+        assert receipt.done
+        assert receipt.error is None
+        assert receipt.id
+        px.flush()
+        assert px.stats().accepted == 3001
+        assert len(px.cluster().proxies) == 2
+    proxy = served.proxies[0]
+    assert [one.body for one in proxy.records if one.key == 2] == [str(number).encode() for number in range(3000)]
+    assert len(proxy.batches) < 1000
+    assert threading.active_count() == len(threading.enumerate())
+    assert not [thread for thread in threading.enumerate() if thread.name == "pixiu-client"]
+
+
+def test_failures_raise_in_the_callers_thread(served: Any, background: Any) -> None:
+    def refuse(one: Any) -> Any:
+        return wire_pb2.PublishFailure(code="OVERLOADED", text="slower", retry_after_ms=9) if one.key == 4 else None
+
+    served.proxies[0].failing = refuse
+    with pixiu.connect_sync(served.target, publish_timeout_s=1.0) as px:
+        with pytest.raises(InvalidArgument):
+            px.room(1).send(b"", type=99)
+        with pytest.raises(Overloaded, match="slower"):
+            px.room(4).send(b"x").wait()
+        px.room(2).send(b"x").wait(timeout_s=20)
+        background.call(lambda: setattr(served.proxies[0], "holding", True))
+        with pytest.raises(TimeoutError):
+            px.room(2).send(b"x").wait(timeout_s=0.1)
+        background.run(served.stop())
+
+
+def test_more_than_the_queue_holds_blocks_the_thread_and_loses_nothing(served: Any, background: Any) -> None:
+    proxy = served.proxies[0]
+    with pixiu.connect_sync(served.target, queue_records=100) as px:
+        px.room(2).send_and_wait(b"warm")
+        background.call(lambda: setattr(proxy, "reading", False))
+        done = threading.Event()
+
+        def send() -> None:
+            for number in range(5000):
+                px.room(2).send(str(number).encode())
+            done.set()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        assert not done.wait(0.3)
+        background.call(lambda: setattr(proxy, "reading", True))
+        thread.join(20)
+        assert done.is_set()
+    assert proxy.payloads() == [b"warm", *(str(number).encode() for number in range(5000))]
+
+
+def test_a_for_loop_over_a_subscription(served: Any, background: Any) -> None:
+    (gateway,) = served.gateways
+    with pixiu.connect_sync(served.target) as px, px.subscribe(room=42) as subscription:
+        subscription.join(rooms=[43], topics=["a/+"])
+        subscription.leave(rooms=[42])
+        assert background.call(gateway.joined) == {43}
+        assert background.call(gateway.topics) == {"a/+"}
+        assert subscription.gateway == gateway.address
+        background.call(lambda: gateway.send(record(1, 43), record(2, 43), record(3, 43)))
+        background.call(lambda: gateway.send(record(4, 43)))
+        seen = []
+        for message in subscription:
+            seen.append(message.payload)
+            if len(seen) == 2:
+                break
+        assert seen == [b"1", b"2"]
+        batches = subscription.batches()
+        assert [[message.payload for message in next(batches)] for _ in range(2)] == [[b"3"], [b"4"]]
+        assert subscription.counters.received == 4
+        threading.Timer(0.05, subscription.close).start()
+        assert list(subscription) == []
+
+
+def test_connecting_errors_and_use_after_the_end(served: Any, background: Any) -> None:
+    with pytest.raises(InvalidArgument, match="host:port"):
+        pixiu.connect_sync("nowhere")
+    background.run(served.proxies[1].kill())
+    with pytest.raises(Unavailable, match="connection refused"):
+        pixiu.connect_sync(served.proxies[1].address, connect_timeout_s=0.3).open()
+    px = pixiu.connect_sync(served.target)
+    with pytest.raises(NotConnected, match=r"with pixiu\.connect_sync"):
+        px.room(1)
+    with px:
+        room = px.room(1)
+    with pytest.raises(NotConnected):
+        room.send(b"x")
+    px.close()

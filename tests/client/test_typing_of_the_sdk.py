@@ -1,0 +1,94 @@
+"""What users write type-checks under `mypy --strict`, and what is wrong does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+ROOT = Path(__file__).parents[2]
+RIGHT = """
+import asyncio
+import pixiu
+
+
+async def publish() -> None:
+    async with pixiu.connect("127.0.0.1:7000,127.0.0.1:7001", uin=7, client="billing", publish_timeout_s=5.0) as px:
+        receipt: pixiu.Receipt = await px.room(42).send(b"x", type=3, lifetime_min=5, extension=b"{}", first_lane=True)
+        await receipt
+        number: int = receipt.id
+        problem: pixiu.PixiuError | None = receipt.error
+        px.topic("a/b").send_nowait(b"y")
+        try:
+            await px.topic("a/b").send_and_wait(b"y")
+        except pixiu.Overloaded as error:
+            await asyncio.sleep(error.retry_after_ms / 1000)
+        await px.flush()
+        print(px.stats().failures_by_code.get("OVERLOADED", 0), number, problem)
+
+
+async def subscribe() -> list[bytes]:
+    found: list[bytes] = []
+    async with pixiu.connect("zk://127.0.0.1:2181/pubsub") as px:
+        async for message in px.subscribe(room=42, topics=["a/+"], on_gap=print, on_dropped=lambda count: None):
+            found.append(message.payload)
+            topic: str | None = message.topic
+            print(topic, message.room, message.sent_at_ms)
+        async with px.subscribe() as subscription:
+            await subscription.join(rooms=[1, 2], timeout_s=3.0)
+            async for batch in subscription.batches():
+                found.extend(message.payload for message in batch)
+    return found
+
+
+def synchronous() -> None:
+    with pixiu.connect_sync("127.0.0.1:7000", join_timeout_s=1.0) as px:
+        receipt: pixiu.SyncReceipt = px.room(42).send(b"x")
+        receipt.wait(timeout_s=1.0)
+        for message in px.subscribe(room=42):
+            data: bytes = message.payload
+            print(data)
+"""
+WRONG = """
+import pixiu
+
+
+async def wrong() -> None:
+    async with pixiu.connect("127.0.0.1:7000", publish_timeout=5.0) as px:
+        await px.room("42").send(b"x")
+        await px.room(42).send("text")
+        async for message in px.subscribe(room=42):
+            message.body
+"""
+
+
+def check(tmp_path: Path, text: str) -> tuple[str, int]:
+    sample = tmp_path / "sample.py"
+    sample.write_text(text)
+    out, errors, status = api.run(
+        [
+            "--config-file",
+            str(ROOT / "setup.cfg"),
+            "--strict",
+            "--cache-dir",
+            str(tmp_path / "cache"),
+            "--follow-imports=silent",
+            str(sample),
+        ]
+    )
+    return out + errors, status
+
+
+@pytest.mark.parametrize("text", [RIGHT])
+def test_the_documented_use_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(ROOT)
+    out, status = check(tmp_path, text)
+    assert status == 0, out
+
+
+def test_wrong_use_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    out, status = check(tmp_path, WRONG)
+    assert status == 1
+    assert out.count("error:") == 4, out

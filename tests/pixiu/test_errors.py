@@ -1,0 +1,20 @@
+"""The error tree: codes, texts, gRPC status."""
+
+from __future__ import annotations
+
+from pixiu import errors
+
+
+def test_every_error_is_drawn_and_has_a_status() -> None:
+    for error in errors.all_errors():
+        assert error.__name__ in (errors.__doc__ or "") or error.__module__ != errors.__name__
+        assert error.code in errors.GRPC_STATUS
+        assert error.__doc__
+
+
+def test_a_peers_code_becomes_the_same_error_again() -> None:
+    refused = errors.error_of_code("OVERLOADED", "slow down", 250)
+    assert isinstance(refused, errors.Overloaded)
+    assert refused.retry_after_ms == 250
+    assert isinstance(errors.error_of_code("DROPPED", "x"), errors.Dropped)
+    assert type(errors.error_of_code("FROM_THE_FUTURE", "x")) is errors.RemoteError

@@ -1,0 +1,95 @@
+"""IDs: layouts, the generator's clock rules, names and topics."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pixiu import ids
+from pixiu.errors import LeaseExpired
+from pixiu.ids import SnowflakeGenerator
+
+
+class Clock:
+    """Unix milliseconds that a test sets."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def leased(clock: Clock, span_ms: int = 60_000) -> SnowflakeGenerator:
+    generator = SnowflakeGenerator(clock)
+    generator.lease(7, clock.now_ms, clock.now_ms + span_ms)
+    return generator
+
+
+def test_a_snowflake_holds_its_time_and_worker_and_leaves_the_top_bit() -> None:
+    made = ids.snowflake(ids.SNOWFLAKE_EPOCH_MS + (1 << 41) - 1, 4095, 1023)
+    assert made == (1 << 63) - 1
+    assert ids.snowflake_time_ms(made) == ids.SNOWFLAKE_EPOCH_MS + (1 << 41) - 1
+    assert ids.snowflake_worker(made) == 4095
+
+
+def test_ids_increase_when_a_millisecond_is_used_up_and_when_the_clock_goes_back() -> None:
+    clock = Clock(1_700_000_000_000)
+    generator = leased(clock)
+    made = [generator.next() for _ in range(3000)]
+    clock.now_ms -= 5_000
+    made += [generator.next() for _ in range(3000)]
+    assert all(a < b for a, b in itertools.pairwise(made))
+
+
+def test_no_id_is_made_at_or_after_the_end_of_the_lease() -> None:
+    clock = Clock(1_700_000_000_000)
+    generator = leased(clock, span_ms=2)
+    made = [generator.next() for _ in range(2048)]
+    with pytest.raises(LeaseExpired, match="worker number 7"):
+        generator.next()
+    assert max(ids.snowflake_time_ms(i) for i in made) < generator.until_ms
+
+
+def test_a_successor_of_a_worker_number_never_repeats_a_time() -> None:
+    clock = Clock(1_700_000_000_000)
+    first = leased(clock)
+    last = first.next()
+    clock.now_ms -= 1_000
+    second = SnowflakeGenerator(clock)
+    second.lease(7, first.last_used_ms + 1, first.last_used_ms + 60_000)
+    assert second.next() > last
+
+
+def test_a_renewed_lease_goes_on() -> None:
+    clock = Clock(1_700_000_000_000)
+    generator = leased(clock, span_ms=1)
+    before = generator.next()
+    clock.now_ms += 10
+    generator.lease(7, clock.now_ms - 10, clock.now_ms + 60_000)
+    assert generator.next() > before
+
+
+def test_a_gateway_message_id_holds_instance_generation_and_counter() -> None:
+    made = ids.gateway_msg_id(32_767, 1023, (1 << 38) - 1)
+    assert made == (1 << 63) - 1
+    assert ids.gateway_instance(made) == 32_767
+    assert ids.gateway_generation(made) == 1023
+
+
+@pytest.mark.parametrize(("name", "uin"), [("7", 7), (str((1 << 63) - 1), (1 << 63) - 1)])
+def test_a_decimal_name_is_the_uin(name: str, uin: int) -> None:
+    assert ids.uin_of_name(name) == uin
+
+
+@pytest.mark.parametrize("name", ["0", "-1", "anna", "９", str(1 << 63), ""])
+def test_any_other_name_is_hashed_below_2_to_the_63(name: str) -> None:
+    assert 0 <= ids.uin_of_name(name) < 1 << 63
+    assert ids.uin_of_name(name) == ids.uin_of_name(name)
+
+
+def test_topics_with_one_first_level_share_a_room_above_every_business_room() -> None:
+    assert ids.topic_room("home/kitchen") == ids.topic_room("home/hall") == ids.topic_room("home")
+    assert ids.topic_room("home") != ids.topic_room("work")
+    assert ids.MAX_ROOM < ids.topic_room("home") <= ids.MAX_ID
