@@ -1,0 +1,101 @@
+"""From which router replica a broker gets each router partition's membership. Pure.
+
+A feed is one router partition that shares rooms with the broker's:
+
+    SEEKING ── a Running router ──▶ SNAPSHOT ── merged ──▶ LIVE
+       ▲                               │                     │
+       ├──── it failed, or it died ────┘      "subscribed: false" ──▶ SNAPSHOT
+       └──── it died or vanished ────────────────────────────┘
+
+Source: seed 004 §5.3 steps 6 and 10; DESIGN sections 9 and 10.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import xxhash
+
+from pixiu.ids import EndpointID
+from pixiu.softstore import Change, Key
+
+FIRST_RETRY_S: Final = 0.2
+LAST_RETRY_S: Final = 5.0
+"""The pause before a snapshot is tried again doubles from the first to the last value."""
+MAX_QUEUED_MESSAGES: Final = 200_000
+"""Gateway messages that wait for one feed's snapshot. Policy: what exceeds it is taken at once."""
+OUT_OF_CONTACT_S: Final = 300.0
+"""After so long without a router, what its next snapshot does not have is dropped: tombstones may be over."""
+
+
+class FeedState(Enum):
+    """See the module."""
+
+    SEEKING = "Seeking"
+    SNAPSHOT = "Snapshot"
+    LIVE = "Live"
+
+
+@dataclass(slots=True)
+class Feed:
+    """One router partition's membership."""
+
+    partition: int
+    state: FeedState = FeedState.SEEKING
+    source: EndpointID | None = None
+    complete: bool = False
+    """A snapshot was merged at least once."""
+    attempts: int = 0
+    retry_at: float = 0.0
+    finished_at: float = -1e9
+    """When the last snapshot was merged."""
+    lost_at: float | None = None
+    """Since when no router is known to send us everything; None before the first snapshot, and while LIVE."""
+    queue: deque[list[Change]] = field(default_factory=deque)
+    queued: int = 0
+    seen: set[Key] | None = None
+    """Keys of the snapshot that is being taken and of live messages since, when others will be dropped."""
+
+    def begin(self, source: EndpointID, now: float) -> None:
+        """Take a snapshot from a router."""
+        self.state, self.source = FeedState.SNAPSHOT, source
+        out = self.lost_at is not None and now - self.lost_at > OUT_OF_CONTACT_S
+        self.seen = set() if out else None
+
+    def lose(self, now: float) -> None:
+        """The router is gone, or has not sent everything."""
+        if self.state is FeedState.LIVE:
+            self.lost_at = now
+        self.state, self.source, self.seen = FeedState.SEEKING, None, None
+
+    def fail(self, endpoint: EndpointID, now: float) -> None:
+        """The snapshot failed: try again after a pause."""
+        self.lose(now)
+        self.attempts += 1
+        pause = min(FIRST_RETRY_S * 2 ** min(self.attempts - 1, 10), LAST_RETRY_S)
+        # The jitter comes from the process and the attempt: brokers that start together do not try together.
+        spread = xxhash.xxh3_64_intdigest(endpoint.to_bytes(8, "little") + self.attempts.to_bytes(8, "little"))
+        self.retry_at = now + pause * (0.5 + spread % 1024 / 2048)
+
+    def succeed(self, now: float) -> None:
+        """The snapshot is merged."""
+        self.state, self.complete, self.attempts = FeedState.LIVE, True, 0
+        self.finished_at, self.lost_at, self.seen = now, None, None
+
+    def enqueue(self, messages: list[Change]) -> bool:
+        """Keep messages for the end of the snapshot; False when there is no room for them."""
+        if self.queued + len(messages) > MAX_QUEUED_MESSAGES:
+            return False
+        self.queue.append(messages)
+        self.queued += len(messages)
+        return True
+
+    def replay(self) -> list[Change]:
+        """What was kept, in order; the queue is empty then."""
+        found = [change for messages in self.queue for change in messages]
+        self.queue.clear()
+        self.queued = 0
+        return found

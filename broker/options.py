@@ -1,0 +1,18 @@
+"""A broker's own options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pixiu.runtime.fields import bounded
+from pixiu.runtime.options import PartitionedOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(PartitionedOptions):
+    """The [broker] table."""
+
+    max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
+    """Members of rooms that are kept; further joins are refused and counted."""
+    gone_gateway_s: float = bounded(3600.0, 1.0, 1_000_000.0)
+    """Seconds after which the members on a gateway that is out of the registry are dropped."""

@@ -1,0 +1,247 @@
+"""The broker's shell: links, snapshots from routers and a timer around the core.
+
+Source: seed 004 §2.3, §5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from broker.core import Core, State
+from broker.events import (
+    BecomeRunning,
+    ClusterChanged,
+    Event,
+    Gateway,
+    MessagesReceived,
+    PeerAlive,
+    PeerDead,
+    RecordsReceived,
+    Replica,
+    SendControl,
+    SendRecords,
+    SetAttachment,
+    SnapshotChunk,
+    SnapshotFinished,
+    SubscriptionReply,
+    TakeSnapshot,
+    Tick,
+    WaitingForRouters,
+)
+from broker.feeds import FeedState
+from broker.options import Options
+from pixiu.discovery.view import View
+from pixiu.ids import EndpointID, hex_id
+from pixiu.links.api import Peer, PeerState
+from pixiu.runtime.context import Context
+from pixiu.snapshots import SnapshotReader
+from pixiu.softstore import Change, Chunk, Membership, decode_messages
+from pixiu.wire.v1 import control_pb2
+
+WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
+SNAPSHOT_FAILED: Final = "snapshot_failed"
+MEMBERSHIP_READY: Final = "membership_ready"
+DRAIN_POLL_S: Final = 0.05
+DRAIN_LIMIT_S: Final = 5.0
+"""A draining broker waits so long for proxies to stop sending."""
+QUIET_S: Final = 0.5
+
+
+class Service:
+    """Runs one `broker.core.Core`."""
+
+    def __init__(self, context: Context[Options]) -> None:
+        options = context.options
+        self._context = context
+        self._core = Core(
+            endpoint=context.endpoint_id,
+            partition=options.partition,
+            heartbeat_s=context.cluster.heartbeat_interval_ms / 1000,
+            poll_interval_s=options.poll_interval_s,
+            gone_gateway_s=options.gone_gateway_s,
+            membership=Membership(max_entries=options.max_entries),
+        )
+        self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
+        self._ready = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        context.metrics.collect_from(self._samples)
+
+    # What the runtime calls.
+
+    async def start(self) -> None:
+        """Returns when the snapshots of all router partitions that share rooms are merged; waits for routers for ever."""
+        self._step(Tick())
+        await self._ready.wait()
+        membership = self._core.membership
+        self._context.log.info(MEMBERSHIP_READY, members=len(membership), rooms=membership.rooms)
+
+    async def drain(self) -> None:
+        """Serve on until proxies use another replica."""
+        loop = asyncio.get_running_loop()
+        limit, seen, quiet_since = loop.time() + DRAIN_LIMIT_S, -1, loop.time()
+        while loop.time() < limit and loop.time() - quiet_since < QUIET_S:
+            taken = self._core.fanout.counters.records_in
+            if taken != seen:
+                seen, quiet_since = taken, loop.time()
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def stop(self) -> None:
+        """End snapshots and the timer."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._snapshots.close()
+
+    def health(self) -> dict[str, object]:
+        """The membership's size and where it comes from. `degraded` is a text while something needs an operator."""
+        core = self._core
+        lost = sorted(partition for partition, feed in core.feeds.items() if feed.state is FeedState.SEEKING)
+        return {
+            "membership": core.state.value,
+            "members": len(core.membership),
+            "rooms": core.membership.rooms,
+            "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
+            "degraded": f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None,
+        }
+
+    def on_view(self, view: View) -> None:
+        """Heartbeat and reach routers, gateways and the other brokers."""
+        me = self._context.endpoint_id
+        nodes = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        routers = view.layout.roles.get("router")
+        self._step(
+            ClusterChanged(
+                view.layout.version,
+                view.layout.partitions("broker"),
+                view.layout.partitions("router"),
+                routers.next if routers is not None else 1,
+                tuple(Replica(node.endpoint, node.partition) for node in view.running("router")),
+                tuple(Replica(node.endpoint, node.partition) for node in view.running("broker") if node.endpoint != me),
+                tuple(
+                    Gateway(node.endpoint, node.instance, node.generation) for node in view.of_role("gateway") if node.instance >= 0
+                ),
+            )
+        )
+
+    # What the links call.
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """A proxy's batch; or another broker's, whose partition the room has left."""
+        send, malformed = self._context.links.send_records, False
+        for effect in self._core.step(RecordsReceived(peer, data, start, end, count), self._context.now()):
+            if isinstance(effect, SendRecords):
+                send(effect.peer, effect.records, effect.lane)
+            elif isinstance(effect, SendControl):
+                self._context.links.send_control(effect.peer, effect.messages)
+            else:
+                malformed = True
+        return not malformed
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        """Gateway messages from a router; another broker's layout notice needs nothing, the registry brings it anyway."""
+        changes: list[Change] = []
+        try:
+            for data in messages:
+                control = control_pb2.Control.FromString(data)
+                if control.HasField("gateway_messages"):
+                    changes += decode_messages(control.gateway_messages)
+        except DecodeError:
+            return False
+        if changes:
+            self._step(MessagesReceived(peer, changes))
+        return True
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Nothing is sent with a token: real-time records are not sent again."""
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """A router, gateway or broker died or came back."""
+        if state is PeerState.DEAD:
+            self._step(PeerDead(peer))
+        elif state is PeerState.ALIVE:
+            self._step(PeerAlive(peer))
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """A router's answer says whether it sends us everything."""
+        if reply:
+            try:
+                subscribed = control_pb2.SubscriptionState.FromString(attachment).subscribed
+            except DecodeError:
+                return b""
+            self._step(SubscriptionReply(peer, subscribed))
+        return b""
+
+    # Inside.
+
+    def _step(self, event: Event) -> None:
+        if self._stopped:
+            return
+        now, links = self._context.now(), self._context.links
+        for effect in self._core.step(event, now):
+            match effect:
+                case SendRecords(peer, records, lane):
+                    links.send_records(peer, records, lane)
+                case SendControl(peer, messages):
+                    links.send_control(peer, messages)
+                case SetAttachment(peer, attachment):
+                    links.set_attachment(peer, attachment)
+                case TakeSnapshot(source, partition, partitions):
+                    self._snapshots.take(source, self._context.view, partition, partitions)
+                case WaitingForRouters(partitions, waited_s):
+                    self._context.log.warning(
+                        WAITING_FOR_ROUTERS,
+                        text="no Running router gives a snapshot yet; start one, or look at why none runs",
+                        router_partitions=list(partitions),
+                        waited_s=round(waited_s),
+                    )
+                case BecomeRunning():
+                    self._ready.set()
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        deadline = self._core.next_deadline()
+        if deadline is None:
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(deadline - now, 0.0)
+        if self._timer is None or when < self._timer.when() - 0.001:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(when, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(Tick())
+
+    def _snapshot_chunk(self, source: EndpointID, chunk: Chunk) -> None:
+        self._step(SnapshotChunk(source, chunk))
+
+    def _snapshot_finished(self, source: EndpointID, error: str | None) -> None:
+        if error is not None:
+            self._context.log.warning(SNAPSHOT_FAILED, router=hex_id(source), text=error)
+        self._step(SnapshotFinished(source, error))
+
+    def _samples(self) -> dict[str, float]:
+        core = self._core
+        samples: dict[str, float] = {}
+        counted: list[tuple[str, Any]] = [
+            ("", core.counters),
+            ("", core.fanout.counters),
+            ("membership_", core.membership.counters),
+        ]
+        for prefix, counters in counted:
+            samples |= {f"{prefix}{name}_total": value for name, value in asdict(counters).items()}
+        return samples | {
+            "members": len(core.membership),
+            "rooms": core.membership.rooms,
+            "tombstones": core.membership.tombstones,
+            "membership_complete": core.state is State.RUNNING,
+            "feeds_live": sum(feed.state is FeedState.LIVE for feed in core.feeds.values()),
+            "feeds_lost": sum(feed.state is FeedState.SEEKING for feed in core.feeds.values()),
+        }

@@ -1,0 +1,21 @@
+"""A router's own options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pixiu.runtime.fields import bounded
+from pixiu.runtime.options import PartitionedOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(PartitionedOptions):
+    """The [router] table. `data_dir` holds the Router DB; without one the membership is kept in memory only, and lost
+    when all replicas of the partition stop together."""
+
+    store_mb: int = bounded(1024, 1, 1 << 20)
+    """MiB that the Router DB may grow to: about 100 bytes for each member of each room."""
+    max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
+    """Members of rooms that are kept; further joins are refused and counted."""
+    gone_gateway_s: float = bounded(3600.0, 1.0, 1_000_000.0)
+    """Seconds after which the members on a gateway that is out of the registry are dropped."""

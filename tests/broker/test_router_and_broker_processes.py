@@ -1,0 +1,248 @@
+"""Real router and broker processes beside a real ZooKeeper; the test plays a gateway and a proxy over real links."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import RoleLayout, View
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.links.api import LinkHandler, Peer, PeerState
+from pixiu.links.endpoint import Endpoint
+from pixiu.record import Flag, Kind, encode, split
+from pixiu.runtime.options import ClusterOptions, RoleOptions, link_options
+from pixiu.softstore import Change, encode_messages
+from pixiu.wire.v1 import control_pb2
+from registry.embedded import EmbeddedZooKeeper
+from registry.layout import ensure_layout
+from registry.membership import Membership
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMIT_S = 60.0
+CLUSTER = ClusterOptions(heartbeat_interval_ms=250)
+
+
+class Played(LinkHandler):
+    """A gateway or a proxy that the test plays: what it got, and what became of what it sent."""
+
+    def __init__(self, number: int) -> None:
+        self.endpoint_id = EndpointID(number)
+        self.records: list[bytes] = []
+        self.confirmed: set[int] = set()
+        self.settled: dict[int, bool] = {}
+        self.endpoint = Endpoint(self.endpoint_id, link_options(CLUSTER, RoleOptions()), self)
+        self.port = self.endpoint.bind("127.0.0.1", 0)
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        self.records += split(data[start:end], count)
+        return True
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        for data in messages:
+            self.confirmed.update(control_pb2.Control.FromString(data).gateway_confirm.ids)
+        return True
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        self.settled.update(settled)
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        pass
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        return b""
+
+    def node(self, role: str) -> Node:
+        instance = 1 if role == "gateway" else -1
+        return Node(
+            role, -1, -1, NodeState.RUNNING, "127.0.0.1", self.port, 0, self.endpoint_id, 0, "test", CLUSTER.settings_hash(), 0,
+            instance=instance, generation=instance,
+        )  # fmt: skip
+
+
+class Cluster:
+    """Processes, the test's own view of the registry, and the two that the test plays."""
+
+    def __init__(self, registry: str, folder: Path) -> None:
+        self.registry, self.folder = registry, folder
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.gateway, self.proxy = Played(1001), Played(1002)
+        self.view = View()
+        self._news = asyncio.Condition()
+        self._counter = 0
+        self._numbers = 0
+
+    def on_view(self, view: View) -> None:
+        self.view = view
+        nodes = [node for role in ("router", "broker") for node in view.of_role(role)]
+        for played in (self.gateway, self.proxy):
+            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+
+    async def start(self, name: str) -> None:
+        role = name.split("-")[0]
+        sets = {
+            "registry": f"zk://{self.registry}/test",
+            "data_dir": str(self.folder / name),
+            "session_timeout_ms": "4000",
+            "log_format": "json",
+            "cluster.heartbeat_interval_ms": str(CLUSTER.heartbeat_interval_ms),
+        }
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", role, *[part for key, value in sets.items() for part in ("--set", f"{key}={value}")],
+                stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+
+    async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        async with asyncio.timeout(LIMIT_S):
+            return await process.wait()
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    async def until(self, what: str, found: Callable[[], object]) -> None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not found():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            logs = "\n".join(f"{name}: {self.log(name)[-3000:]}" for name in self.processes)
+            pytest.fail(f"{what} did not happen within {LIMIT_S} s\n{logs}")
+
+    def node(self, name: str) -> Node | None:
+        """The Running node of a process."""
+        process = self.processes.get(name)
+        nodes = self.view.running(name.split("-")[0])
+        return next((node for node in nodes if process is not None and node.pid == process.pid), None)
+
+    async def running(self, *names: str) -> None:
+        await self.until(f"{names} Running", lambda: all(self.node(name) is not None for name in names))
+
+    async def join(self, router: str, room: int, *, login: bool = True) -> None:
+        """Say it as a gateway does: again every second until it is confirmed."""
+        node = self.node(router)
+        assert node is not None
+        self._counter += 1
+        change = Change(gateway_msg_id(1, 1, self._counter), room, 7, login)
+        async with asyncio.timeout(LIMIT_S):
+            while change.id not in self.gateway.confirmed:
+                self.gateway.endpoint.send_control(node.endpoint, encode_messages([change]))
+                for _ in range(50):
+                    if change.id not in self.gateway.confirmed:
+                        await asyncio.sleep(0.02)
+
+    async def reaches_gateway(self, broker: str, room: int) -> bool:
+        """Send a record of a room through a broker; once the broker has handed it on, see whether the gateway has it."""
+        node = self.node(broker)
+        assert node is not None
+        self._numbers += 1
+        number = self._numbers
+        record = encode(Kind.ROOM, room, b"hello", number, flags=Flag.TO_ROOM)
+        self.proxy.endpoint.send_records(node.endpoint, [record], token=number)
+        await self.until("settling", lambda: number in self.proxy.settled)
+        assert self.proxy.settled[number]
+        for _ in range(25):
+            if record in self.gateway.records:
+                break
+            await asyncio.sleep(0.02)
+        assert self.gateway.records.count(record) <= 1
+        return record in self.gateway.records
+
+    async def served(self, broker: str, *rooms: int) -> None:
+        """A broker serves these rooms, at the latest when it has moved to another router."""
+        for room in rooms:
+            async with asyncio.timeout(LIMIT_S):
+                while not await self.reaches_gateway(broker, room):
+                    await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        server = EmbeddedZooKeeper(folder / "zookeeper")
+        await asyncio.to_thread(server.start)
+        stack.push_async_callback(asyncio.to_thread, server.stop)
+        zookeeper = ZooKeeper(server.address)
+        await zookeeper.connect()
+        stack.push_async_callback(zookeeper.close)
+        await ensure_layout(zookeeper, "/test", {"router": RoleLayout(1, 1, 2), "broker": RoleLayout(1, 1, 2)})
+        found = Cluster(server.address, folder)
+        for role, played in (("gateway", found.gateway), ("proxy", found.proxy)):
+            await played.endpoint.start()
+            stack.push_async_callback(played.endpoint.close)
+            membership = Membership(zookeeper, "/test")
+            await membership.register(played.node(role))
+            stack.push_async_callback(membership.unregister)
+        discovery = Discovery(zookeeper, "/test", found.on_view, 1.0)
+        await discovery.start()
+        stack.push_async_callback(discovery.close)
+        try:
+            yield found
+        finally:
+            for name in list(found.processes):
+                await found.kill(name)
+
+
+async def test_joins_are_confirmed_and_served_while_routers_die_and_come_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        # A broker waits in Init until there is a router.
+        await c.start("broker-0")
+        await c.until("broker-0 in Init", lambda: c.view.of_role("broker"))
+        assert not c.view.running("broker")
+        await c.start("router-0")
+        await c.running("router-0", "broker-0")
+        await c.start("router-1")
+        await c.start("broker-1")
+        await c.running("router-1", "broker-1")
+
+        await c.join("router-0", 41)
+        await c.join("router-1", 42)
+        for broker in ("broker-0", "broker-1"):
+            await c.served(broker, 41, 42)
+            assert not await c.reaches_gateway(broker, 43)
+
+        # A router dies: the other one confirms, the brokers move to it.
+        await c.kill("router-0")
+        await c.join("router-1", 43)
+        await c.join("router-1", 41, login=False)
+        for broker in ("broker-0", "broker-1"):
+            await c.served(broker, 42, 43)
+            assert not await c.reaches_gateway(broker, 41)
+
+        # It comes back with what it missed, and the other one dies.
+        await c.start("router-0")
+        await c.running("router-0")
+        await c.kill("router-1")
+        await c.join("router-0", 44)
+        for broker in ("broker-0", "broker-1"):
+            await c.served(broker, 42, 43, 44)
+            assert not await c.reaches_gateway(broker, 41)
+
+        # No router at all: the brokers serve on; then the Router DB is all there is, and a new broker learns from it.
+        assert await c.kill("router-0", signal.SIGTERM) == 0
+        await c.served("broker-0", 42, 43, 44)
+        await c.start("router-0")
+        await c.running("router-0")
+        await c.kill("broker-1")
+        await c.start("broker-2")
+        await c.running("broker-2")
+        await c.served("broker-2", 42, 43, 44)
+        assert not await c.reaches_gateway("broker-2", 41)
+        assert await c.kill("broker-2", signal.SIGTERM) == 0
+        assert await c.kill("router-0", signal.SIGTERM) == 0
+        for name in ("router-0", "router-1", "broker-0", "broker-2"):
+            assert "handler_failed" not in c.log(name)
+            assert "Traceback" not in c.log(name)
