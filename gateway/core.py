@@ -1,0 +1,294 @@
+"""The gateway's core: its clients' rooms, what it tells the routers, and the fan-out of what brokers send.
+
+The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
+loop; a connection gets one write for all of them.
+
+Source: seed 004 §2.5, §5.1; DESIGN sections 9 and 17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from zlib import crc32
+
+from gateway.events import (
+    Closed,
+    Confirmed,
+    Deliver,
+    Effect,
+    EndOfTurn,
+    Event,
+    Join,
+    Leave,
+    Opened,
+    ProxiesChanged,
+    Publish,
+    RecordsArrived,
+    Replica,
+    RoutersChanged,
+    SendRecords,
+    Settled,
+    Tick,
+)
+from gateway.presence import Presence
+from gateway.rooms import Channel, Client, RoomIndex
+from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
+from pixiu.routing import Routes
+
+DEDUPE_GENERATION = 65_536
+"""The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
+MAX_HELD_RECORDS = 100_000
+"""Published records that wait for a change of proxies; beyond it the oldest are dropped."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the gateway has done since its start."""
+
+    records_in: int = 0
+    deliveries: int = 0
+    duplicates: int = 0
+    without_members: int = 0
+    damaged: int = 0
+    batches_malformed: int = 0
+    published: int = 0
+    publish_dropped: int = 0
+
+
+class Core:
+    """Decides; see the module. `step` never raises on what comes from the network.
+
+    Args:
+        instance: this gateway's leased number.
+        generation: of that number, grown with this start.
+    """
+
+    def __init__(self, *, instance: int, generation: int) -> None:
+        self.index = RoomIndex()
+        self.counters = Counters()
+        self._identity = (instance, generation)
+        self._counter = 0
+        self._token = 0
+        self._seen: set[tuple[int, int]] = set()
+        self._seen_before: set[tuple[int, int]] = set()
+        self._dirty: dict[Channel, None] = {}
+        self._proxies: tuple[Replica, ...] = ()
+        self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy)
+        self._partitions_of: dict[EndpointID, int] = {}
+        self._held: list[tuple[int, bytes]] = []
+        self.presence = Presence(self._next_id, self._next_token)
+        self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
+            RoutersChanged: self._on_routers,
+            ProxiesChanged: self._on_proxies,
+            Opened: self._on_opened,
+            Closed: self._on_closed,
+            Join: self._on_join,
+            Leave: self._on_leave,
+            Publish: self._on_publish,
+            Confirmed: self._on_confirmed,
+            Settled: self._on_settled,
+            EndOfTurn: self._on_end_of_turn,
+            Tick: self._on_tick,
+        }
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; `now` is monotonic seconds. Returns what to do, in order.
+
+        What must leave (deliveries, gateway messages) leaves at `EndOfTurn`.
+        """
+        return self._handlers[type(event)](event, now)
+
+    def records_arrived(self, event: RecordsArrived) -> bool:
+        """Take a batch from a broker. False when it is malformed: then nothing of it is delivered."""
+        records = _split(event.data, event.start, event.end, event.count)
+        if records is None:
+            self.counters.batches_malformed += 1
+            return False
+        rooms, seen, before = self.index.rooms, self._seen, self._seen_before
+        self.counters.records_in += len(records)
+        for record in records:
+            key = int.from_bytes(record[24:32], "little")
+            identity = (int.from_bytes(record[16:24], "little"), key)
+            if identity in seen or identity in before:
+                self.counters.duplicates += 1
+                continue
+            seen.add(identity)
+            bounds = body_bounds(record)
+            if bounds is None or crc32(record[HEADER_SIZE : bounds[1]]) != int.from_bytes(record[12:16], "little"):
+                self.counters.damaged += 1
+                continue
+            body = record[bounds[0] : bounds[1]]
+            if record[5] & Flag.TOPIC:
+                channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+            else:
+                channel = rooms.get(key)
+            if channel is None:
+                self.counters.without_members += 1
+                continue
+            self._dirty[channel] = None
+            if channel.packets:
+                channel.pending_packets.append(_publish_packet(channel.head, body))
+            if channel.records:
+                channel.pending_records.append(record)
+        if len(seen) >= DEDUPE_GENERATION:
+            self._seen_before, self._seen = seen, set()
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When `Tick` is due, monotonic seconds; None for never."""
+        due = [time for time in (self.presence.next_deadline(), self._proxy_routes.deadline) if time is not None]
+        return min(due, default=None)
+
+    def _next_id(self) -> int:
+        self._counter += 1
+        return gateway_msg_id(*self._identity, self._counter)
+
+    def _next_token(self) -> int:
+        self._token += 1
+        return self._token
+
+    def _choose_proxy(self, key: int) -> EndpointID | None:
+        usable = [proxy for proxy in self._proxies if proxy.usable] or list(self._proxies)
+        return usable[key % len(usable)].endpoint if usable else None
+
+    def _on_routers(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, RoutersChanged)
+        self._partitions_of = {replica.endpoint: replica.partition for replica in event.replicas}
+        self.presence.set_routers(event.partitions, event.replicas, now)
+        return []
+
+    def _on_proxies(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, ProxiesChanged)
+        known = {proxy.endpoint for proxy in event.proxies}
+        gone = [proxy.endpoint for proxy in self._proxies if proxy.endpoint not in known]
+        self._proxies = event.proxies
+        self._proxy_routes.change(now, gone)
+        return []
+
+    def _on_opened(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Opened)
+        self.index.clients[event.connection] = Client(event.uin, event.packets)
+        return []
+
+    def _on_closed(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Closed)
+        client = self.index.clients.get(event.connection)
+        if client is not None:
+            left = self.index.leave(event.connection, list(client.channels))
+            del self.index.clients[event.connection]
+            self.presence.forget(event.connection)
+            self.presence.change(left, client.uin, False, event.reason, now)
+        return []
+
+    def _on_join(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Join)
+        client = self.index.clients.get(event.connection)
+        if client is None:
+            return []
+        entered = self.index.join(event.connection, event.channels)
+        self.presence.change(entered, client.uin, True, 0, now)
+        return self.presence.request(event.connection, event.request, {room for room, _ in event.channels}, client.uin, now)
+
+    def _on_leave(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Leave)
+        client = self.index.clients.get(event.connection)
+        if client is not None:
+            self.presence.change(self.index.leave(event.connection, event.channels), client.uin, False, 1, now)
+        return []
+
+    def _on_publish(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Publish)
+        self._held.extend(event.records)
+        if len(self._held) > MAX_HELD_RECORDS:
+            self.counters.publish_dropped += len(self._held) - MAX_HELD_RECORDS
+            del self._held[:-MAX_HELD_RECORDS]
+        return []
+
+    def _on_confirmed(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Confirmed)
+        partition = self._partitions_of.get(event.peer)
+        return [] if partition is None else self.presence.confirmed(partition, event.ids)
+
+    def _on_settled(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Settled)
+        for token, handled in event.parcels:
+            if not self.presence.settled(token, handled, now):
+                self._proxy_routes.settled(token)
+        return []
+
+    def _on_tick(self, event: Event, now: float) -> list[Effect]:
+        self._proxy_routes.expire(now)
+        return self.presence.expire(now)
+
+    def _on_end_of_turn(self, event: Event, now: float) -> list[Effect]:
+        """Presence first, so that routers know of it before a message that a client sends after it."""
+        effects = self.presence.flush(now)
+        if self._held and not self._proxy_routes.held:
+            effects += self._published()
+        effects += self._deliveries()
+        return effects
+
+    def _published(self) -> list[Effect]:
+        parcels: dict[tuple[EndpointID, int], list[bytes]] = {}
+        for key, record in self._held:
+            proxy = self._proxy_routes.target(key)
+            if proxy is None:
+                self.counters.publish_dropped += 1
+                continue
+            parcels.setdefault((proxy, record[6] >> 6), []).append(record)
+        self.counters.published += len(self._held)
+        self._held = []
+        effects: list[Effect] = []
+        for (proxy, lane), records in parcels.items():
+            token = self._next_token()
+            self._proxy_routes.sent(token, proxy)
+            effects.append(SendRecords(proxy, records, lane, token))
+        return effects
+
+    def _deliveries(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for channel in self._dirty:
+            if channel.pending_packets:
+                if channel.packet_targets is None:
+                    channel.packet_targets = tuple(channel.packets)
+                effects.append(_deliver(channel.packet_targets, channel.pending_packets))
+                self.counters.deliveries += len(channel.packet_targets) * len(channel.pending_packets)
+                channel.pending_packets = []
+            if channel.pending_records:
+                if channel.record_targets is None:
+                    channel.record_targets = tuple(channel.records)
+                effects.append(_deliver(channel.record_targets, channel.pending_records))
+                self.counters.deliveries += len(channel.record_targets) * len(channel.pending_records)
+                channel.pending_records = []
+        self._dirty.clear()
+        return effects
+
+
+def _deliver(targets: tuple[int, ...], pending: list[bytes]) -> Deliver:
+    return Deliver(targets, b"".join(pending) if len(pending) > 1 else pending[0], len(pending))
+
+
+def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
+    """The records of a batch; None when it is malformed."""
+    records: list[bytes] = []
+    for _ in range(count):
+        if start + HEADER_SIZE > end:
+            return None
+        after = start + SIZE_FIELD + int.from_bytes(data[start : start + 4], "little")
+        if after < start + SIZE_FIELD + LEAST_SIZE or after > end:
+            return None
+        records.append(data[start:after])
+        start = after
+    return records if start == end else None
+
+
+def _publish_packet(head: bytes, body: bytes) -> bytes:
+    """A QoS 0 PUBLISH: `head` (topic length and name; empty where the body begins with them) and the body."""
+    size = len(head) + len(body)
+    if size < 128:
+        return b"0" + bytes((size,)) + head + body
+    if size < 16_384:
+        return b"0" + bytes((size & 127 | 128, size >> 7)) + head + body
+    return b"0" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + head + body

@@ -1,0 +1,179 @@
+"""What happens to a gateway's core, and what it asks its shell to do.
+
+A connection is a number that the shell gives. A channel is what can be subscribed: a room (`topic` is None) or a
+free topic inside its room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pixiu.ids import EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica that a gateway may send to: of a router partition, or a proxy (partition 0)."""
+
+    endpoint: EndpointID
+    partition: int
+    usable: bool = True
+    """False while heartbeats doubt it: chosen only when there is no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutersChanged:
+    """The Running router replicas that are not dead, the number of partitions and the next one while it doubles."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiesChanged:
+    """The Running proxies that are not dead, in the order of their registration."""
+
+    proxies: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client is there. `packets`: it speaks MQTT and gets PUBLISH packets, else records."""
+
+    connection: int
+    uin: int
+    packets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A client is gone; it leaves everything. `reason` is a `Reason` of control.proto."""
+
+    connection: int
+    reason: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A client subscribes; `Answer(connection, request)` follows when the cluster knows it. A channel is (room, topic)."""
+
+    connection: int
+    request: int
+    channels: list[tuple[int, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A client unsubscribes. Takes effect at once."""
+
+    connection: int
+    channels: list[tuple[int, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsArrived:
+    """A batch came from a broker: records in data[start:end]."""
+
+    data: bytes
+    start: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTurn:
+    """Everything that this turn of the event loop brought has been taken: write it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Local clients published: (key, record) of each, in order."""
+
+    records: list[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A router says that these gateway messages are known to its partition and its brokers."""
+
+    peer: EndpointID
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of parcels: (token, whether the peer handled all of it)."""
+
+    parcels: list[tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of `next_deadline()` has come."""
+
+
+Event = (
+    RoutersChanged
+    | ProxiesChanged
+    | Opened
+    | Closed
+    | Join
+    | Leave
+    | RecordsArrived
+    | EndOfTurn
+    | Publish
+    | Confirmed
+    | Settled
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipMessage:
+    """A GatewayMessage: user `uin` came to (`login`) or left room `room` on this gateway."""
+
+    id: int
+    room: int
+    uin: int
+    login: bool
+    reason: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendMembership:
+    """Send gateway messages to a router."""
+
+    peer: EndpointID
+    messages: list[MembershipMessage]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecords:
+    """Send a parcel of published records to a proxy."""
+
+    peer: EndpointID
+    records: list[bytes]
+    lane: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Write `data` to every connection: `count` PUBLISH packets, or records end to end."""
+
+    connections: tuple[int, ...]
+    data: bytes
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A client's request has taken effect. `known`: every router confirmed it; False: it took too long, and goes on."""
+
+    connection: int
+    request: int
+    known: bool
+
+
+Effect = SendMembership | SendRecords | Deliver | Answer

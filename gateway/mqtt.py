@@ -1,0 +1,347 @@
+"""The MQTT side of a gateway: one asyncio protocol around the session of `pixiu.mqtt.server`.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gateway.connections import Backlog
+from gateway.options import Options
+from pixiu.errors import LeaseExpired, PixiuError
+from pixiu.ids import RoomID, SnowflakeID, uin_of_name
+from pixiu.mqtt.events import (
+    Close,
+    CloseReason,
+    Connected,
+    DropMessages,
+    Effect,
+    PauseReading,
+    PublishMessages,
+    ResumeReading,
+    Send,
+    SubscribeFilters,
+    UnsubscribeFilters,
+)
+from pixiu.mqtt.packets import Publish
+from pixiu.mqtt.server import ServerSession, SessionLimits
+from pixiu.mqtt.topics import ROOM_PREFIX
+from pixiu.record import Flag, Kind, encode, with_topic
+
+WRITE_BUFFER_BYTES = 256 << 10
+"""Bytes that asyncio may hold for a connection; beyond it messages wait in our own bounded backlog."""
+MAX_RETRIES = 3
+"""How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
+
+
+class Hub(Protocol):
+    """What the gateway's service offers to its protocols."""
+
+    options: Options
+    limits: SessionLimits
+    max_record_bytes: int
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def admit(self) -> int:
+        """A number for a new connection. Raises `Overloaded` or `Draining`."""
+
+    def opened(self, connection: MQTTConnection, uin: int) -> None:
+        """The client said who it is."""
+
+    def closed(self, connection: MQTTConnection, reason: int) -> None:
+        """The client is gone."""
+
+    def take_over(self, client_id: str, connection: MQTTConnection) -> dict[int, SnowflakeID]:
+        """A client ID connected: an older connection of it ends. Returns the IDs of its unacknowledged messages by packet ID."""
+
+    def gone(self, client_id: str, connection: MQTTConnection, unacknowledged: dict[int, SnowflakeID]) -> None:
+        """The connection of a client ID ended."""
+
+    def join(self, connection: MQTTConnection, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+        """The client subscribes."""
+
+    def leave(self, connection: MQTTConnection, channels: list[tuple[int, bytes | None]]) -> None:
+        """The client unsubscribes."""
+
+    def publish(self, records: list[tuple[int, bytes]]) -> None:
+        """Messages of QoS 0: (key, record)."""
+
+    def publish_confirmed(self, message: Confirmable) -> None:
+        """A message of QoS 1; `message.resolved` is called once. Raises `Overloaded` or `Unavailable`."""
+
+    def next_snowflake(self) -> SnowflakeID:
+        """A new message's ID. Raises `LeaseExpired`."""
+
+    def count_dropped(self, messages: int) -> None:
+        """Messages were dropped for a slow client."""
+
+    def count_unroutable(self, messages: int) -> None:
+        """Messages of QoS 0 went to names that no room carries, or could not be taken."""
+
+    def count_closed(self, reason: CloseReason) -> None:
+        """A connection ended for this reason."""
+
+
+class Confirmable:
+    """A message of QoS 1 on its way to the brokers."""
+
+    __slots__ = ("_connection", "attempts", "key", "packet_id", "record", "snowflake")
+
+    def __init__(self, connection: MQTTConnection, packet_id: int, key: int, record: bytes, snowflake: SnowflakeID) -> None:
+        self._connection = connection
+        self.packet_id = packet_id
+        self.key = key
+        self.record = record
+        self.snowflake = snowflake
+        self.attempts = 0
+
+    def resolved(self, error: PixiuError | None) -> None:
+        """The brokers have it, or `error` says why not."""
+        self._connection.publish_resolved(self, error)
+
+
+class MQTTConnection(asyncio.Protocol):
+    """One MQTT client."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.id = 0
+        self.uin = 0
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._session: ServerSession | None = None
+        self._transport: asyncio.Transport | None = None
+        self._client_id: str | None = None
+        self._out: bytes | None = None
+        self._out_count = 0
+        self._paused = False
+        self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._unacknowledged: dict[int, SnowflakeID] = {}
+        self._earlier: dict[int, SnowflakeID] = {}
+        self._newest: dict[int, SnowflakeID] = {}
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        try:
+            self.id = self._hub.admit()
+        except PixiuError:
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._session = ServerSession(self._hub.now(), f"pixiu-{self.id:x}", self._hub.limits)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a client."""
+        if self._session is not None:
+            self._perform(self._session.receive(data, self._hub.now()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._transport = None
+        if self._session is not None:
+            self._perform(self._session.connection_lost(self._hub.now()))
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: messages wait in the backlog."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The client caught up: write what waits."""
+        self._paused = False
+        while self._backlog and not self._paused and self._transport is not None:
+            chunks, _ = self._backlog.take(WRITE_BUFFER_BYTES)
+            self._transport.write(b"".join(chunks))
+
+    # What the gateway calls.
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` packets; they leave at `flush`."""
+        if self._out is None:
+            self._out, self._out_count = data, count
+        else:
+            self._out += data
+            self._out_count += count
+
+    def flush(self) -> None:
+        """Write what was delivered in this turn."""
+        data, count = self._out, self._out_count
+        self._out, self._out_count = None, 0
+        if data is None or self._transport is None:
+            return
+        if not self._paused:
+            self._transport.write(data)
+            return
+        before = self._backlog.dropped
+        patient = self._backlog.put(data, count, self._hub.now())
+        if self._backlog.dropped != before:
+            self._hub.count_dropped(self._backlog.dropped - before)
+        if not patient:
+            self.end(CloseReason.SLOW_CONSUMER, "the client does not read its messages fast enough")
+
+    def answer(self, request: int, known: bool) -> None:
+        """A subscription has taken effect."""
+        if self._session is not None:
+            self._perform(self._session.subscription_confirmed(request, self._hub.now()))
+
+    def announce(self) -> None:
+        """MQTT 3.1.1 has no word for it."""
+
+    def close(self, reason: str) -> None:
+        """The gateway is going."""
+        self.end(CloseReason.DRAINING, reason)
+
+    def end(self, reason: CloseReason, text: str) -> None:
+        """End the connection."""
+        if self._session is not None:
+            self._perform(self._session.close(reason, text, self._hub.now()))
+
+    def publish_resolved(self, message: Confirmable, error: PixiuError | None) -> None:
+        """A message of QoS 1 is accepted, lost, or cannot be taken.
+
+        A message that a broker did not confirm is sent again with the same ID while it is the newest that this client
+        sent to the room; an older one is acknowledged and counted, because sending it again would break the order.
+        """
+        if self._session is None:
+            return
+        if error is not None and error.code == "DROPPED":
+            newest = self._newest.get(message.key) == message.snowflake
+            if newest and message.attempts < MAX_RETRIES:
+                message.attempts += 1
+                self._confirm_by_hub(message)
+                return
+            self._hub.count_unroutable(1)
+        elif error is not None:
+            self._perform(self._session.publish_refused(str(error), self._hub.now()))
+            return
+        self._unacknowledged.pop(message.packet_id, None)
+        self._perform(self._session.publish_accepted((message.packet_id,), self._hub.now()))
+
+    # Inside.
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, PublishMessages):
+                self._publish(effect.messages)
+            elif isinstance(effect, Send):
+                if self._transport is not None:
+                    self._transport.write(effect.data)
+            elif isinstance(effect, SubscribeFilters):
+                self._hub.join(self, effect.packet_id, [_channel(*item) for item in effect.filters])
+            elif isinstance(effect, UnsubscribeFilters):
+                self._hub.leave(self, [_channel(*item) for item in effect.filters])
+            elif isinstance(effect, Connected):
+                self._connected(effect)
+            elif isinstance(effect, DropMessages):
+                self._hub.count_unroutable(effect.number)
+            elif isinstance(effect, PauseReading | ResumeReading):
+                self._read(isinstance(effect, ResumeReading))
+            elif isinstance(effect, Close):
+                self._closed(effect)
+        if effects:
+            self._arm()
+
+    def _connected(self, effect: Connected) -> None:
+        self._client_id = effect.client_id
+        self.uin = uin_of_name(effect.user_name or effect.client_id)
+        self._earlier = self._hub.take_over(effect.client_id, self)
+        self._hub.opened(self, self.uin)
+
+    def _closed(self, effect: Close) -> None:
+        self._hub.count_closed(effect.reason)
+        self._session = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._client_id is not None:
+            self._hub.gone(self._client_id, self, self._unacknowledged)
+        self._hub.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
+        if self._transport is not None:
+            self._transport.close()
+
+    def _read(self, wanted: bool) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _publish(self, messages: list[tuple[RoomID, Publish]]) -> None:
+        plain: list[tuple[int, bytes]] = []
+        for room, message in messages:
+            try:
+                snowflake = self._snowflake(message)
+                record = self._encode(room, message, snowflake)
+            except LeaseExpired as error:
+                self.end(CloseReason.PUBLISH_REFUSED, str(error))
+                return
+            except PixiuError as error:
+                if message.qos:
+                    self.end(CloseReason.PUBLISH_REFUSED, str(error))
+                    return
+                self._hub.count_unroutable(1)
+                continue
+            if not message.qos:
+                plain.append((room, record))
+                continue
+            self._newest[room] = snowflake
+            self._unacknowledged[message.packet_id] = snowflake
+            self._confirm_by_hub(Confirmable(self, message.packet_id, room, record, snowflake))
+            if self._session is None:
+                return
+        if plain:
+            self._hub.publish(plain)
+
+    def _encode(self, room: RoomID, message: Publish, snowflake: SnowflakeID) -> bytes:
+        free = not message.topic.startswith(ROOM_PREFIX)
+        body = with_topic(message.topic, message.payload) if free else message.payload
+        flags = Flag.TO_ROOM | Flag.TOPIC if free else Flag.TO_ROOM
+        return encode(Kind.ROOM, room, body, snowflake, sender=self.uin, flags=flags, limit=self._hub.max_record_bytes)
+
+    def _snowflake(self, message: Publish) -> SnowflakeID:
+        """A message's ID; one that comes again after a reconnect, with DUP, keeps the one that it had."""
+        if message.dup:
+            earlier = self._earlier.pop(message.packet_id, None)
+            if earlier is not None:
+                return earlier
+        return self._hub.next_snowflake()
+
+    def _confirm_by_hub(self, message: Confirmable) -> None:
+        try:
+            self._hub.publish_confirmed(message)
+        except PixiuError as error:
+            self.end(CloseReason.PUBLISH_REFUSED, str(error))
+
+    def _arm(self) -> None:
+        """One timer a connection; it is moved only when it fires."""
+        if self._timer is None and self._session is not None:
+            deadline = self._session.next_deadline()
+            if deadline is not None:
+                self._timer = self._loop.call_later(max(deadline - self._hub.now(), 0.01), self._timeout)
+
+    def _timeout(self) -> None:
+        self._timer = None
+        if self._session is not None:
+            self._perform(self._session.timeout(self._hub.now()))
+            self._arm()
+
+
+_LOGOUT_REASONS = {
+    CloseReason.KEEP_ALIVE: 2,
+    CloseReason.CONNECTION_LOST: 2,
+    CloseReason.SLOW_CONSUMER: 3,
+    CloseReason.DRAINING: 4,
+    CloseReason.TAKEN_OVER: 5,
+}
+"""Why a user left, as `Reason` of control.proto has it; 1 (left) otherwise."""
+
+
+def _channel(name: str, room: RoomID) -> tuple[int, bytes | None]:
+    return room, None if name.startswith(ROOM_PREFIX) else name.encode()

@@ -1,0 +1,127 @@
+"""The gateway's index of its own clients: channels, who is in them, and each user's presence in rooms. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """What can be subscribed: a room, or a free topic inside a room.
+
+    `head` is what begins a PUBLISH packet's variable part for a room: u16 length and topic name. A free topic's
+    records carry it in their bodies.
+    """
+
+    room: int
+    topic: bytes | None
+    head: bytes
+    packets: dict[int, None] = field(default_factory=dict)
+    """Connections that get PUBLISH packets."""
+    records: dict[int, None] = field(default_factory=dict)
+    """Connections that get records."""
+    packet_targets: tuple[int, ...] | None = None
+    record_targets: tuple[int, ...] | None = None
+    pending_packets: list[bytes] = field(default_factory=list)
+    pending_records: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection of this gateway."""
+
+    uin: int
+    packets: bool
+    channels: dict[tuple[int, bytes | None], Channel] = field(default_factory=dict)
+
+
+class RoomIndex:
+    """Clients, channels and presence.
+
+    `join` and `leave` return the rooms that the user has just come to, or left for good, on this gateway: a user
+    is in a room while any connection of theirs is subscribed to any channel of it.
+    """
+
+    def __init__(self) -> None:
+        self.clients: dict[int, Client] = {}
+        self.rooms: dict[int, Channel] = {}
+        """RoomID → the room's own channel."""
+        self.topics: dict[int, dict[bytes, Channel]] = {}
+        """RoomID → topic name → channel."""
+        self._presence: dict[tuple[int, int], int] = {}
+
+    @property
+    def presences(self) -> int:
+        """How many (room, user) pairs are on this gateway."""
+        return len(self._presence)
+
+    def present(self, room: int, uin: int) -> bool:
+        """Whether a user is in a room on this gateway."""
+        return (room, uin) in self._presence
+
+    def join(self, connection: int, channels: list[tuple[int, bytes | None]]) -> list[int]:
+        """Subscribe a connection. Returns the rooms that its user was not in before."""
+        client = self.clients[connection]
+        entered: list[int] = []
+        for name in channels:
+            if name in client.channels:
+                continue
+            channel = self._channel(*name)
+            client.channels[name] = channel
+            if client.packets:
+                channel.packets[connection] = None
+                channel.packet_targets = None
+            else:
+                channel.records[connection] = None
+                channel.record_targets = None
+            pair = (channel.room, client.uin)
+            count = self._presence.get(pair, 0)
+            self._presence[pair] = count + 1
+            if not count:
+                entered.append(channel.room)
+        return entered
+
+    def leave(self, connection: int, channels: list[tuple[int, bytes | None]]) -> list[int]:
+        """Unsubscribe a connection. Returns the rooms that its user is no longer in."""
+        client = self.clients[connection]
+        left: list[int] = []
+        for name in channels:
+            channel = client.channels.pop(name, None)
+            if channel is None:
+                continue
+            if client.packets:
+                channel.packets.pop(connection, None)
+                channel.packet_targets = None
+            else:
+                channel.records.pop(connection, None)
+                channel.record_targets = None
+            if not channel.packets and not channel.records:
+                self._drop(channel)
+            pair = (channel.room, client.uin)
+            self._presence[pair] -= 1
+            if not self._presence[pair]:
+                del self._presence[pair]
+                left.append(channel.room)
+        return left
+
+    def _channel(self, room: int, topic: bytes | None) -> Channel:
+        if topic is None:
+            found = self.rooms.get(room)
+            if found is None:
+                name = b"room/%d" % room
+                found = self.rooms[room] = Channel(room, None, len(name).to_bytes(2, "big") + name)
+            return found
+        topics = self.topics.setdefault(room, {})
+        found = topics.get(topic)
+        if found is None:
+            found = topics[topic] = Channel(room, topic, b"")
+        return found
+
+    def _drop(self, channel: Channel) -> None:
+        if channel.topic is None:
+            del self.rooms[channel.room]
+            return
+        topics = self.topics[channel.room]
+        del topics[channel.topic]
+        if not topics:
+            del self.topics[channel.room]

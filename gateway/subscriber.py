@@ -1,0 +1,221 @@
+"""The gRPC side of a gateway: the `Subscriber` service, for SDKs and services in any language.
+
+One stream is one connection of one user. Records go out as they are, a batch for everything that came while the last
+write was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from gateway.connections import Backlog
+from gateway.options import Options
+from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
+from pixiu.ids import MAX_ID, MAX_ROOM, uin_of_name
+from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+MAX_CLIENT_BYTES = 128
+MAX_BATCH_BYTES = 1 << 20
+"""A reply carries batches up to this size, and always at least one."""
+MAX_CHANNELS_A_REQUEST = 10_000
+HELLO_TIMEOUT_S = 5.0
+REASON_LEFT, REASON_SEND_FAILED = 1, 3
+"""`Reason` of control.proto."""
+MAX_WAITING_REPLIES = 10_000
+"""Answers that wait to be written; a client with more is not reading."""
+
+Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
+
+
+class Hub(Protocol):
+    """What the gateway's service offers to its protocols."""
+
+    options: Options
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def admit(self) -> int:
+        """A number for a new connection. Raises `Overloaded` or `Draining`."""
+
+    def opened(self, connection: _Stream, uin: int) -> None:
+        """The client said who it is."""
+
+    def closed(self, connection: _Stream, reason: int) -> None:
+        """The client is gone."""
+
+    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+        """The client subscribes."""
+
+    def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
+        """The client unsubscribes."""
+
+    def count_dropped(self, messages: int) -> None:
+        """Messages were dropped for a slow client."""
+
+
+class _Stream:
+    """One Subscribe stream."""
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self.id = number
+        self.channels: set[tuple[int, bytes | None]] = set()
+        self._hub = hub
+        self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
+        self._told_dropped = 0
+        self._replies: list[wire_pb2.SubscribeReply] = []
+        self._wake = asyncio.Event()
+        self.closing: str | None = None
+
+    def deliver(self, data: bytes, count: int) -> None:
+        before = self._backlog.dropped
+        if not self._backlog.put(data, count, self._hub.now()):
+            self.close("the client does not read its messages fast enough")
+        if self._backlog.dropped != before:
+            self._hub.count_dropped(self._backlog.dropped - before)
+        self._wake.set()
+
+    def flush(self) -> None:
+        """Nothing: the writer of the stream takes what is there."""
+
+    def answer(self, request: int, known: bool) -> None:
+        self.reply(wire_pb2.SubscribeReply(request=request))
+
+    def reply(self, reply: wire_pb2.SubscribeReply) -> None:
+        """Queue a reply that carries no messages."""
+        if len(self._replies) >= MAX_WAITING_REPLIES:
+            self.close("the client does not read its answers")
+            return
+        self._replies.append(reply)
+        self._wake.set()
+
+    def announce(self) -> None:
+        self.reply(wire_pb2.SubscribeReply(draining=True))
+
+    def close(self, reason: str) -> None:
+        self.closing = self.closing or reason
+        self._wake.set()
+
+    async def write_all(self, context: Context) -> None:
+        """Write replies and batches as they come, until the stream closes."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._replies or self._backlog:
+                replies, self._replies = self._replies, []
+                for reply in replies:
+                    await context.write(reply)
+                if self._backlog:
+                    chunks, count = self._backlog.take(MAX_BATCH_BYTES)
+                    dropped = self._backlog.dropped - self._told_dropped
+                    self._told_dropped += dropped
+                    batch = b"".join(chunks) if len(chunks) > 1 else chunks[0]
+                    await context.write(wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped))
+            if self.closing is not None:
+                return
+
+
+class SubscriberService(wire_pb2_grpc.SubscriberServicer):
+    """Serves `pixiu.v1.Subscriber`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Subscribe(  # type: ignore[override]  # the generated base has the synchronous signature as well
+        self,
+        request_iterator: AsyncIterator[wire_pb2.SubscribeRequest],
+        context: Context,
+    ) -> None:
+        """One connection of one user."""
+        try:
+            number = self._hub.admit()
+        except PixiuError as error:
+            await context.abort(_status(error), str(error))
+        stream = _Stream(self._hub, number)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            first = await self._first(request_iterator, context)
+            uin = _uin(first)
+            self._hub.opened(stream, uin)
+            stream.reply(wire_pb2.SubscribeReply(uin=uin))
+            tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
+            tasks.append(asyncio.create_task(stream.write_all(context)))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except PixiuError as error:
+            await context.abort(_status(error), str(error))
+        finally:
+            self._hub.closed(stream, REASON_SEND_FAILED if stream.closing else REASON_LEFT)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if stream.closing is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closing)
+
+    async def _first(self, requests: AsyncIterator[wire_pb2.SubscribeRequest], context: Context) -> wire_pb2.SubscribeRequest:
+        try:
+            return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
+        except (StopAsyncIteration, TimeoutError):
+            raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s") from None
+
+    async def _read(
+        self, stream: _Stream, first: wire_pb2.SubscribeRequest, requests: AsyncIterator[wire_pb2.SubscribeRequest]
+    ) -> None:
+        self._take(stream, first)
+        async for request in requests:
+            self._take(stream, request)
+
+    def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
+        try:
+            leaves = _channels(request.leave_rooms, request.leave_topics)
+            joins = _channels(request.join_rooms, request.join_topics)
+            most = self._hub.options.max_subscriptions
+            if len(stream.channels.difference(leaves).union(joins)) > most:
+                raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
+        except PixiuError as error:
+            stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
+            return
+        if leaves:
+            stream.channels.difference_update(leaves)
+            self._hub.leave(stream, leaves)
+        if joins:
+            stream.channels.update(joins)
+            self._hub.join(stream, request.request, joins)
+        elif request.request:
+            stream.answer(request.request, True)
+
+
+def _uin(request: wire_pb2.SubscribeRequest) -> int:
+    if not request.HasField("hello"):
+        raise InvalidArgument("the first request of a Subscribe stream must carry `hello`")
+    hello = request.hello
+    if len(hello.client.encode()) > MAX_CLIENT_BYTES:
+        raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
+    if hello.uin > MAX_ID:
+        raise InvalidArgument("a UIN is below 2^63")
+    return hello.uin or uin_of_name(hello.client)
+
+
+def _channels(rooms: Iterable[int], topics: Iterable[str]) -> list[tuple[int, bytes | None]]:
+    found: list[tuple[int, bytes | None]] = []
+    for room in rooms:
+        if not 0 < room <= MAX_ROOM:
+            raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room}")
+        found.append((room, None))
+    for topic in topics:
+        room = room_of_topic(topic)
+        found.append((room, None if topic.startswith(ROOM_PREFIX) else topic.encode()))
+    if len(found) > MAX_CHANNELS_A_REQUEST:
+        raise InvalidArgument(f"a request may name {MAX_CHANNELS_A_REQUEST} rooms and topics; send several")
+    return found
+
+
+def _status(error: PixiuError) -> grpc.StatusCode:
+    return GRPC_STATUS[error.code]

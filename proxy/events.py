@@ -1,0 +1,114 @@
+"""What happens to a proxy's core, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pixiu.ids import EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A broker replica that a proxy may send to."""
+
+    endpoint: EndpointID
+    partition: int
+    usable: bool = True
+    """False while heartbeats doubt it: chosen only when its partition has no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokersChanged:
+    """The registry's view or a peer's state changed: all Running brokers that are not dead, and the number of partitions."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOpened:
+    """A back end opened a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherClosed:
+    """A back end's stream is gone; nobody waits for its replies."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPublished:
+    """A batch came on a publisher's stream: `count` records, the first at `position`."""
+
+    stream: int
+    data: bytes
+    count: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchForwarded:
+    """A batch came over a link, from a gateway: records in data[start:end]. Nobody waits for a reply."""
+
+    data: bytes
+    start: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of parcels: (token, whether the broker handled all of it)."""
+
+    parcels: list[tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of `next_deadline()` has come."""
+
+
+Event = BrokersChanged | PublisherOpened | PublisherClosed | BatchPublished | BatchForwarded | Settled | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecords:
+    """Send a parcel to a broker."""
+
+    peer: EndpointID
+    records: list[bytes]
+    lane: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Positions of a stream that were not passed on, with an error of `pixiu.errors`."""
+
+    first: int
+    last: int
+    code: str
+    text: str
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Tell a publisher that every position up to `up_to` is resolved."""
+
+    stream: int
+    up_to: int
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedBatch:
+    """A batch was dropped whole."""
+
+    stream: int
+
+
+Effect = SendRecords | Reply | MalformedBatch

@@ -1,0 +1,196 @@
+"""The proxy's shell: its gRPC service and its links around the core.
+
+Source: seed 004 §2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import asdict
+
+from pixiu.discovery.node import NodeState
+from pixiu.discovery.view import View
+from pixiu.errors import Draining, Overloaded
+from pixiu.ids import EndpointID
+from pixiu.links.api import Peer, PeerState
+from pixiu.runtime.context import Context
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from proxy.core import Core
+from proxy.events import (
+    BatchForwarded,
+    BatchPublished,
+    BrokersChanged,
+    Effect,
+    PublisherClosed,
+    PublisherOpened,
+    Replica,
+    Reply,
+    SendRecords,
+    Settled,
+    Tick,
+)
+from proxy.lending import Lender
+from proxy.options import Options
+from proxy.publisher import PublisherService, PublisherStream
+from registry.leases import WorkerLeases
+
+DRAIN_POLL_S = 0.05
+
+
+class Service:
+    """Runs one `proxy.core.Core`."""
+
+    def __init__(self, context: Context[Options]) -> None:
+        self.options = context.options
+        self._context = context
+        self._core = Core(max_record_bytes=context.cluster.max_record_bytes, barrier_ms=context.cluster.push_back_ms)
+        self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
+        self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
+        self._publishers: dict[int, PublisherStream] = {}
+        self._numbers = itertools.count(1)
+        self._draining = False
+        self._timer: asyncio.TimerHandle | None = None
+        wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
+        context.metrics.collect_from(self._samples)
+
+    # What the runtime calls.
+
+    async def start(self) -> None:
+        """Nothing to wait for: a proxy without brokers refuses with a clear error."""
+        self._leases.start()
+
+    async def drain(self) -> None:
+        """Tell publishers to use another proxy, and wait until what is under way is resolved."""
+        self._draining = True
+        for publisher in self._publishers.values():
+            publisher.say(wire_pb2.PublishReply(draining=True))
+        while self._core.under_way or self._publishers:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def stop(self) -> None:
+        """Give the worker numbers back, as far as they were not lent on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._leases.close()
+        for worker, free_from_ms in self.lender.resting():
+            await self._leases.release(worker, free_from_ms - 1)
+
+    def health(self) -> dict[str, object]:
+        """Publishers and what is under way."""
+        return {"publishers": len(self._publishers), "under_way": self._core.under_way, "lent_workers": self.lender.lent}
+
+    def on_view(self, view: View) -> None:
+        """Heartbeat every broker; route to those that are Running."""
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in view.of_role("broker"))
+        self._brokers_changed()
+
+    # What the links call.
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """A gateway's clients published."""
+        malformed = self._core.counters.batches_malformed
+        self._perform(self._core.step(BatchForwarded(data, start, end, count), self._context.now()))
+        return self._core.counters.batches_malformed == malformed
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        """A broker's notice of a newer layout; the registry brings it anyway."""
+        return True
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Brokers handled parcels, or lost them."""
+        self._perform(self._core.step(Settled(settled), self._context.now()))
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """A broker is doubted, dead, or back."""
+        self._brokers_changed()
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """Nothing to add."""
+        return b""
+
+    # What the publishers' service calls.
+
+    def admit(self, publisher: PublisherStream) -> int:
+        """A number for a new publisher. Raises `Overloaded` or `Draining`."""
+        if self._draining:
+            raise Draining("this proxy is going; use another one")
+        if len(self._publishers) >= self.options.max_publishers:
+            text = f"this proxy has {self.options.max_publishers} publishers (proxy.max_publishers); use another one"
+            raise Overloaded(text, retry_after_ms=1_000)
+        number = next(self._numbers)
+        self._publishers[number] = publisher
+        self._perform(self._core.step(PublisherOpened(number), self._context.now()))
+        return number
+
+    def publish(self, stream: int, data: bytes, count: int, position: int) -> None:
+        """A batch."""
+        self._perform(self._core.step(BatchPublished(stream, data, count, position), self._context.now()))
+
+    def left(self, stream: int) -> None:
+        """The publisher is gone."""
+        self._publishers.pop(stream, None)
+        self._perform(self._core.step(PublisherClosed(stream), self._context.now()))
+
+    def members(self) -> wire_pb2.ClusterReply:
+        """Where the cluster's proxies and gateways are."""
+        view = self._context.view
+        return wire_pb2.ClusterReply(
+            members=[
+                wire_pb2.ClusterMember(
+                    role=node.role,
+                    grpc_address=f"{node.host}:{node.port}",
+                    mqtt_address=f"{node.mqtt_host}:{node.mqtt_port}" if node.mqtt_port else "",
+                )
+                for role in ("proxy", "gateway")
+                for node in view.running(role)
+            ],
+            layout_version=view.layout.version,
+        )
+
+    # Inside.
+
+    async def _acquire_worker(self) -> tuple[int, int, int]:
+        lease = await self._leases.acquire()
+        return lease.worker, lease.from_ms, lease.until_ms
+
+    def _held_until_ms(self, worker: int) -> int:
+        return next((lease.until_ms for lease in self._leases.leases if lease.worker == worker), 0)
+
+    def _brokers_changed(self) -> None:
+        view, links = self._context.view, self._context.links
+        replicas: list[Replica] = []
+        for node in view.of_role("broker"):
+            state = links.state(node.endpoint)
+            if node.state is not NodeState.INIT and state is not PeerState.DEAD:
+                usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
+                replicas.append(Replica(node.endpoint, node.partition, usable))
+        event = BrokersChanged(view.layout.partitions("broker"), tuple(replicas))
+        self._perform(self._core.step(event, self._context.now()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        links = self._context.links
+        for effect in effects:
+            if isinstance(effect, SendRecords):
+                links.send_records(effect.peer, effect.records, effect.lane, effect.token)
+            elif isinstance(effect, Reply):
+                publisher = self._publishers.get(effect.stream)
+                if publisher is not None:
+                    publisher.resolved(effect)
+        deadline = self._core.next_deadline()
+        if deadline is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(deadline - self._context.now(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self._core.step(Tick(), self._context.now()))
+
+    def _samples(self) -> dict[str, float]:
+        samples: dict[str, float] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
+        samples |= {
+            "publishers": len(self._publishers),
+            "parcels_under_way": self._core.under_way,
+            "lent_workers": self.lender.lent,
+        }
+        return samples

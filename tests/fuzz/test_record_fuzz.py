@@ -1,0 +1,80 @@
+"""Random and damaged batches: the parsers of the proxy, the gateway and the library agree, and none raises."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.core import Core as GatewayCore
+from gateway.events import EndOfTurn, RecordsArrived
+from pixiu.errors import MalformedData
+from pixiu.ids import EndpointID
+from pixiu.record import Record, crc_ok, decode, encode, offsets, split
+from proxy.core import Core as ProxyCore
+from proxy.events import BatchForwarded, BrokersChanged, Replica
+
+EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "300"))
+pytestmark = pytest.mark.fuzz
+
+ids = st.integers(0, (1 << 63) - 1)
+records = st.builds(
+    lambda kind, key, body, number, sender, flags, type_, extension: encode(
+        kind, key, body, number, sender=sender, flags=flags, type=type_, extension=extension
+    ),
+    st.integers(1, 4), ids, st.binary(max_size=200), ids, ids, st.integers(0, 63), st.integers(0, 255), st.binary(max_size=40),
+)  # fmt: skip
+batches = st.lists(records, min_size=1, max_size=8).map(lambda found: (b"".join(found), len(found)))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[bytes, int]:
+    """A valid batch with some bytes changed, cut, or a wrong count; or noise."""
+    data, count = draw(st.one_of(batches, st.tuples(st.binary(max_size=300), st.integers(0, 5))))
+    changed = bytearray(data)
+    for position, value in draw(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4)):
+        if changed:
+            changed[position % len(changed)] = value
+    cut = draw(st.integers(0, len(changed)))
+    return bytes(changed[: len(changed) - cut % 7]), draw(st.sampled_from([count, count, count + 1, 0, 70_000]))
+
+
+def proxy() -> ProxyCore:
+    core = ProxyCore(max_record_bytes=1 << 20)
+    core.step(BrokersChanged(1, (Replica(EndpointID(1), 0),)), 0.0)
+    return core
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(damaged())
+def test_every_parser_gives_the_same_verdict_on_a_batch(batch: tuple[bytes, int]) -> None:
+    data, count = batch
+    found = offsets(data, 0, len(data), count)
+    try:
+        parts = split(data, count)
+    except MalformedData:
+        parts = []
+        assert found is None
+    core, gateway = proxy(), GatewayCore(instance=0, generation=1)
+    core.step(BatchForwarded(data, 0, len(data), count), 0.0)
+    whole = gateway.records_arrived(RecordsArrived(data, 0, len(data), count))
+    gateway.step(EndOfTurn(), 0.0)
+    assert whole == (found is not None) == (core.counters.batches_malformed == 0)
+    for part in parts:
+        try:
+            assert isinstance(decode(part), Record)
+            assert crc_ok(part)
+        except MalformedData:
+            pass
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(batches)
+def test_an_honest_batch_passes_whole(batch: tuple[bytes, int]) -> None:
+    data, count = batch
+    assert b"".join(split(data, count)) == data
+    core = proxy()
+    core.step(BatchForwarded(data, 0, len(data), count), 0.0)
+    assert core.counters.records_in == count

@@ -1,0 +1,163 @@
+"""The proxy's core: routing, replies in order, failures, malformed batches, order across a change."""
+
+from __future__ import annotations
+
+from pixiu.ids import EndpointID
+from pixiu.partition import rendezvous
+from pixiu.record import Flag, Kind, encode
+from proxy.core import Core
+from proxy.events import (
+    BatchForwarded,
+    BatchPublished,
+    BrokersChanged,
+    Effect,
+    MalformedBatch,
+    PublisherClosed,
+    PublisherOpened,
+    Replica,
+    Reply,
+    SendRecords,
+    Settled,
+    Tick,
+)
+
+A, B, C = EndpointID(1001), EndpointID(1002), EndpointID(1003)
+BROKERS = BrokersChanged(2, (Replica(A, 0), Replica(B, 1)))
+
+
+def room(key: int, number: int, type: int = 64) -> bytes:
+    return encode(Kind.ROOM, key, b"payload", number, type=type)
+
+
+def core_with(brokers: BrokersChanged = BROKERS) -> Core:
+    core = Core(max_record_bytes=1000)
+    core.step(brokers, 0.0)
+    core.step(PublisherOpened(1), 0.0)
+    return core
+
+
+def publish(core: Core, records: list[bytes], position: int = 1, now: float = 0.0) -> list[Effect]:
+    return core.step(BatchPublished(1, b"".join(records), len(records), position), now)
+
+
+def sends(effects: list[Effect]) -> list[SendRecords]:
+    return [effect for effect in effects if isinstance(effect, SendRecords)]
+
+
+def test_records_go_to_the_partition_of_their_key_in_order() -> None:
+    records = [room(key, number) for number, key in enumerate([4, 5, 6, 7, 4], 1)]
+    made = {send.peer: send.records for send in sends(publish(core_with(), records))}
+    assert made == {A: [records[0], records[2], records[4]], B: [records[1], records[3]]}
+
+
+def test_inside_a_partition_rendezvous_hashing_names_the_replica() -> None:
+    core = core_with(BrokersChanged(1, (Replica(A, 0), Replica(B, 0), Replica(C, 0))))
+    for key in range(1, 50):
+        (send,) = sends(publish(core, [room(key, key)], key))
+        assert send.peer == rendezvous(key, [A, B, C])
+
+
+def test_a_doubted_replica_is_chosen_only_when_there_is_no_other() -> None:
+    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False), Replica(B, 0))))
+    assert {send.peer for key in range(1, 30) for send in sends(publish(core, [room(key, key)], key))} == {B}
+    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False),)))
+    assert sends(publish(core, [room(1, 1)]))[0].peer == A
+
+
+def test_the_first_lane_has_a_parcel_of_its_own() -> None:
+    effects = publish(core_with(), [room(4, 1), room(4, 2, type=0)])
+    assert [(send.lane, len(send.records)) for send in sends(effects)] == [(0, 1), (1, 1)]
+
+
+def test_a_position_is_resolved_when_every_broker_has_handled_the_batch() -> None:
+    core = core_with()
+    first, second = sends(publish(core, [room(4, 1), room(5, 2)]))
+    assert core.step(Settled([(first.token, True)]), 0.1) == []
+    assert core.step(Settled([(second.token, True)]), 0.2) == [Reply(1, 2, [])]
+    assert core.under_way == 0
+
+
+def test_replies_keep_the_order_of_the_stream() -> None:
+    core = core_with()
+    (first,) = sends(publish(core, [room(4, 1)], 1))
+    (second,) = sends(publish(core, [room(5, 2)], 2))
+    assert core.step(Settled([(second.token, True)]), 0.1) == []
+    assert core.step(Settled([(first.token, True)]), 0.2) == [Reply(1, 2, [])]
+
+
+def test_what_a_broker_did_not_confirm_is_named() -> None:
+    core = core_with()
+    first, second = sends(publish(core, [room(4, 1), room(4, 2), room(5, 3), room(4, 4)]))
+    core.step(Settled([(second.token, True)]), 0.1)
+    (reply,) = core.step(Settled([(first.token, False)]), 0.2)
+    assert isinstance(reply, Reply)
+    assert [(failure.first, failure.last, failure.code) for failure in reply.failures] == [(1, 2, "DROPPED"), (4, 4, "DROPPED")]
+
+
+def test_refusals_are_told_at_once_and_do_not_hold_the_others() -> None:
+    core = core_with(BrokersChanged(2, (Replica(A, 0),)))
+    effects = publish(core, [room(4, 1), room(5, 2), encode(Kind.MAIL, 4, b"", 3), encode(Kind.ROOM, 4, b"x" * 2000, 4)])
+    (send,) = sends(effects)
+    assert send.records == [room(4, 1)]
+    (reply,) = core.step(Settled([(send.token, True)]), 0.1)
+    assert isinstance(reply, Reply)
+    assert [(failure.first, failure.code) for failure in reply.failures] == [
+        (2, "UNAVAILABLE"),
+        (3, "INVALID_ARGUMENT"),
+        (4, "RECORD_TOO_LARGE"),
+    ]
+    assert "partition 1" in reply.failures[0].text
+
+
+def test_a_signal_to_a_room_is_taken() -> None:
+    made = encode(Kind.SIGNAL, 4, b"", 3, flags=Flag.TO_ROOM)
+    assert sends(publish(core_with(), [made]))[0].records == [made]
+
+
+def test_a_malformed_batch_is_dropped_whole() -> None:
+    core = core_with()
+    batch = room(4, 1) + room(5, 2)
+    for data, count in [(batch[:-1], 2), (batch + b"x", 2), (batch, 3), (batch, 1), (b"\xff" * 90, 2), (bytes(90), 1)]:
+        effects = core.step(BatchPublished(1, data, count, 1), 0.0)
+        assert MalformedBatch(1) in effects
+        assert sends(effects) == []
+        assert isinstance(effects[-1], Reply)
+        assert effects[-1].failures[0].code == "MALFORMED"
+    assert sends(publish(core, [room(4, 9)]))[0].records == [room(4, 9)]
+
+
+def test_records_from_a_gateway_need_no_reply() -> None:
+    core = core_with()
+    (send,) = sends(core.step(BatchForwarded(b"??" + room(4, 1), 2, 2 + len(room(4, 1)), 1), 0.0))
+    assert core.step(Settled([(send.token, False)]), 0.1) == []
+    assert core.counters.records_dropped == 1
+
+
+def test_a_closed_publisher_is_not_answered() -> None:
+    core = core_with()
+    (send,) = sends(publish(core, [room(4, 1)]))
+    core.step(PublisherClosed(1), 0.1)
+    assert core.step(Settled([(send.token, True)]), 0.2) == []
+    assert publish(core, [room(4, 2)]) == []
+
+
+def test_a_joining_replica_gets_its_rooms_only_after_the_old_one_has_handled_what_it_got() -> None:
+    core = core_with(BrokersChanged(1, (Replica(A, 0),)))
+    moving = next(key for key in range(1, 100) if rendezvous(key, [A, B]) == B)
+    (before,) = sends(publish(core, [room(moving, 1)], 1))
+    core.step(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))), 0.1)
+    assert publish(core, [room(moving, 2)], 2, now=0.1) == []
+    effects = core.step(Settled([(before.token, True)]), 0.15)
+    assert [(send.peer, send.records) for send in sends(effects)] == [(B, [room(moving, 2)])]
+
+
+def test_a_change_does_not_wait_for_ever_nor_for_the_dead() -> None:
+    core = core_with(BrokersChanged(1, (Replica(A, 0),)))
+    publish(core, [room(4, 1)], 1)
+    core.step(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))), 1.0)
+    assert publish(core, [room(4, 2)], 2, now=1.0) == []
+    deadline = core.next_deadline()
+    assert deadline is not None
+    assert len(sends(core.step(Tick(), deadline))) == 1
+    core.step(BrokersChanged(1, (Replica(C, 0),)), 2.0)
+    assert sends(publish(core, [room(4, 3)], 3, now=2.0))[0].peer == C
