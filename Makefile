@@ -1,0 +1,51 @@
+# `make run` shows a whole cluster carrying a chat log; `make test` runs every test. Each works alone on a fresh machine
+# that has Python 3.11 or newer and the network.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
+
+.PHONY: run test check bench proto docs clean
+
+run: $(VENV)/.server
+	$(BIN)/pixiu up $(RUN_FOR) --replay sample
+
+test: $(VENV)/.dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python scripts/state_diagrams.py --check
+	$(BIN)/python -m pytest -m "not e2e"
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+proto: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/generate_protos.py
+
+docs: $(VENV)/.dev
+	$(BIN)/python scripts/state_diagrams.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Pixiu needs Python 3.11 or newer; name one: make run PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.server: $(VENV)/bin/python setup.cfg constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python setup.cfg constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev]'
+	@touch $@ $(VENV)/.server
+
+clean:
+	rm -rf $(VENV) run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

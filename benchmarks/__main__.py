@@ -1,0 +1,24 @@
+"""`python -m benchmarks`: every benchmark, one after the other."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+NO_BENCHMARKS = {"__main__", "harness", "mqtt_load"}
+
+
+def main() -> int:
+    """Run all; the exit code is the highest of theirs."""
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in NO_BENCHMARKS]
+    codes = []
+    for name in names:
+        print(f"== {name}", flush=True)
+        codes.append(subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode)
+    return max(codes, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""How many deliveries a CPU second of the servers are there through the whole chain, beside Mosquitto and NATS?
+
+MQTT in, gateway, proxy, broker, gateway, MQTT out: four hops in four processes (and an idle router) against one process
+of a peer. The same closed-loop generator loads each in turn, in the same minutes; its CPU is not counted, and it uses
+less than one core. QoS 0, 100 bytes.
+
+Estimate before it was built: fan-out to 100 costs about 40 µs in the gateway and 10 µs in proxy and broker a message, and
+joining makes ten or more messages share a write: 2,000,000 a CPU second, fifteen times Mosquitto and two to three
+times NATS. One to one every hop works for one delivery: 150,000, once Mosquitto and a quarter of NATS.
+
+    python -m benchmarks.chain [--seconds 5] [--rounds 2] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import cluster, free_port, load, peer
+
+CASES: dict[str, dict[str, int]] = {
+    "fan-out to 100": {"groups": 1, "members": 100, "window": 32},
+    "fan-out to 1000": {"groups": 1, "members": 1000, "window": 8},
+    "100 rooms of 10": {"groups": 100, "members": 10, "window": 4, "publishers": 4},
+    "one to one": {"groups": 1, "members": 1, "window": 256},
+}
+Results = dict[str, dict[str, list[dict[str, float]]]]
+
+
+async def measure(name: str, ports: list[int], pids: list[int], seconds: float, topic: str, results: Results) -> None:
+    """Every case once against one server."""
+    for case, options in CASES.items():
+        results[case].setdefault(name, []).append(await load(ports, pids, seconds=seconds, topic=topic, **options))
+
+
+async def one_round(seconds: float, results: Results) -> None:
+    """Pixiu, Mosquitto and NATS in turn."""
+    async with cluster() as running:
+        await measure("pixiu", running.mqtt_ports, running.servers, seconds, "room/{}", results)
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        config = Path(folder) / "mosquitto.conf"
+        config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n")
+        with peer(["mosquitto", "-c", str(config)], port) as pid:
+            if pid is not None:
+                await measure("mosquitto", [port], [pid], seconds, "room/{}", results)
+        port = free_port()
+        config = Path(folder) / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{free_port()}"\nserver_name: bench\njetstream {{ store_dir: "{folder}/js" }}\n'
+            f'mqtt {{ listen: "127.0.0.1:{port}" }}\n'
+        )
+        with peer(["nats-server", "-c", str(config)], port) as pid:
+            if pid is not None:
+                await measure("nats", [port], [pid], seconds, "room/{}", results)
+
+
+def main() -> int:
+    """Measure and print. Exit code 1 when anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    results: Results = {case: {} for case in CASES}
+    for _ in range(args.rounds):
+        asyncio.run(one_round(args.seconds, results))
+    if args.json:
+        print(json.dumps(results))
+    else:
+        Console().print(table(results))
+    return int(any(run["lost"] for servers in results.values() for runs in servers.values() for run in runs))
+
+
+def table(results: Results) -> Table:
+    """Medians of the rounds."""
+    shown = Table("case", "server", "deliveries / CPU s", "ratio", "deliveries / s", "lost", "load's CPU")
+    for case, servers in results.items():
+        ours = median(run["per_cpu_s"] for run in servers["pixiu"])
+        for name, runs in servers.items():
+            per_cpu = median(run["per_cpu_s"] for run in runs)
+            wall = median(run["deliveries"] / run["seconds"] for run in runs)
+            share = median(run["load_cpu_s"] / run["seconds"] for run in runs)
+            lost = sum(run["lost"] for run in runs)
+            shown.add_row(case, name, f"{per_cpu:,.0f}", f"{ours / per_cpu:.2f}", f"{wall:,.0f}", f"{lost:.0f}", f"{share:.0%}")
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

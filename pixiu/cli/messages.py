@@ -1,0 +1,117 @@
+"""`pixiu send` and `pixiu listen`.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.client.client import Client, Destination, connect
+from pixiu.client.message import Message
+from pixiu.errors import InvalidArgument
+
+Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be given again.", metavar="ROOM")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be given again.", metavar="TOPIC")]
+Uin = Annotated[int, typer.Option("--uin", help="Who you are; 0: a service.", metavar="UIN")]
+
+
+@guarded
+def send(
+    text: Annotated[str, typer.Argument(help="What to send; `-` sends each line of the standard input.")],
+    room: Annotated[int | None, typer.Option("--room", "-r", help="The RoomID to send to.", metavar="ROOM")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic to send to.", metavar="TOPIC")] = None,
+    uin: Uin = 0,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message to a room or a topic and wait until the cluster has accepted it."""
+    if (room is None) == (topic is None):
+        raise InvalidArgument("give either --room ROOM or --topic TOPIC")
+
+    async def run() -> list[int]:
+        async with connect(target, uin=uin, client="pixiu-send") as client:
+            to: Destination = client.room(room) if room is not None else client.topic(topic or "")
+            if text != "-":
+                return [(await to.send_and_wait(text.encode())).id]
+            sent: list[int] = []
+            # A line is one message: read by a thread, so that the client's heartbeats go on.
+            while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+                sent.append((await to.send_and_wait(line.rstrip(b"\r\n"))).id)
+            return sent
+
+    ids = asyncio.run(run())
+    if as_json:
+        print_json({"accepted": len(ids), "message_ids": [f"{found:016x}" for found in ids[-100:]]})
+    else:
+        console().print(f"accepted: {len(ids)} message{'' if len(ids) == 1 else 's'}", highlight=False)
+
+
+@guarded
+def listen(
+    room: Rooms = None,
+    topic: Topics = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: go on.")] = 0,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="End after so many seconds; 0: go on.")] = 0.0,
+    uin: Uin = 0,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Print the messages of rooms and topics until Ctrl-C."""
+    if not room and not topic:
+        raise InvalidArgument("give at least one --room ROOM or --topic TOPIC")
+
+    async def run() -> None:
+        async with connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
+            await _listen(client, room or [], topic or [], count, as_json)
+
+    async def run_for() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds or None):
+                await run()
+
+    try:
+        asyncio.run(run_for())
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _listen(client: Client, rooms: list[int], topics: list[str], count: int, as_json: bool) -> None:
+    out, seen = console(), 0
+    subscription = client.subscribe(rooms=rooms, topics=topics, on_gap=lambda reason: error_console().print(f"gap: {reason}"))
+    async with subscription:
+        if not as_json:
+            error_console().print("listening; Ctrl-C ends", style="dim", highlight=False)
+        async for message in subscription:
+            if as_json:
+                print_json(message_json(message))
+            else:
+                out.print(message_line(message), highlight=False)
+            seen += 1
+            if count and seen >= count:
+                return
+
+
+def message_json(message: Message) -> dict[str, object]:
+    """A message as JSON values; a payload that is not UTF-8 in hex."""
+    try:
+        body: dict[str, object] = {"text": message.payload.decode()}
+    except UnicodeDecodeError:
+        body = {"hex": message.payload.hex()}
+    where = {"room": message.room} if message.topic is None else {"topic": message.topic}
+    return {**where, "sender": message.sender, "message_id": f"{message.message_id:016x}", "sent_at_ms": message.sent_at_ms, **body}
+
+
+def message_line(message: Message) -> str:
+    """A message as one line; control characters are shown, so that no message can move the cursor."""
+    text = message.payload.decode(errors="backslashreplace")
+    text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    where = f"room {message.room}" if message.topic is None else message.topic
+    return f"[dim]{escape(where)}[/] {message.sender or 'service'}: {escape(text)}"

@@ -1,0 +1,78 @@
+"""How every command speaks: tables for people, JSON for programs, one clear line for an error."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Final, NoReturn, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+
+from pixiu.errors import PixiuError
+
+DEFAULT_TARGET: Final = "zk://127.0.0.1:2181/pubsub"
+EXIT_UNUSABLE: Final = 2
+"""An error of ours: wrong arguments, nobody there."""
+EXIT_INTERRUPTED: Final = 130
+
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        "-t",
+        envvar="PIXIU_TARGET",
+        help="The cluster: zk://HOST:PORT/ROOT, or HOST:PORT,… of proxies.",
+        metavar="TARGET",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def console() -> Console:
+    """Where results go."""
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+def error_console() -> Console:
+    """Where progress and errors go, so that the output stays clean."""
+    return Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+
+
+def print_json(value: object, *, indent: int | None = None) -> None:
+    """One JSON value on its own line (or lines, with an indent)."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=indent, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def guarded(command: Callable[P, T]) -> Callable[P, T]:
+    """A command whose errors are one line on stderr and exit code 2, without a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except PixiuError as error:
+            fail(error, as_json=bool(kwargs.get("as_json")))
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read our output is gone; nothing may be written at the exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_UNUSABLE) from None
+
+    return run
+
+
+def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
+    """Say an error and exit with 2."""
+    if as_json:
+        print_json({"error": {"code": error.code, "text": str(error)}})
+    sys.stderr.write(f"pixiu: {error}\n")
+    raise typer.Exit(EXIT_UNUSABLE)

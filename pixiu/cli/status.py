@@ -1,0 +1,230 @@
+"""What `pixiu status` says: every process as the registry and its own HTTP pages show it, and whether all is well.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.cli.http import fetch, samples
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.view import View
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.errors import InvalidArgument
+
+HTTP_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process: its node, and what it says of itself."""
+
+    node: Node
+    healthy: bool
+    problem: str = ""
+    """Why it is not healthy, in words."""
+    registry_connected: bool | None = None
+    lost: int = 0
+    """Items that peers sent to it and that did not arrive."""
+    queue_drops: int = 0
+    refused: int = 0
+    """Datagrams and frames that it did not take."""
+
+    @property
+    def name(self) -> str:
+        """As people say it."""
+        node = self.node
+        return f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
+
+
+@dataclass(slots=True)
+class ClusterStatus:
+    """The cluster at one moment."""
+
+    target: str
+    view: View
+    processes: list[ProcessStatus] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
+    """What the layout wants and the registry does not have Running, in words. `dead`: endpoints that do not answer."""
+    if not view.layout.version:
+        return ["the registry holds no layout: is the root right, and was a cluster ever started there?"]
+    problems: list[str] = []
+    for role in ROLES:
+        layout = view.layout.roles.get(role)
+        if layout is None:
+            continue
+        wanted = max(layout.replicas, 1)
+        places = [-1] if role in UNPARTITIONED_ROLES else range(layout.n)
+        for partition in places:
+            nodes = view.running(role) if partition < 0 else view.replicas(role, partition)
+            running = sum(1 for node in nodes if node.endpoint not in dead)
+            if running < wanted:
+                where = role if partition < 0 else f"{role} partition {partition}"
+                problems.append(f"{where}: {running} of {wanted} Running")
+        if layout.next != layout.n:
+            problems.append(f"{role}: a doubling from {layout.n} to {layout.next} partitions is under way")
+    return problems
+
+
+def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterStatus:
+    """Whether the cluster is healthy, and if not why."""
+    dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
+    problems = missing_processes(view, dead)
+    problems += [f"{process.name} at {process.node.address}: {process.problem}" for process in processes if process.problem]
+    return ClusterStatus(target, view, processes, problems)
+
+
+async def read_status(target: str) -> ClusterStatus:
+    """Ask the registry, then every process. Raises `RegistryUnavailable`, `InvalidArgument`."""
+    if not target.startswith("zk://"):
+        raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
+    address = parse_address(target)
+    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=5.0)
+    await zookeeper.connect()
+    discovery = Discovery(zookeeper, address.root, lambda _view: None)
+    try:
+        await discovery.start()
+        view = discovery.view
+    finally:
+        await discovery.close()
+        await zookeeper.close()
+    slots = asyncio.Semaphore(HTTP_AT_ONCE)
+
+    async def ask(node: Node) -> ProcessStatus:
+        async with slots:
+            return await _ask(node)
+
+    return judge(str(address), view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
+
+
+async def _ask(node: Node) -> ProcessStatus:
+    try:
+        status, body = await fetch(node.host, node.http_port, "/health")
+        said = json.loads(body)
+        _, page = await fetch(node.host, node.http_port, "/metrics")
+    except (OSError, ValueError) as error:
+        return ProcessStatus(node, False, f"does not answer ({error or 'no answer in time'}); killed, or hung?")
+    return read_pages(node, status, said if isinstance(said, dict) else {}, page)
+
+
+def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) -> ProcessStatus:
+    """What a process's /health (status and JSON) and /metrics say of it."""
+    problem = ""
+    peers = said.get("peers")
+    dead_peers = peers.get("dead", 0) if isinstance(peers, dict) else 0
+    if said.get("endpoint") != f"{node.endpoint:016x}":
+        # The address has a new process; the node of the old one stays until its session ends.
+        return ProcessStatus(node, False, "is gone; another process answers at its address")
+    if status != 200 or said.get("state") != NodeState.RUNNING.value:
+        problem = f"is {said.get('state', 'in an unknown state')}"
+    elif dead_peers:
+        problem = f"does not hear {dead_peers} of its peers"
+    counts = {"links_lost_items": 0, "links_queue_drops_total": 0, "links_refused_total": 0}
+    for name, _, value in samples(page):
+        short = name.removeprefix(f"pixiu_{node.role}_")
+        if short in counts:
+            counts[short] += int(value)
+    connected = said.get("registry_connected")
+    return ProcessStatus(
+        node,
+        not problem or bool(dead_peers),
+        problem,
+        connected if isinstance(connected, bool) else None,
+        counts["links_lost_items"],
+        counts["links_queue_drops_total"],
+        counts["links_refused_total"],
+    )
+
+
+def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
+    """The status as JSON values; `now_ms` is Unix milliseconds."""
+    layout = status.view.layout
+    return {
+        "healthy": status.healthy,
+        "problems": status.problems,
+        "registry": status.target,
+        "layout": {
+            "version": layout.version,
+            **{
+                role: {"n": found.n, "next": found.next, "replicas": found.replicas} for role, found in sorted(layout.roles.items())
+            },
+        },
+        "processes": [
+            {
+                "role": process.node.role,
+                "partition": process.node.partition,
+                "replica": process.node.replica,
+                "state": process.node.state.value,
+                "healthy": process.healthy,
+                "problem": process.problem,
+                "address": process.node.address,
+                "http": f"http://{process.node.host}:{process.node.http_port}",
+                "mqtt": f"{process.node.mqtt_host}:{process.node.mqtt_port}" if process.node.mqtt_port else "",
+                "pid": process.node.pid,
+                "endpoint": f"{process.node.endpoint:016x}",
+                "instance": process.node.instance,
+                "version": process.node.version,
+                "age_s": max(now_ms - process.node.started_ms, 0) // 1000,
+                "registry_connected": process.registry_connected,
+                "links": {"lost": process.lost, "queue_drops": process.queue_drops, "refused": process.refused},
+            }
+            for process in status.processes
+        ],
+    }
+
+
+def age_text(seconds: int) -> str:
+    """Seconds as people say them: 12 s, 3 min, 5 h, 2 d."""
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // unit} {name}"
+    return f"{seconds // 86_400} d"
+
+
+def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
+    """The status as tables."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    layout = status.view.layout
+    said = ", ".join(
+        f"{role} {found.n} × {found.replicas}" if role in PARTITIONED_ROLES else f"{role} {found.replicas}"
+        for role, found in sorted(layout.roles.items())
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("role", "partition", "replica", "state", "health", "address", "mqtt", "pid", "age", "lost", "drops"):
+        table.add_column(name, justify="right" if name in ("partition", "replica", "pid", "age", "lost", "drops") else "left")
+    for process in status.processes:
+        node = process.node
+        table.add_row(
+            node.role,
+            "" if node.partition < 0 else str(node.partition),
+            str(node.replica),
+            node.state.value,
+            "[green]ok[/]" if process.healthy and not process.problem else "[red]bad[/]",
+            escape(node.address),
+            f"{node.mqtt_host}:{node.mqtt_port}" if node.mqtt_port else "",
+            str(node.pid),
+            age_text(max(now_ms - node.started_ms, 0) // 1000),
+            f"{process.lost:,}",
+            f"{process.queue_drops:,}",
+        )
+    verdict = "[green]✓ healthy[/]" if status.healthy else "[red]✗ not healthy[/]"
+    head = f"{escape(status.target)}  layout version {layout.version}: {said or 'none'}"
+    return Group(head, "", table, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))

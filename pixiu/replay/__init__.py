@@ -1,0 +1,1 @@
+"""Plays a real chat log through a cluster and checks every delivery."""

@@ -1,0 +1,24 @@
+"""What a replayed message carries: its number, when it was sent, and the text.
+
+    offset  type  field
+    0       u64   the message's number in the replay, from 0
+    8       u64   when it was sent: microseconds of the replay process's monotonic clock
+    16            the text, UTF-8
+
+Little-endian, as everything of ours on the wire.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+HEAD: Final = struct.Struct("<QQ")
+HEAD_BYTES: Final = 16
+
+assert HEAD.size == HEAD_BYTES
+
+
+def encode_payload(number: int, sent_us: int, text: bytes) -> bytes:
+    """The payload of one message; `sent_us` in microseconds."""
+    return HEAD.pack(number, sent_us) + text

@@ -1,0 +1,125 @@
+"""The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
+
+Source: DESIGN sections 15 and 16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from pixiu.errors import ConfigurationError, RegistryUnavailable
+from registry.children import start_child, tail
+from registry.embedded import HOST, START_TIMEOUT_S, STOP_TIMEOUT_S
+
+FIRST_BACKOFF_S: Final = 0.5
+LONGEST_BACKOFF_S: Final = 10.0
+POLL_S: Final = 0.05
+_SERVES = re.compile(r"ZooKeeper serves 127\.0\.0\.1:(\d+)")
+
+
+class EmbeddedChild:
+    """One embedded ZooKeeper in a process of its own, which outlives no parent.
+
+    folder: its data. port: 0 takes a free one, kept over restarts. log: what it prints.
+    """
+
+    def __init__(self, folder: Path, port: int, log: Path) -> None:
+        self._folder = folder
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._chance = Random()
+        self.port = port
+        self.restarts = 0
+        self.problem = ""
+        """Why it does not run now; empty when it does."""
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process (Java), 0 when it is not known."""
+        try:
+            return int((self._folder / "zookeeper.pid").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    async def start(self) -> None:
+        """Start it and wait until it serves. Raises `ConfigurationError` (no Java, port taken, …) or `RegistryUnavailable`."""
+        await self._start()
+        self._keeper = asyncio.create_task(self._keep(), name="embedded-zookeeper")
+
+    async def stop(self) -> None:
+        """End it in order; at most some seconds."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S + 5)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        self._kill_orphan()
+
+    async def _start(self) -> None:
+        self._kill_orphan()
+        start = self._log.stat().st_size if self._log.exists() else 0
+        arguments = ["-m", "registry.embedded", "--data", str(self._folder), "--port", str(self.port)]
+        # SIGTERM, because then it ends the Java process, which would survive its SIGKILL.
+        self._process = process = await start_child(arguments, self._log, death_signal=signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + START_TIMEOUT_S + 10
+        while True:
+            text = tail(self._log, start)
+            found = _SERVES.search(text)
+            if found is not None:
+                self.port = int(found[1])
+                return
+            if process.returncode is not None:
+                raise ConfigurationError(f"the embedded ZooKeeper did not start: {text or 'it said nothing'}")
+            if loop.time() >= until:
+                process.kill()
+                raise RegistryUnavailable(f"the embedded ZooKeeper was not ready in time: {text or 'it said nothing'}")
+            await asyncio.sleep(POLL_S)
+
+    async def _keep(self) -> None:
+        """Start it again whenever it ends: running processes do without it for as long as that takes."""
+        wait_s = FIRST_BACKOFF_S
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            self.problem = "it ended and is being started again"
+            await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
+            wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+            self.restarts += 1
+            try:
+                await self._start()
+            except (ConfigurationError, RegistryUnavailable) as error:
+                self.problem = str(error)
+                continue
+            self.problem = ""
+            wait_s = FIRST_BACKOFF_S
+
+    def _kill_orphan(self) -> None:
+        """A Java process whose own parent was killed would hold the port and the data for ever."""
+        pid = self.pid
+        if not pid:
+            return
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            # Only the one that was started on this very folder: the number may be another process by now.
+            if b"QuorumPeerMain" in command and str((self._folder / "zoo.cfg").resolve()).encode() in command:
+                os.kill(pid, signal.SIGKILL)

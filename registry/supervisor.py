@@ -1,0 +1,277 @@
+"""What `pixiu up` decides: which process starts next, when a crashed one comes back, in which order all end. Pure.
+
+            START            RUNNING
+    WAITING ─────▶ STARTING ─────────▶ RUNNING
+       ▲              │                   │          STOP, then TERM and after a grace KILL
+       │ RESTED       │ EXITED            │ EXITED   every state ─────────▶ STOPPING ──EXITED──▶ STOPPED
+       └── BACKOFF ◀──┴───────────────────┘
+
+Source: DESIGN section 15 (`pixiu up`); section 14 rules 2 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+FIRST_BACKOFF_S: Final = 0.2
+LONGEST_BACKOFF_S: Final = 10.0
+STEADY_S: Final = 30.0
+"""A process that ran for so many seconds starts its back-off anew."""
+START_SLOTS: Final = 4
+"""So many processes start at once: more would only share the same cores."""
+SLOW_START_S: Final = 20.0
+"""A process that is not Running after so many seconds no longer holds up the others' start."""
+FIRST_TRIES: Final = 3
+"""A process that ends so often without ever having been Running makes the whole start fail."""
+CONFIGURATION_EXIT: Final = 2
+"""The exit code by which a role says that its options or its port are at fault: trying again cannot help."""
+GRACE_S: Final = 15.0
+"""Seconds between SIGTERM and SIGKILL at the end."""
+START_ORDER: Final = ("router", "broker", "proxy", "gateway")
+STOP_ORDER: Final = ("gateway", "proxy", "broker", "router")
+"""Clients are told first; who holds state goes last."""
+
+
+class ProcessState(Enum):
+    """What is known of one process."""
+
+    WAITING = "Waiting"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    BACKOFF = "Back-off"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+class ProcessEvent(Enum):
+    """What happens to one process."""
+
+    START = "a slot is free"
+    RUNNING = "the registry says that it is Running"
+    EXITED = "it ended"
+    RESTED = "its back-off is over"
+    STOP = "all shall end"
+
+
+_S, _E = ProcessState, ProcessEvent
+TRANSITIONS: Final[dict[tuple[ProcessState, ProcessEvent], ProcessState]] = {
+    (_S.WAITING, _E.START): _S.STARTING,
+    (_S.WAITING, _E.STOP): _S.STOPPED,
+    (_S.STARTING, _E.RUNNING): _S.RUNNING,
+    (_S.STARTING, _E.EXITED): _S.BACKOFF,
+    (_S.STARTING, _E.STOP): _S.STOPPING,
+    (_S.RUNNING, _E.EXITED): _S.BACKOFF,
+    (_S.RUNNING, _E.STOP): _S.STOPPING,
+    (_S.BACKOFF, _E.RESTED): _S.WAITING,
+    (_S.BACKOFF, _E.STOP): _S.STOPPED,
+    (_S.STOPPING, _E.EXITED): _S.STOPPED,
+}
+"""What is not here changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process that is wanted."""
+
+    role: str
+    partition: int
+    """-1 for a role without partitions."""
+    number: int
+    """From 0 in its role and partition."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables and by its log file."""
+        return f"{self.role}-{self.number}" if self.partition < 0 else f"{self.role}-{self.partition}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Ask a process to drain and end (SIGTERM)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process at once (SIGKILL)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The cluster cannot start because of this process; its exit code."""
+
+    name: str
+    code: int
+
+
+Effect = Start | Terminate | Kill | Fail
+
+
+@dataclass(slots=True)
+class ProcessRecord:
+    """What the supervisor knows of one process. Times in monotonic seconds."""
+
+    spec: ProcessSpec
+    state: ProcessState = ProcessState.WAITING
+    since: float = 0.0
+    starts: int = 0
+    failures: int = 0
+    """Exits in a row without a steady time between."""
+    ever_running: bool = False
+    last_code: int | None = None
+    rest_until: float = 0.0
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(self.starts - 1, 0)
+
+
+def wanted_processes(
+    *, proxies: int, gateways: int, brokers: int, broker_replicas: int, routers: int, router_replicas: int
+) -> list[ProcessSpec]:
+    """Every process of a cluster, in the order in which they start."""
+    partitions = {"router": (routers, router_replicas), "broker": (brokers, broker_replicas)}
+    whole = {"proxy": proxies, "gateway": gateways}
+    found: list[ProcessSpec] = []
+    for role in START_ORDER:
+        if role in whole:
+            found.extend(ProcessSpec(role, -1, number) for number in range(whole[role]))
+        else:
+            count, replicas = partitions[role]
+            found.extend(ProcessSpec(role, partition, number) for number in range(replicas) for partition in range(count))
+    return found
+
+
+class SupervisorCore:
+    """Decides for one cluster. `now` is monotonic seconds; `jitter` gives numbers in [0, 1).
+
+    Source: DESIGN section 14 rule 2 (no retry without jittered back-off).
+    """
+
+    def __init__(self, specs: Sequence[ProcessSpec], jitter: Callable[[], float], *, grace_s: float = GRACE_S) -> None:
+        self.processes = {spec.name: ProcessRecord(spec) for spec in specs}
+        self._jitter = jitter
+        self._grace_s = grace_s
+        self._stopping = False
+        self._group = -1
+        self._kill_at: float | None = None
+
+    @property
+    def all_running(self) -> bool:
+        """Whether every process is Running."""
+        return all(record.state is ProcessState.RUNNING for record in self.processes.values())
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether every process has ended."""
+        return all(record.state is ProcessState.STOPPED for record in self.processes.values())
+
+    def _move(self, record: ProcessRecord, event: ProcessEvent, now: float) -> bool:
+        state = TRANSITIONS.get((record.state, event))
+        if state is None:
+            return False
+        record.state, record.since = state, now
+        return True
+
+    def tick(self, now: float) -> list[Effect]:
+        """What is due: starts, ends of back-offs, the next group of the end."""
+        if self._stopping:
+            return self._stop_next(now)
+        for record in self.processes.values():
+            if record.state is ProcessState.BACKOFF and now >= record.rest_until:
+                self._move(record, ProcessEvent.RESTED, now)
+        starting = [record for record in self.processes.values() if record.state is ProcessState.STARTING]
+        slots = START_SLOTS - sum(1 for record in starting if now - record.since < SLOW_START_S)
+        effects: list[Effect] = []
+        for record in self.processes.values():
+            if slots <= 0:
+                break
+            if self._move(record, ProcessEvent.START, now):
+                record.starts += 1
+                slots -= 1
+                effects.append(Start(record.spec.name))
+        return effects
+
+    def running(self, name: str, now: float) -> list[Effect]:
+        """The registry says that a process is Running."""
+        record = self.processes[name]
+        if self._move(record, ProcessEvent.RUNNING, now):
+            record.ever_running = True
+        return self.tick(now)
+
+    def exited(self, name: str, code: int, now: float) -> list[Effect]:
+        """A process ended with an exit code (negative: by that signal)."""
+        record = self.processes[name]
+        steady = record.state is ProcessState.RUNNING and now - record.since >= STEADY_S
+        record.last_code = code
+        if not self._move(record, ProcessEvent.EXITED, now) or self._stopping:
+            return self.tick(now)
+        record.failures = 1 if steady else record.failures + 1
+        if not record.ever_running and (code == CONFIGURATION_EXIT or record.failures >= FIRST_TRIES):
+            return [Fail(name, code)]
+        wait = min(FIRST_BACKOFF_S * 2 ** min(record.failures - 1, 20), LONGEST_BACKOFF_S)
+        record.rest_until = now + wait * (1.0 - 0.5 * self._jitter())
+        return self.tick(now)
+
+    def stop(self, now: float) -> list[Effect]:
+        """End everything, group by group in `STOP_ORDER`."""
+        if self._stopping:
+            return []
+        self._stopping = True
+        return self._stop_next(now)
+
+    def kill(self, now: float) -> list[Effect]:
+        """End everything at once."""
+        self._stopping = True
+        self._group = len(STOP_ORDER)
+        effects: list[Effect] = []
+        for record in self.processes.values():
+            self._move(record, ProcessEvent.STOP, now)
+            if record.state is ProcessState.STOPPING:
+                effects.append(Kill(record.spec.name))
+        return effects
+
+    def _of_group(self) -> list[ProcessRecord]:
+        if not 0 <= self._group < len(STOP_ORDER):
+            return []
+        return [record for record in self.processes.values() if record.spec.role == STOP_ORDER[self._group]]
+
+    def _stop_next(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._group < len(STOP_ORDER):
+            left = [record for record in self._of_group() if record.state is ProcessState.STOPPING]
+            if left:
+                if self._kill_at is not None and now >= self._kill_at:
+                    self._kill_at = None
+                    effects.extend(Kill(record.spec.name) for record in left)
+                return effects
+            self._group += 1
+            self._kill_at = now + self._grace_s
+            for record in self._of_group():
+                self._move(record, ProcessEvent.STOP, now)
+                if record.state is ProcessState.STOPPING:
+                    effects.append(Terminate(record.spec.name))
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, if nothing else happens; None: never."""
+        if self._stopping:
+            return self._kill_at if not self.all_stopped else None
+        times = [record.rest_until for record in self.processes.values() if record.state is ProcessState.BACKOFF]
+        if any(record.state is ProcessState.WAITING for record in self.processes.values()):
+            times += [record.since + SLOW_START_S for record in self.processes.values() if record.state is ProcessState.STARTING]
+        return min(times, default=None)

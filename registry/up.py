@@ -1,0 +1,380 @@
+"""`pixiu up`: a whole cluster on one machine, every role its own process. The shell around `registry.supervisor`.
+
+    ZooKeeper ─▶ layout ─▶ routers ─▶ brokers ─▶ proxies ─▶ gateways        (and back in the other order at the end)
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import RoleLayout, View
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import RegistryAddress, ZooKeeper, parse_address
+from pixiu.errors import ConfigurationError, PixiuError, Unavailable
+from registry.children import start_child, tail
+from registry.embedded_child import EmbeddedChild
+from registry.layout import ensure_layout, set_replicas
+from registry.supervisor import (
+    CONFIGURATION_EXIT,
+    Effect,
+    Fail,
+    Kill,
+    ProcessSpec,
+    ProcessState,
+    Start,
+    SupervisorCore,
+    Terminate,
+    wanted_processes,
+)
+
+READY_TIMEOUT_S: Final = 180.0
+"""For all processes to be Running; a loaded machine needs a minute."""
+STOP_LIMIT_S: Final = 120.0
+"""After so many seconds the end is forced."""
+FORGET_PORTS_AFTER: Final = 2
+"""So many failed restarts in a row on a port: somebody else has it, take any."""
+MAX_PROCESSES: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """What `pixiu up` can be told. `validate()` names the option at fault."""
+
+    proxies: int = 2
+    gateways: int = 2
+    brokers: int = 2
+    """Broker partitions."""
+    broker_replicas: int = 2
+    """Replicas of each."""
+    routers: int = 2
+    """Router partitions."""
+    router_replicas: int = 2
+    """Replicas of each."""
+    mqtt_port: int = 1883
+    """Of the first gateway; the others have the following ones. 0: any."""
+    zookeeper_port: int = 2181
+    """Of the embedded ZooKeeper; 0: any."""
+    registry: str = ""
+    """A ZooKeeper that runs already, zk://HOST:PORT/ROOT. Empty: an embedded one."""
+    data: Path = Path("run")
+    """Folder of everything that the processes keep, and of their logs."""
+    config: Path | None = None
+    """TOML file with [cluster] and role tables, given to every process."""
+    settings: tuple[str, ...] = ()
+    """Further options, `ROLE.KEY=VALUE` or `cluster.KEY=VALUE`."""
+
+    def validate(self) -> None:
+        """Raises `ConfigurationError`."""
+        for name in ("proxies", "gateways", "broker_replicas", "router_replicas"):
+            if not 1 <= getattr(self, name) <= MAX_PROCESSES:
+                raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_PROCESSES}")
+        for name in ("brokers", "routers"):
+            count = getattr(self, name)
+            if not 1 <= count <= 128 or count & (count - 1):
+                raise ConfigurationError(f"--{name} {count}: the number of partitions must be a power of two up to 128")
+        if len(self.specs()) > MAX_PROCESSES:
+            raise ConfigurationError(f"these are {len(self.specs())} processes; one machine runs at most {MAX_PROCESSES}")
+        for name, last in (("mqtt_port", self.gateways), ("zookeeper_port", 1)):
+            port = getattr(self, name)
+            if port and not 1 <= port <= 65_536 - last:
+                raise ConfigurationError(f"--{name.replace('_', '-')} {port}: must be 0 (any) or a port")
+        for setting in self.settings:
+            if "=" not in setting or "." not in setting.partition("=")[0]:
+                raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")
+
+    def specs(self) -> list[ProcessSpec]:
+        """Every process that is wanted."""
+        return wanted_processes(
+            proxies=self.proxies,
+            gateways=self.gateways,
+            brokers=self.brokers,
+            broker_replicas=self.broker_replicas,
+            routers=self.routers,
+            router_replicas=self.router_replicas,
+        )
+
+    def layout(self) -> dict[str, RoleLayout]:
+        """The layout that the registry shall hold."""
+        return {
+            "router": RoleLayout(self.routers, self.routers, self.router_replicas),
+            "broker": RoleLayout(self.brokers, self.brokers, self.broker_replicas),
+            "proxy": RoleLayout(1, 1, self.proxies),
+            "gateway": RoleLayout(1, 1, self.gateways),
+        }
+
+
+@dataclass(slots=True)
+class Child:
+    """One process as the operating system and the registry know it."""
+
+    process: asyncio.subprocess.Process | None = None
+    node: Node | None = None
+    log_start: int = 0
+    """Where in its log this run began."""
+    ports: dict[str, int] = field(default_factory=dict)
+    """Kept over restarts: port, http_port, mqtt_port."""
+
+
+class LocalCluster:
+    """Runs and watches the processes. `changed` is called when something worth showing happened.
+
+    Source: DESIGN section 15.
+    """
+
+    def __init__(
+        self, options: UpOptions, on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
+    ) -> None:
+        options.validate()
+        self.options = options
+        self._on_event = on_event
+        chance = Random()
+        self.core = SupervisorCore(options.specs(), chance.random)
+        self.children = {spec.name: Child() for spec in options.specs()}
+        self.zookeeper: EmbeddedChild | None = None
+        self.address = RegistryAddress("")
+        self._session: ZooKeeper | None = None
+        self._discovery: Discovery | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._failure: PixiuError | None = None
+        self._lock = -1
+
+    @property
+    def target(self) -> str:
+        """What `pixiu.connect` and the other commands take."""
+        return str(self.address)
+
+    async def start(self) -> None:
+        """Bring everything up; returns when all are Running.
+
+        Raises `ConfigurationError` (a port is taken, no Java, another `pixiu up` uses the folder, wrong options of a role)
+        or `Unavailable` (a process cannot get to Running; with the end of its log).
+        """
+        options = self.options
+        self._take_folder()
+        check_ports([options.mqtt_port + number for number in range(options.gateways)] if options.mqtt_port else [])
+        if options.registry:
+            self.address = parse_address(options.registry)
+        else:
+            port = options.zookeeper_port
+            self.zookeeper = EmbeddedChild(options.data / "zookeeper", port, options.data / "logs" / "zookeeper.log")
+            await self.zookeeper.start()
+            self.address = parse_address(f"zk://{self.zookeeper.address}/pubsub")
+            self._on_event("zookeeper", {"address": self.zookeeper.address})
+        await self._prepare_registry()
+        self._spawn(self._tick(), "supervisor-timer")
+        self._apply(self.core.tick(time.monotonic()))
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not self.core.all_running:
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() >= until:
+                late = [name for name, record in self.core.processes.items() if record.state is not ProcessState.RUNNING]
+                where, end = self.log_of(late[0]), self._tail(late[0])
+                raise Unavailable(f"not Running after {READY_TIMEOUT_S:g} s: {', '.join(late)}. The end of {where}:\n{end}")
+            await self.wait_change(1.0)
+        self._on_event("running", {"registry": self.target, **self.addresses()})
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Until something changed, at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def stop(self) -> None:
+        """End everything in order: gateways, proxies, brokers, routers, ZooKeeper. Leaves nothing running."""
+        self._apply(self.core.stop(time.monotonic()))
+        until = time.monotonic() + STOP_LIMIT_S
+        while not self.core.all_stopped:
+            await self.wait_change(0.5)
+            if time.monotonic() >= until:
+                self.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._discovery is not None:
+            await self._discovery.close()
+        if self._session is not None:
+            await self._session.close()
+        if self.zookeeper is not None:
+            await self.zookeeper.stop()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        self._on_event("stopped", {})
+
+    def kill(self) -> None:
+        """End every process at once; `stop` still has to be awaited."""
+        self._apply(self.core.kill(time.monotonic()))
+
+    def addresses(self) -> dict[str, list[str]]:
+        """Where clients connect: proxies, gateways (gRPC) and MQTT."""
+        nodes = [self.children[name].node for name in self.children]
+        found = [node for node in nodes if node is not None]
+        return {
+            "proxies": [node.address for node in found if node.role == "proxy"],
+            "gateways": [node.address for node in found if node.role == "gateway"],
+            "mqtt": [f"{node.mqtt_host}:{node.mqtt_port}" for node in found if node.role == "gateway" and node.mqtt_port],
+        }
+
+    def log_of(self, name: str) -> Path:
+        """A process's log."""
+        return self.options.data / "logs" / f"{name}.log"
+
+    def _take_folder(self) -> None:
+        data = self.options.data
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(f"--data {data}: cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigurationError(f"another `pixiu up` runs in {data}; end it, or give another folder with --data DIR") from None
+
+    async def _prepare_registry(self) -> None:
+        self._session = ZooKeeper(self.address.hosts)
+        await self._session.connect()
+        wanted = self.options.layout()
+        try:
+            layout = await ensure_layout(self._session, self.address.root, wanted)
+        except ConfigurationError as error:
+            hint = f"; for a new cluster give an empty folder with --data DIR, or remove {self.options.data}"
+            raise ConfigurationError(f"{error}{'' if self.options.registry else hint}") from None
+        for role, said in wanted.items():
+            if layout.roles[role].replicas != said.replicas:
+                await set_replicas(self._session, self.address.root, role, said.replicas)
+        self._discovery = Discovery(self._session, self.address.root, self._on_view)
+        await self._discovery.start()
+
+    def _on_view(self, view: View) -> None:
+        by_pid = {node.pid: node for node in view.nodes}
+        for name, child in self.children.items():
+            node = by_pid.get(child.process.pid) if child.process is not None else None
+            if node is None or node.role != self.core.processes[name].spec.role:
+                continue
+            child.node = node
+            child.ports = {"port": node.port, "http_port": node.http_port}
+            if node.mqtt_port:
+                child.ports["mqtt_port"] = node.mqtt_port
+            if node.state is NodeState.RUNNING and self.core.processes[name].state is ProcessState.STARTING:
+                self._apply(self.core.running(name, time.monotonic()))
+                restarts = self.core.processes[name].restarts
+                self._on_event("process_running", {"process": name, "pid": node.pid, "address": node.address, "restarts": restarts})
+        self._changed.set()
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            child = self.children[effect.name]
+            if isinstance(effect, Start):
+                self._spawn(self._run(effect.name), f"run {effect.name}")
+            elif isinstance(effect, Terminate):
+                _signal(child, signal.SIGTERM)
+            elif isinstance(effect, Kill):
+                _signal(child, signal.SIGKILL)
+            elif isinstance(effect, Fail) and self._failure is None:
+                self._failure = ConfigurationError(
+                    f"{effect.name} does not start (exit code {effect.code}). The end of {self.log_of(effect.name)}:\n"
+                    f"{self._tail(effect.name)}"
+                )
+        self._changed.set()
+
+    def _tail(self, name: str) -> str:
+        return tail(self.log_of(name), self.children[name].log_start) or "(nothing)"
+
+    async def _run(self, name: str) -> None:
+        """One run of one process, from its start to its end."""
+        record, child = self.core.processes[name], self.children[name]
+        if record.last_code == CONFIGURATION_EXIT and record.failures >= FORGET_PORTS_AFTER:
+            child.ports = {}
+        log = self.log_of(name)
+        child.log_start = log.stat().st_size if log.exists() else 0
+        child.node = None
+        try:
+            process = await start_child(self._arguments(record.spec, child), log)
+        except OSError as error:
+            self._on_event("process_failed", {"process": name, "error": str(error)})
+            self._apply(self.core.exited(name, 1, time.monotonic()))
+            return
+        child.process = process
+        if record.state is not ProcessState.STARTING:  # the end came while it was being started
+            _signal(child, signal.SIGTERM if record.state is ProcessState.STOPPING else signal.SIGKILL)
+        code = await process.wait()
+        child.process, child.node = None, None
+        if record.state is not ProcessState.STOPPING:
+            self._on_event("process_exited", {"process": name, "pid": process.pid, "code": code})
+        self._apply(self.core.exited(name, code, time.monotonic()))
+
+    def _arguments(self, spec: ProcessSpec, child: Child) -> list[str]:
+        options = self.options
+        values: dict[str, object] = {
+            "registry": self.target,
+            "data_dir": (options.data / spec.name).resolve(),
+            "drain_timeout_s": 5,
+        }
+        if spec.partition >= 0:
+            values["partition"] = spec.partition
+        if spec.role == "gateway":
+            values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
+        values.update(child.ports)
+        for setting in options.settings:
+            table, _, rest = setting.partition(".")
+            key, _, value = rest.partition("=")
+            if table == "cluster":
+                values[f"cluster.{key}"] = value
+            elif table == spec.role:
+                values[key] = value
+        arguments = ["-m", spec.role]
+        if options.config is not None:
+            arguments += ["--config", str(options.config.resolve())]
+        return [*arguments, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
+
+    def _spawn(self, coroutine: object, name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self.core.next_deadline()
+            now = time.monotonic()
+            await asyncio.sleep(0.1 if deadline is None else min(max(deadline - now, 0.01), 0.1))
+            effects = self.core.tick(time.monotonic())
+            if effects:
+                self._apply(effects)
+
+
+def _signal(child: Child, number: int) -> None:
+    if child.process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.send_signal(number)
+
+
+def check_ports(ports: Sequence[int]) -> None:
+    """Raises `ConfigurationError` that names the first port of 127.0.0.1 that is taken, and what to do."""
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"port {port} on 127.0.0.1 cannot be used for MQTT ({error.strerror}); stop what listens there, "
+                    "or choose another with --mqtt-port N (0 takes any)"
+                ) from None

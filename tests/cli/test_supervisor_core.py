@@ -1,0 +1,221 @@
+"""What `pixiu up` decides: starts, back-off, giving up, the order of the end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.supervisor import (
+    FIRST_TRIES,
+    LONGEST_BACKOFF_S,
+    SLOW_START_S,
+    START_SLOTS,
+    STEADY_S,
+    Effect,
+    Fail,
+    Kill,
+    ProcessSpec,
+    ProcessState,
+    Start,
+    SupervisorCore,
+    Terminate,
+    wanted_processes,
+)
+
+
+def specs() -> list[ProcessSpec]:
+    return wanted_processes(proxies=1, gateways=1, brokers=2, broker_replicas=1, routers=1, router_replicas=1)
+
+
+def all_up(core: SupervisorCore, now: float = 0.0) -> None:
+    todo: list[Effect] = core.tick(now)
+    while todo:
+        effect = todo.pop()
+        assert isinstance(effect, Start)
+        todo += core.running(effect.name, now)
+    assert core.all_running
+
+
+def test_the_default_cluster_has_twelve_processes_in_the_order_of_their_start() -> None:
+    names = [
+        spec.name for spec in wanted_processes(proxies=2, gateways=2, brokers=2, broker_replicas=2, routers=2, router_replicas=2)
+    ]
+    assert names == [
+        *("router-0-0", "router-1-0", "router-0-1", "router-1-1", "broker-0-0", "broker-1-0", "broker-0-1", "broker-1-1"),
+        *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
+    ]
+
+
+def test_a_few_start_at_once_and_each_that_runs_makes_room_for_the_next() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    first = core.tick(0.0)
+    assert first == [Start("router-0-0"), Start("broker-0-0"), Start("broker-1-0"), Start("proxy-0")][:START_SLOTS]
+    assert core.tick(0.1) == []
+    assert core.running("broker-0-0", 0.5) == [Start("gateway-0")]
+
+
+def test_one_that_never_gets_ready_holds_up_the_others_only_for_a_while() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    assert core.next_deadline() == SLOW_START_S
+    assert core.tick(SLOW_START_S) == [Start("gateway-0")]
+
+
+def test_a_crashed_process_comes_back_after_a_back_off_that_doubles_to_its_limit() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    now, waits = 1.0, []
+    for _ in range(9):
+        assert core.exited("proxy-0", -9, now) == []
+        deadline = core.next_deadline()
+        assert deadline is not None
+        waits.append(round(deadline - now, 6))
+        assert core.tick(deadline - 0.001) == []
+        assert core.tick(deadline) == [Start("proxy-0")]
+        core.running("proxy-0", deadline)
+        now = deadline + 1
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S]
+    assert core.processes["proxy-0"].restarts == 9
+
+
+def test_the_back_off_is_shortened_by_chance_by_up_to_a_half() -> None:
+    core = SupervisorCore(specs(), lambda: 0.999)
+    all_up(core)
+    core.exited("proxy-0", 1, 10.0)
+    assert core.next_deadline() == pytest.approx(10.1, abs=0.001)
+
+
+def test_a_steady_time_starts_the_back_off_anew() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    for now in (1.0, 2.0, 3.0):
+        core.exited("proxy-0", 1, now)
+        core.tick(now + 0.9)
+        core.running("proxy-0", now + 0.9)
+    core.exited("proxy-0", 1, 4.0 + STEADY_S)
+    assert core.next_deadline() == pytest.approx(4.2 + STEADY_S)
+
+
+def test_a_wrong_option_fails_the_start_at_once() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    assert core.exited("router-0-0", 2, 0.5) == [Fail("router-0-0", 2)]
+
+
+def test_a_process_that_was_never_running_fails_the_start_after_its_tries() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    for name in ("broker-0-0", "broker-1-0", "proxy-0", "gateway-0"):
+        core.running(name, 0.1)
+    now = 0.5
+    for _ in range(FIRST_TRIES - 1):
+        assert Fail("router-0-0", 1) not in core.exited("router-0-0", 1, now)
+        now += 5
+        core.tick(now)
+    assert core.exited("router-0-0", 1, now) == [Fail("router-0-0", 1)]
+
+
+def test_one_that_ran_before_is_started_again_whatever_its_code() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    for turn in range(10):
+        assert core.exited("broker-0-0", 2, turn * 20.0) == []
+        assert core.tick(turn * 20.0 + 15) == [Start("broker-0-0")]
+
+
+def test_all_end_in_order_gateways_proxies_brokers_routers() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    assert core.stop(1.0) == [Terminate("gateway-0")]
+    assert core.stop(1.1) == []
+    assert core.exited("gateway-0", 0, 2.0) == [Terminate("proxy-0")]
+    assert core.exited("proxy-0", 0, 3.0) == [Terminate("broker-0-0"), Terminate("broker-1-0")]
+    assert core.exited("broker-1-0", 0, 4.0) == []
+    assert core.exited("broker-0-0", 0, 4.0) == [Terminate("router-0-0")]
+    assert not core.all_stopped
+    assert core.exited("router-0-0", 0, 5.0) == []
+    assert core.all_stopped
+    assert core.next_deadline() is None
+
+
+def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=5.0)
+    all_up(core)
+    core.stop(1.0)
+    assert core.next_deadline() == 6.0
+    assert core.tick(5.9) == []
+    assert core.tick(6.0) == [Kill("gateway-0")]
+    assert core.tick(6.1) == []
+    assert core.exited("gateway-0", -9, 6.2) == [Terminate("proxy-0")]
+
+
+def test_a_second_interrupt_kills_everything_at_once() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.stop(1.0)
+    killed = core.kill(1.5)
+    assert {effect.name for effect in killed} == set(core.processes)
+    assert all(isinstance(effect, Kill) for effect in killed)
+    for name in core.processes:
+        core.exited(name, -9, 2.0)
+    assert core.all_stopped
+
+
+def test_an_end_during_the_start_starts_nothing_more() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    core.tick(0.0)
+    core.exited("proxy-0", 1, 0.1)
+    effects = core.stop(0.2)
+    while effects:
+        assert not any(isinstance(effect, Start) for effect in effects)
+        effects = [later for effect in effects for later in core.exited(effect.name, -15, 0.3)]
+    assert core.all_stopped
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=100, deadline=None)
+def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
+    chance = random.Random(seed)
+    core, now = SupervisorCore(specs(), chance.random), 0.0
+    alive: set[str] = set()
+
+    def apply(effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Start):
+                assert effect.name not in alive
+                alive.add(effect.name)
+            else:
+                assert not isinstance(effect, Fail)
+                assert effect.name in alive
+
+    apply(core.tick(now))
+    while not core.all_running:
+        now += 0.1
+        for name in sorted(alive):
+            apply(core.running(name, now))
+    for _ in range(200):
+        now += chance.random()
+        apply(core.tick(now))
+        if alive:
+            name = chance.choice(sorted(alive))
+            if chance.random() < 0.5:
+                alive.discard(name)
+                apply(core.exited(name, -9, now))
+            else:
+                apply(core.running(name, now))
+    for _ in range(100):
+        now += 5
+        apply(core.tick(now))
+        for name in sorted(alive):
+            apply(core.running(name, now))
+    assert core.all_running
+    apply(core.stop(now))
+    while alive:
+        now += 0.1
+        name = chance.choice(sorted(name for name in alive if core.processes[name].state is ProcessState.STOPPING))
+        alive.discard(name)
+        apply(core.exited(name, 0, now))
+    assert core.all_stopped

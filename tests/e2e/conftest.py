@@ -1,0 +1,23 @@
+"""One cluster for the tests of a module: the defaults of `pixiu up`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import LocalCluster, running_cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts real processes."""
+    for item in items:
+        if "tests/e2e" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two partitions of two brokers and of two routers, two proxies, two gateways."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running

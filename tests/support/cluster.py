@@ -1,0 +1,114 @@
+"""A whole cluster for a test: `pixiu up` as a user starts it, on free ports, in a folder of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+PIXIU = str(Path(sys.executable).parent / "pixiu")
+WAIT_S = 120.0
+"""For a condition that must come; generous, because machines are loaded."""
+Found = TypeVar("Found")
+
+
+def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_S) -> Found:
+    """The condition's first true value. Fails with `what` when it does not come."""
+    end = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < end, f"{what} did not come in {timeout_s:.0f} s"
+        time.sleep(0.05)
+
+
+class LocalCluster:
+    """`pixiu up` in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self._arguments = arguments
+        self._log = folder / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.target = ""
+
+    def start(self) -> None:
+        """Start it and wait until every process is Running."""
+        command = [PIXIU, "up", "--data", str(self.folder / "run"), "--mqtt-port", "0", "--zookeeper-port", "0", "--json"]
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self.target = wait_for(self._running, "the cluster")
+
+    def _running(self) -> str:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()
+        for line in self._log.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and event.get("event") == "running":
+                    return str(event["registry"])
+        return ""
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does. Returns its exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            return self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise AssertionError(self._log.read_text()) from None
+
+    def pixiu(self, command: str, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+        """Run a `pixiu` command against the cluster."""
+        return subprocess.run(
+            [PIXIU, command, "--target", self.target, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def start_pixiu(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        """The same in the background."""
+        return subprocess.Popen(
+            [PIXIU, command, "--target", self.target, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def status(self) -> dict[str, Any]:
+        """`pixiu status --json`."""
+        result = self.pixiu("status", "--json")
+        assert result.returncode in (0, 1), result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    def processes(self, role: str) -> list[dict[str, Any]]:
+        """The Running processes of a role."""
+        return [p for p in self.status()["processes"] if p["role"] == role and p["state"] == "Running"]
+
+    def wait_healthy(self) -> None:
+        """Until `pixiu status` says healthy."""
+        wait_for(lambda: self.pixiu("status", "--json").returncode == 0, "a healthy status")
+
+    def mqtt_ports(self) -> list[int]:
+        """Of every gateway."""
+        return [int(p["mqtt"].rpartition(":")[2]) for p in self.processes("gateway")]
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path, *arguments: str) -> Iterator[LocalCluster]:
+    """A cluster that ends with the block, and must end in good order."""
+    cluster = LocalCluster(folder, *arguments)
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        code = cluster.stop()
+    assert code == 0, (folder / "up.log").read_text()
