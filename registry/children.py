@@ -30,7 +30,7 @@ def child_environment() -> dict[str, str]:
     return found
 
 
-class _DieWithParent:
+class DieWithParent:
     """Run in the child between fork and exec."""
 
     def __init__(self, number: int) -> None:
@@ -63,7 +63,7 @@ async def start_child(
             stderr=output,
             start_new_session=True,
             env=dict(environment or child_environment()),
-            preexec_fn=_DieWithParent(death_signal),  # a ctypes call only; needed because the parent may be killed
+            preexec_fn=DieWithParent(death_signal),  # a ctypes call only; needed because the parent may be killed
         )
 
 

@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from pixiu.cli.output import AsJson, console, error_console, guarded, print_json
-from registry.children import child_environment
+from pixiu.cli.output import EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from registry.children import DieWithParent, child_environment
 from registry.table import Rates, render
 from registry.up import LocalCluster, UpOptions
 
@@ -113,7 +113,7 @@ class _Up:
         try:
             return await self._main
         except asyncio.CancelledError:
-            return 0
+            return EXIT_INTERRUPTED if self._replay else 0
         finally:
             if not self._as_json and self._console.is_terminal:
                 self._console.print("ending …", style="dim")
@@ -160,7 +160,12 @@ class _Up:
             arguments.append("--json")
         environment = child_environment()
         self._player = player = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            sys.executable,
+            *arguments,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=DieWithParent(signal.SIGKILL),
         )
         try:
             return await player.wait()

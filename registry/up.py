@@ -317,9 +317,10 @@ class LocalCluster:
             _signal(child, signal.SIGTERM if record.state is ProcessState.STOPPING else signal.SIGKILL)
         code = await process.wait()
         child.process, child.node = None, None
-        if record.state is not ProcessState.STOPPING:
-            self._on_event("process_exited", {"process": name, "pid": process.pid, "code": code})
+        asked = record.state is ProcessState.STOPPING
         self._apply(self.core.exited(name, code, time.monotonic()))
+        if not asked and self._failure is None:
+            self._on_event("process_exited", {"process": name, "pid": process.pid, "code": code})
 
     def _arguments(self, spec: ProcessSpec, child: Child) -> list[str]:
         options = self.options

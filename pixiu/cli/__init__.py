@@ -1,0 +1,6 @@
+"""The `pixiu` command."""
+
+import os
+
+# gRPC writes each lost connection to stderr; the commands say themselves what matters. Set before gRPC is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -6,6 +6,7 @@ Source: DESIGN section 15.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import sys
 import time
@@ -88,6 +89,8 @@ def allow_open_files() -> None:
 def main() -> None:
     """The `pixiu` command."""
     allow_open_files()
+    # Libraries' warnings (a reconnect, a retry) go where the user asked for logs: nowhere by default.
+    logging.getLogger().addHandler(logging.NullHandler())
     add_plugins(app)
     app()
 

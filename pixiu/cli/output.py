@@ -18,6 +18,8 @@ DEFAULT_TARGET: Final = "zk://127.0.0.1:2181/pubsub"
 EXIT_UNUSABLE: Final = 2
 """An error of ours: wrong arguments, nobody there."""
 EXIT_INTERRUPTED: Final = 130
+PIPE_WIDTH: Final = 200
+"""Columns of tables that go into a file or a pipe, so that nothing is cut."""
 
 Target = Annotated[
     str,
@@ -37,12 +39,12 @@ T = TypeVar("T")
 
 def console() -> Console:
     """Where results go."""
-    return Console(soft_wrap=not sys.stdout.isatty())
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
     """Where progress and errors go, so that the output stays clean."""
-    return Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+    return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def print_json(value: object, *, indent: int | None = None) -> None:

@@ -28,6 +28,7 @@ def result_json(result: Result) -> dict[str, object]:
             "planned": {"messages": result.plan.messages, "deliveries": result.plan.expected},
             "interrupted": result.interrupted,
         },
+        start_us=result.started_us,
     )
 
 

@@ -52,6 +52,8 @@ class Result:
 
     verdict: Verdict
     plan: Plan
+    started_us: int
+    """Of the process's monotonic clock."""
     seconds: float
     logins: int
     connections: int
@@ -101,12 +103,12 @@ async def replay(
         driver = Driver(plan, options, connector, on_progress=lambda: on_progress(driver, watch))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, driver.interrupt)
-        started = time.monotonic()
+        started_us = monotonic_us()
         try:
             await driver.run()
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-        seconds = time.monotonic() - started
+        seconds = (monotonic_us() - started_us) / 1e6
         await _wait_for_rejoins(watch)
         verdict = await _judge(plan, driver, watch)
     finally:
@@ -114,7 +116,15 @@ async def replay(
         await watch.close()
     users = driver.users
     return Result(
-        verdict, plan, seconds, users.logins, users.connections, len(users.breaks), driver.sent_by_sdk, driver.interrupted
+        verdict,
+        plan,
+        started_us,
+        seconds,
+        users.logins,
+        users.connections,
+        len(users.breaks),
+        driver.sent_by_sdk,
+        driver.interrupted,
     )
 
 

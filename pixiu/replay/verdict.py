@@ -221,8 +221,8 @@ def _broken(verdict: Verdict, unexplained: int) -> list[str]:
     return found
 
 
-def verdict_json(verdict: Verdict, extra: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The verdict as JSON values: times in milliseconds, counts as numbers."""
+def verdict_json(verdict: Verdict, extra: Mapping[str, object] | None = None, *, start_us: int = 0) -> dict[str, object]:
+    """The verdict as JSON values: latencies in milliseconds, times of deaths in seconds since `start_us`."""
     explained = sum(count for cause, count in verdict.causes.items() if cause != Cause.UNEXPLAINED.value)
     return {
         **(extra or {}),
@@ -253,9 +253,8 @@ def verdict_json(verdict: Verdict, extra: Mapping[str, object] | None = None) ->
                 "role": death.role,
                 "partition": death.partition,
                 "endpoint": f"{death.endpoint:016x}",
-                "death_ms": death.death_us // 1000,
-                "rejoin_ms": None if death.rejoin_us is None else death.rejoin_us // 1000,
-                "window_ms": None if death.rejoin_us is None else (death.rejoin_us - death.death_us) // 1000,
+                "death_s": (death.death_us - start_us) / 1e6,
+                "rejoin_s": None if death.rejoin_us is None else (death.rejoin_us - start_us) / 1e6,
                 "missing": dict(sorted(death.counts.items())),
             }
             for death in verdict.deaths

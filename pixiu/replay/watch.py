@@ -32,6 +32,7 @@ ORDERLY_WAIT_S: Final = 0.5
 MAX_WATCHED: Final = 1_000
 CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 HOP_METRICS: Final = {"peer_records_sent_total": "sent", "peer_records_received_total": "received"}
+UNKNOWN: Final = "unknown"
 LOSS_METRICS: Final = {"peer_lost_items": "receiver", "peer_queue_drops_total": "sender"}
 """Counted by the receiver as gaps, by the sender as drops before sending."""
 
@@ -187,7 +188,15 @@ class ClusterWatch:
     async def _counters(self) -> dict[int, Counter[tuple[str, str]]]:
         nodes = [node for node in self.view.nodes if node.http_port]
         pages = await asyncio.gather(*(self._page(node) for node in nodes))
-        return {node.endpoint: link_counts(page, node.role) for node, page in zip(nodes, pages, strict=True) if page}
+        return {node.endpoint: link_counts(page, node.role, self._role_of) for node, page in zip(nodes, pages, strict=True) if page}
+
+    def _role_of(self, endpoint: str) -> str:
+        """The role of a process that its peers no longer know by name."""
+        try:
+            node = self._nodes.get(int(endpoint, 16))
+        except ValueError:
+            return UNKNOWN
+        return node.role if node is not None else UNKNOWN
 
     async def _page(self, node: Node) -> bytes:
         try:
@@ -226,15 +235,21 @@ class ClusterWatch:
             self.book.on_view(self.view, self._now_us())
 
 
-def link_counts(page: bytes, role: str) -> Counter[tuple[str, str]]:
-    """(what, role of the peer) → count, out of one process's /metrics. Labels `peer` are `role:host:port`."""
+def link_counts(page: bytes, role: str, role_of: Callable[[str], str] = lambda _endpoint: UNKNOWN) -> Counter[tuple[str, str]]:
+    """(what, role of the peer) → count, out of one process's /metrics.
+
+    Labels `peer` are `role:host:port`, or `unknown:endpoint` for a peer that is no longer in the process's view;
+    `role_of` then tells its role.
+    """
     prefix = f"pixiu_{role}_"
     counts: Counter[tuple[str, str]] = Counter()
     for name, labels, value in samples(page):
         short = name.removeprefix(prefix)
-        peer_role = labels.get("peer", "").split(":", 1)[0]
+        peer_role, _, rest = labels.get("peer", "").partition(":")
         if not peer_role:
             continue
+        if peer_role == UNKNOWN:
+            peer_role = role_of(rest)
         if short in HOP_METRICS:
             counts[HOP_METRICS[short], peer_role] += int(value)
         elif short in LOSS_METRICS:

@@ -1,0 +1,136 @@
+"""The verdict of `pixiu status`: what is missing, who does not answer, and how it is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from pixiu.cli.status import ClusterStatus, ProcessStatus, age_text, judge, missing_processes, read_pages, render, status_json
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import Layout, RoleLayout, View
+from pixiu.ids import EndpointID
+
+TARGET = "zk://127.0.0.1:2181/pubsub"
+
+
+def node(role: str, partition: int, replica: int, endpoint: int, state: NodeState = NodeState.RUNNING) -> Node:
+    return Node(
+        role,
+        partition,
+        replica,
+        state,
+        "127.0.0.1",
+        7000 + endpoint,
+        8000 + endpoint,
+        EndpointID(endpoint),
+        1,
+        "0.1.0",
+        "",
+        1_000,
+        99,
+    )
+
+
+def layout(**changes: RoleLayout) -> Layout:
+    roles = {"broker": RoleLayout(2, 2, 2), "proxy": RoleLayout(1, 1, 1), "gateway": RoleLayout(1, 1, 1), **changes}
+    return Layout(3, roles)
+
+
+def whole() -> View:
+    brokers = [node("broker", partition, replica, 10 + 2 * partition + replica) for partition in (0, 1) for replica in (0, 1)]
+    return View(layout(), (*brokers, node("proxy", -1, 0, 20), node("gateway", -1, 0, 30)))
+
+
+def without(view: View, endpoint: int) -> View:
+    return View(view.layout, tuple(one for one in view.nodes if one.endpoint != endpoint))
+
+
+def health(of: Node, **changes: object) -> dict[str, object]:
+    return {"endpoint": f"{of.endpoint:016x}", "state": "Running", "registry_connected": True, "peers": {"dead": 0}, **changes}
+
+
+def test_a_cluster_with_all_its_replicas_is_healthy() -> None:
+    assert missing_processes(whole()) == []
+
+
+def test_a_missing_replica_is_named_with_its_partition() -> None:
+    assert missing_processes(without(whole(), 12)) == ["broker partition 1: 1 of 2 Running"]
+    assert missing_processes(without(whole(), 20)) == ["proxy: 0 of 1 Running"]
+
+
+def test_one_that_is_not_running_or_does_not_answer_does_not_count() -> None:
+    view = View(layout(), tuple(node("broker", 0, 0, 10, NodeState.INIT) if one.endpoint == 10 else one for one in whole().nodes))
+    assert missing_processes(view) == ["broker partition 0: 1 of 2 Running"]
+    assert missing_processes(whole(), frozenset([10, 11])) == ["broker partition 0: 0 of 2 Running"]
+
+
+def test_a_registry_without_a_layout_says_so() -> None:
+    assert "no layout" in missing_processes(View())[0]
+
+
+def test_a_doubling_under_way_is_told() -> None:
+    view = View(layout(broker=RoleLayout(2, 4, 2)), whole().nodes)
+    assert missing_processes(view) == ["broker: a doubling from 2 to 4 partitions is under way"]
+
+
+def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_read() -> None:
+    one = node("broker", 0, 0, 10)
+    page = (
+        b"pixiu_broker_links_lost_items 3.0\npixiu_broker_links_queue_drops_total 4.0\n"
+        b'pixiu_broker_links_refused_total{reason="tag"} 5.0\npixiu_broker_links_refused_total{reason="replay"} 6.0\n'
+    )
+    found = read_pages(one, 200, health(one), page)
+    assert (found.healthy, found.problem, found.lost, found.queue_drops, found.refused) == (True, "", 3, 4, 11)
+    assert found.registry_connected is True
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "word"),
+    [
+        (503, {"state": "Draining"}, "is Draining"),
+        (200, {"peers": {"dead": 2}}, "does not hear 2 of its peers"),
+        (200, {"endpoint": "00000000000000ff"}, "another process answers"),
+    ],
+)
+def test_a_process_with_a_problem_makes_the_cluster_not_healthy(status: int, changes: dict[str, object], word: str) -> None:
+    view = whole()
+    one = view.nodes[0]
+    processes = [read_pages(found, 200, health(found), b"") for found in view.nodes if found is not one]
+    found = judge(TARGET, view, [*processes, read_pages(one, status, health(one, **changes), b"")])
+    assert not found.healthy
+    assert any(word in problem for problem in found.problems)
+
+
+def test_the_status_as_json_has_every_process_and_the_layout() -> None:
+    view = whole()
+    found = judge(TARGET, view, [ProcessStatus(one, True) for one in view.nodes])
+    report = json.loads(json.dumps(status_json(found, 61_000)))
+    assert report["healthy"] is True
+    assert len(report["processes"]) == 6
+    assert report["layout"]["broker"] == {"n": 2, "next": 2, "replicas": 2}
+    assert {process["age_s"] for process in report["processes"]} == {60}
+
+
+def test_the_table_says_healthy_or_why_not() -> None:
+    def text(status: ClusterStatus) -> str:
+        out = io.StringIO()
+        Console(file=out, width=200).print(render(status, 61_000))
+        return out.getvalue()
+
+    view = whole()
+    assert "✓ healthy" in text(judge(TARGET, view, [ProcessStatus(one, True) for one in view.nodes]))
+    broken = text(
+        judge(
+            TARGET, view, [ProcessStatus(one, one.endpoint != 20, "" if one.endpoint != 20 else "is [gone]") for one in view.nodes]
+        )
+    )
+    assert "✗ not healthy" in broken
+    assert "proxy 0 at 127.0.0.1:7020: is [gone]" in broken
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")])
+def test_ages_are_said_as_people_do(seconds: int, text: str) -> None:
+    assert age_text(seconds) == text
