@@ -25,6 +25,8 @@ MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_CHANNELS_A_REQUEST = 10_000
 HELLO_TIMEOUT_S = 5.0
+FINISH_TIMEOUT_S = 2.0
+"""How long a write under way may take when the stream ends."""
 REASON_LEFT, REASON_SEND_FAILED = 1, 3
 """`Reason` of control.proto."""
 MAX_WAITING_REPLIES = 10_000
@@ -71,6 +73,7 @@ class _Stream:
         self._told_dropped = 0
         self._replies: list[wire_pb2.SubscribeReply] = []
         self._wake = asyncio.Event()
+        self._ended = False
         self.closing: str | None = None
 
     def deliver(self, data: bytes, count: int) -> None:
@@ -107,7 +110,7 @@ class _Stream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._replies or self._backlog:
+            while (self._replies or self._backlog) and not self._ended:
                 replies, self._replies = self._replies, []
                 for reply in replies:
                     await context.write(reply)
@@ -117,8 +120,13 @@ class _Stream:
                     self._told_dropped += dropped
                     batch = b"".join(chunks) if len(chunks) > 1 else chunks[0]
                     await context.write(wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped))
-            if self.closing is not None:
+            if self.closing is not None or self._ended:
                 return
+
+    def end(self) -> None:
+        """The client is gone: write nothing more."""
+        self._ended = True
+        self._wake.set()
 
 
 class SubscriberService(wire_pb2_grpc.SubscriberServicer):
@@ -153,11 +161,19 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             await context.abort(_status(error), str(error))
         finally:
             self._hub.closed(stream, REASON_SEND_FAILED if stream.closing else REASON_LEFT)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._finish(stream, tasks)
         if stream.closing is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closing)
+
+    async def _finish(self, stream: _Stream, tasks: list[asyncio.Task[None]]) -> None:
+        """End the tasks. A write under way is left to end: gRPC refuses to close a call in the middle of one."""
+        stream.end()
+        if tasks:
+            tasks[0].cancel()
+            await asyncio.wait(tasks, timeout=FINISH_TIMEOUT_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first(self, requests: AsyncIterator[wire_pb2.SubscribeRequest], context: Context) -> wire_pb2.SubscribeRequest:
         try:

@@ -24,6 +24,8 @@ from proxy.options import Options
 
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
+CLOSE_TIMEOUT_S = 2.0
+"""How long a write under way may take when the stream ends."""
 FINISH_TIMEOUT_S = 10.0
 """How long a publisher that has said its last word is still answered."""
 
@@ -62,6 +64,7 @@ class PublisherStream:
         self._failures: list[Failure] = []
         self._extra: list[wire_pb2.PublishReply] = []
         self._wake = asyncio.Event()
+        self._ended = False
         self._room = asyncio.Event()
         self._room.set()
         self._all_resolved = asyncio.Event()
@@ -98,16 +101,21 @@ class PublisherStream:
         self._extra.append(reply)
         self._wake.set()
 
+    def end(self) -> None:
+        """The publisher is gone: write nothing more."""
+        self._ended = True
+        self._wake.set()
+
     async def write_all(self, context: Context) -> None:
         """Write replies as they come, joined while a write is under way."""
         written = 0
-        while True:
+        while not self._ended:
             await self._wake.wait()
             self._wake.clear()
             extra, self._extra = self._extra, []
             for reply in extra:
                 await context.write(reply)
-            while self._up_to > written or self._failures:
+            while (self._up_to > written or self._failures) and not self._ended:
                 # Failures of positions up to `up_to` must not come after it.
                 failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
                 written = self._up_to if not self._failures else max(written, self._failures[0].first - 1)
@@ -158,8 +166,11 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             self._hub.left(number)
             if publisher.worker is not None:
                 self._hub.lender.give_back(publisher.worker, 0)
-            for task in (reader, writer):
-                task.cancel()
+            publisher.end()
+            reader.cancel()
+            # A write under way is left to end: gRPC refuses to close a call in the middle of one.
+            await asyncio.wait({reader, writer}, timeout=CLOSE_TIMEOUT_S)
+            writer.cancel()
             await asyncio.gather(reader, writer, return_exceptions=True)
         if isinstance(problem, PixiuError):
             await context.abort(GRPC_STATUS[problem.code], str(problem))

@@ -1,0 +1,20 @@
+"""gRPC ignores an argument whose name it does not know, without a word: every name that is set must be one of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pixiu.client.options import CHANNEL_OPTIONS
+from pixiu.runtime.options import ClusterOptions
+from pixiu.runtime.server import server_options
+
+NAMES = sorted({name for name, _ in (*server_options(ClusterOptions()), *CHANNEL_OPTIONS)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_grpc_knows_the_argument(name: str) -> None:
+    (library,) = (Path(grpc.__file__).parent / "_cython").glob("cygrpc*.so")
+    assert name.encode() in library.read_bytes()
