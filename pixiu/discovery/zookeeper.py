@@ -35,6 +35,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
     SessionMovedError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 
 from pixiu.discovery.paths import DEFAULT_ROOT, check_root
@@ -50,10 +51,8 @@ MAX_IN_FLIGHT: Final = 256
 MAX_TRANSACTION: Final = 64
 RECONNECT_MAX_DELAY_S: Final = 0.5
 """Longest back-off between attempts to connect: short against every session timeout, so that none is lost by it."""
-CONNECT_ATTEMPTS_PER_SESSION: Final = 3
-"""An attempt to connect may take this part of the session timeout. A ZooKeeper that is just starting can accept a
-connection and never answer on it (measured: once in some ten restarts on a loaded machine); kazoo would wait for the
-whole session timeout, and the session would be lost by that."""
+CONNECT_SHARE: Final = 1 / 3
+"""What part of the session timeout an attempt to connect may take."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long close() waits for ZooKeeper to end the session; after that the session ends by its timeout."""
 
@@ -233,6 +232,35 @@ def _to_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *
     # The loop may be closed while kazoo's threads still run.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads, with a bound on every attempt to connect.
+
+    A ZooKeeper that is just starting can accept a connection and never answer on it (measured: in some ten restarts under
+    load, once). kazoo waits the whole session timeout for that answer, and the session is lost by it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        super().__init__()
+        self._patience_s = patience_s
+        self._unanswered: Any = None
+        """The newest connection, until the server's first answer can be read."""
+
+    def create_connection(self, *arguments: Any, **options: Any) -> Any:
+        """Connect, within the bound."""
+        options["timeout"] = min(options.get("timeout") or self._patience_s, self._patience_s)
+        self._unanswered = super().create_connection(*arguments, **options)
+        return self._unanswered
+
+    def select(self, readable: Any, writable: Any, broken: Any, timeout: float | None = None) -> Any:
+        """Wait for sockets; for the first answer on a connection only within the bound."""
+        if self._unanswered is None or list(readable) != [self._unanswered]:
+            return super().select(readable, writable, broken, timeout)
+        found = super().select(readable, writable, broken, self._patience_s if timeout is None else min(timeout, self._patience_s))
+        if found[0]:
+            self._unanswered = None
+        return found
 
 
 class ZooKeeper:
@@ -416,10 +444,9 @@ class ZooKeeper:
 
     def _open(self) -> None:
         """Start kazoo. Its threads do the rest."""
-        # kazoo waits for the session timeout divided by the number of servers: with one named thrice it tries thrice.
-        times = -(-CONNECT_ATTEMPTS_PER_SESSION // (self._hosts.count(",") + 1))
         client = KazooClient(
-            hosts=",".join([self._hosts] * times),
+            hosts=self._hosts,
+            handler=_Handler(self._session_timeout_s * CONNECT_SHARE),
             timeout=self._session_timeout_s,
             client_id=self._take_over,
             connection_retry={"max_tries": -1, "delay": 0.1, "max_jitter": 0.4, "max_delay": RECONNECT_MAX_DELAY_S},
