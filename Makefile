@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
-.PHONY: run test check bench proto docs clean
+.PHONY: run test check fuzz bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -23,6 +23,9 @@ check: $(VENV)/.dev
 	$(BIN)/python -m mypy
 	$(BIN)/python scripts/state_diagrams.py --check
 	$(BIN)/python -m pytest -m "not e2e"
+
+fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
+	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
