@@ -35,6 +35,9 @@ WRITE_BUFFER_BYTES = 256 << 10
 MAX_RETRIES = 3
 """How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
 
+MAX_NEWEST = 4096
+"""Rooms whose newest QoS 1 message of a client is remembered; beyond it all are forgotten, and not sent again."""
+
 
 class Hub(Protocol):
     """What the gateway's service offers to its protocols."""
@@ -291,6 +294,8 @@ class MQTTConnection(asyncio.Protocol):
             if not message.qos:
                 plain.append((room, record))
                 continue
+            if len(self._newest) >= MAX_NEWEST:
+                self._newest.clear()
             self._newest[room] = snowflake
             self._unacknowledged[message.packet_id] = snowflake
             self._confirm_by_hub(Confirmable(self, message.packet_id, room, record, snowflake))
