@@ -54,6 +54,7 @@ class GatewayStream:
         self._call: Any = wire_pb2_grpc.SubscriberStub(channels.acquire(address)).Subscribe()
         self._outgoing = deque((wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=uin, client=client)),))
         self._more = asyncio.Event()
+        self._greeted = asyncio.Event()
         # A write that is cancelled ends the stream: writes have a task of their own, which no caller's time-out reaches.
         self._writer = asyncio.create_task(self._write(), name=f"pixiu-requests-{address}")
 
@@ -86,6 +87,10 @@ class GatewayStream:
 
     async def _write(self) -> None:
         try:
+            # Nothing after the hello until the gateway has answered it: a write that meets the end of a refused call
+            # makes gRPC forget the status that says why.
+            await self._call.write(self._outgoing.popleft())
+            await self._greeted.wait()
             while True:
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
@@ -148,6 +153,7 @@ class GatewayStream:
         assert self._reading is not None
         reading, self._reading = self._reading, None
         reply = reading.result()
+        self._greeted.set()
         return reply if isinstance(reply, wire_pb2.SubscribeReply) else None
 
     async def close(self) -> list[Waiter]:
