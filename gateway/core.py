@@ -27,18 +27,22 @@ from gateway.events import (
     RecordsArrived,
     Replica,
     RoutersChanged,
+    SendDelivered,
     SendRecords,
     Settled,
     Tick,
 )
 from gateway.presence import Presence
 from gateway.rooms import Channel, Client, RoomIndex
+from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
 from pixiu.routing import Routes
 
 DEDUPE_GENERATION = 65_536
 """The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
+MAX_ANSWERED_A_MESSAGE = 128
+"""SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 
@@ -55,6 +59,9 @@ class Counters:
     batches_malformed: int = 0
     published: int = 0
     publish_dropped: int = 0
+    signals_delivered: int = 0
+    signals_repeated: int = 0
+    """Copies and repeats of what was delivered: dropped, and answered."""
 
 
 class Core:
@@ -63,10 +70,12 @@ class Core:
     Args:
         instance: this gateway's leased number.
         generation: of that number, grown with this start.
+        signals: remembers delivered signals; None: as long as this core lives.
     """
 
-    def __init__(self, *, instance: int, generation: int) -> None:
+    def __init__(self, *, instance: int, generation: int, signals: SignalTable | None = None) -> None:
         self.index = RoomIndex()
+        self.signals = Signals(signals if signals is not None else MemoryTable())
         self.counters = Counters()
         self._identity = (instance, generation)
         self._counter = 0
@@ -106,9 +115,12 @@ class Core:
         if records is None:
             self.counters.batches_malformed += 1
             return False
-        rooms, seen, before = self.index.rooms, self._seen, self._seen_before
+        rooms, seen, before, signal = self.index.rooms, self._seen, self._seen_before, SIGNAL
         self.counters.records_in += len(records)
         for record in records:
+            if record[4] == signal:
+                self.signals.take(record)
+                continue
             key = int.from_bytes(record[24:32], "little")
             identity = (int.from_bytes(record[16:24], "little"), key)
             if identity in seen or identity in before:
@@ -227,8 +239,35 @@ class Core:
         effects = self.presence.flush(now)
         if self._held and not self._proxy_routes.held:
             effects += self._published()
+        answers = self._end_signals() if self.signals else []
         effects += self._deliveries()
-        return effects
+        return effects + answers
+
+    def _end_signals(self) -> list[Effect]:
+        """Queue the turn's new signals for their clients. Returns the answers, for after the deliveries."""
+        turn = self.signals.end_turn(self._channel_of)
+        for channel, record, body in turn.deliver:
+            self._dirty[channel] = None
+            if channel.packets:
+                channel.pending_packets.append(_publish_packet(channel.head, body))
+            if channel.records:
+                channel.pending_records.append(record)
+        counters = self.counters
+        counters.signals_delivered += len(turn.deliver)
+        counters.signals_repeated += turn.repeated
+        counters.without_members += turn.without_members
+        counters.damaged += turn.damaged
+        proxies = tuple(proxy.endpoint for proxy in self._proxies)
+        return [
+            SendDelivered(proxies, turn.answer[start : start + MAX_ANSWERED_A_MESSAGE])
+            for start in range(0, len(turn.answer), MAX_ANSWERED_A_MESSAGE)
+        ]
+
+    def _channel_of(self, record: bytes, body: bytes) -> Channel | None:
+        key = int.from_bytes(record[24:32], "little")
+        if record[5] & Flag.TOPIC:
+            return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+        return self.index.rooms.get(key)
 
     def _published(self) -> list[Effect]:
         parcels: dict[tuple[EndpointID, int], list[bytes]] = {}

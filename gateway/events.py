@@ -168,6 +168,14 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class SendDelivered:
+    """Tell proxies that these signals were delivered, by SnowflakeID: whoever of them has a publisher that waits passes it on."""
+
+    peers: tuple[EndpointID, ...]
+    signals: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A client's request has taken effect. `known`: every router confirmed it; False: it took too long, and goes on."""
 
@@ -176,4 +184,4 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendRecords | Deliver | Answer
+Effect = SendMembership | SendRecords | SendDelivered | Deliver | Answer

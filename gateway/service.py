@@ -11,6 +11,7 @@ import itertools
 import random
 from collections import OrderedDict
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +33,7 @@ from gateway.events import (
     RecordsArrived,
     Replica,
     RoutersChanged,
+    SendDelivered,
     SendMembership,
     SendRecords,
     Settled,
@@ -41,6 +43,8 @@ from gateway.identity import Identity
 from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
 from gateway.publishing import ConfirmedPublisher
+from gateway.signal_table import SharedTable, folder_name, open_table
+from gateway.signals import SignalTable
 from gateway.subscriber import SubscriberService
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
@@ -55,6 +59,7 @@ from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 MAX_REMEMBERED_CLIENTS = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended; the oldest go first."""
 DRAIN_POLL_S = 0.05
+SIGNAL_TABLE_IN_MEMORY = "signal_table_in_memory"
 LISTEN_BACKLOG = 1024
 
 
@@ -78,6 +83,8 @@ class Service:
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
+        self._signal_table: SharedTable | None = None
+        self._signal_problem = ""
         self._closed_by_reason: dict[str, int] = {}
         self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
@@ -88,8 +95,8 @@ class Service:
     async def prepare(self, node: Node) -> Node:
         """Lease the numbers, and listen for MQTT clients, so that the node can say where."""
         found = await self._identity.acquire()
-        self._core = Core(instance=found.instance, generation=found.generation)
         port = await self._listen()
+        self._core = Core(instance=found.instance, generation=found.generation, signals=self._open_signal_table(port))
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
@@ -121,6 +128,9 @@ class Service:
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await self._publisher.close()
+        if self._signal_table is not None:
+            # A gateway that ends in good order has moved its clients; one that crashed will be back for them.
+            self._signal_table.close(remove=self._draining or not self._signal_table.count())
         await self._identity.release()
 
     def health(self) -> dict[str, object]:
@@ -130,6 +140,7 @@ class Service:
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
             "unconfirmed": core.presence.unconfirmed if core else 0,
+            "degraded": self._degraded() or None,
         }
 
     def on_view(self, view: View) -> None:
@@ -248,6 +259,19 @@ class Service:
 
     # Inside.
 
+    def _open_signal_table(self, mqtt_port: int) -> SignalTable:
+        options = self.options
+        name = options.signal_table_name or folder_name(self._context.root, options.mqtt_host, mqtt_port)
+        table, self._signal_problem = open_table(Path(options.signal_table_dir), name, options.signal_table_mb << 20)
+        if isinstance(table, SharedTable):
+            self._signal_table = table
+        else:
+            self._context.log.warning(SIGNAL_TABLE_IN_MEMORY, text=self._signal_problem)
+        return table
+
+    def _degraded(self) -> str:
+        return self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+
     async def _listen(self) -> int:
         host, port = self.options.mqtt_host, self.options.mqtt_port
         loop = asyncio.get_running_loop()
@@ -322,6 +346,10 @@ class Service:
                 links.send_records(effect.peer, effect.records, effect.lane, effect.token)
             elif isinstance(effect, SendMembership):
                 links.send_control(effect.peer, [_control(effect)], effect.token)
+            elif isinstance(effect, SendDelivered):
+                answer = control_pb2.Control(signals_delivered=control_pb2.SignalsDelivered(ids=effect.signals))
+                for peer in effect.peers:
+                    links.send_control(peer, [answer.SerializeToString()])
             elif isinstance(effect, Answer):
                 self._answer(effect)
         for connection in written.values():
@@ -337,10 +365,13 @@ class Service:
     def _samples(self) -> dict[str, object]:
         samples: dict[str, object] = {f"{name}_total": value for name, value in self._counts.items()}
         samples["connections"] = len(self._connections)
+        table = self._signal_table
+        samples["signal_table_shared"] = int(table is not None and not table.problem)
         samples["connections_closed_total{reason}"] = dict(self._closed_by_reason)
         if self._core is not None:
             samples |= {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
             samples["presences"] = self._core.index.presences
+            samples["signals_dropped_total"] = self._core.signals.overflows
             samples["presences_unconfirmed"] = self._core.presence.unconfirmed
             samples["gateway_messages_resent_total"] = self._core.presence.resent
         return samples

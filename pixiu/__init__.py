@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from pixiu.client.directory import ClusterMap
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
+    from pixiu.client.signalling import SignalReceipt
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
-    from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, connect_sync
+    from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, connect_sync
     from pixiu.errors import (
         ConfigurationError,
         Dropped,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         RegistryUnavailable,
         RemoteError,
         Unavailable,
+        Undelivered,
     )
 
 __all__ = [
@@ -58,13 +60,16 @@ __all__ = [
     "RegistryUnavailable",
     "RemoteError",
     "Room",
+    "SignalReceipt",
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
     "SyncReceipt",
+    "SyncRoom",
     "SyncSubscription",
     "Topic",
     "Unavailable",
+    "Undelivered",
     "__version__",
     "connect",
     "connect_sync",

@@ -11,6 +11,7 @@
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
+    │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   └── Draining             the process is going: use another
     └── LimitError             a bound was reached
@@ -93,6 +94,12 @@ class Dropped(RemoteError):
     code = "DROPPED"
 
 
+class Undelivered(RemoteError):
+    """No gateway confirmed in time that it delivered a signal."""
+
+    code = "UNDELIVERED"
+
+
 class WrongPartition(RemoteError):
     """The process does not serve this key."""
 
@@ -137,6 +144,7 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
     "DROPPED": grpc.StatusCode.ABORTED,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from pixiu import errors
 from pixiu.ids import EndpointID
@@ -21,6 +22,7 @@ from proxy.events import (
     BatchForwarded,
     BatchPublished,
     BrokersChanged,
+    Delivered,
     Effect,
     Event,
     Failure,
@@ -31,13 +33,17 @@ from proxy.events import (
     Reply,
     SendRecords,
     Settled,
+    SignalsDelivered,
     Tick,
 )
+from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
 
 MAX_HELD_BATCHES = 10_000
 """Batches that wait for a change of routes; beyond it the change does not wait any longer."""
 FIRST_LANE_BELOW = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""
+ROOM: Final = int(Kind.ROOM)
+SIGNAL: Final = int(Kind.SIGNAL)
 
 
 @dataclass(slots=True)
@@ -48,6 +54,8 @@ class _Batch:
     first: int
     last: int
     data: bytes
+    copy: int = 0
+    receipt: bool = False
     pending: int = 0
     failures: list[Failure] = field(default_factory=list)
 
@@ -57,6 +65,8 @@ class _Target:
     """One broker replica, with the parcel that is being made up for it."""
 
     endpoint: EndpointID
+    ordered: bool = True
+    """False: its records are signals, for which no change of routes waits."""
     normal: list[bytes] = field(default_factory=list)
     first: list[bytes] = field(default_factory=list)
 
@@ -71,6 +81,9 @@ class Counters:
     records_dropped: int = 0
     batches_malformed: int = 0
     batches_held: int = 0
+    signal_copies_in: int = 0
+    signals_confirmed: int = 0
+    """Told to publishers that had asked for receipts."""
 
 
 class Core:
@@ -86,11 +99,13 @@ class Core:
         self._partitions = 1
         self._by_partition: dict[int, list[Replica]] = {}
         self._targets: dict[EndpointID, _Target] = {}
+        self._signal_targets: dict[EndpointID, _Target] = {}
         self._routes: Routes[_Target] = Routes(self._choose, barrier_ms)
         self._tokens: dict[int, tuple[_Batch | None, list[bytes]]] = {}
         self._next_token = 1
         self._streams: dict[int, deque[_Batch]] = {}
         self._held: deque[BatchPublished | BatchForwarded] = deque()
+        self._awaited = AwaitedSignals()
         self.counters = Counters()
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -98,13 +113,18 @@ class Core:
         effects: list[Effect] = []
         match event:
             case BatchPublished() | BatchForwarded():
-                if self._routes.held and len(self._held) < MAX_HELD_BATCHES:
+                if self._routes.held and len(self._held) < MAX_HELD_BATCHES and not self._may_pass(event):
                     self._held.append(event)
                     self.counters.batches_held += 1
                 else:
                     self._take(event, effects)
             case Settled(parcels):
                 self._settle(parcels, effects)
+            case SignalsDelivered(signals):
+                for stream, told in self._awaited.delivered(signals).items():
+                    if stream in self._streams:
+                        self.counters.signals_confirmed += len(told)
+                        effects.append(Delivered(stream, told))
             case BrokersChanged():
                 self._brokers_changed(event, now)
             case PublisherOpened(stream):
@@ -128,6 +148,14 @@ class Core:
         """Parcels that are not settled yet."""
         return len(self._tokens) + len(self._held)
 
+    def _may_pass(self, event: BatchPublished | BatchForwarded) -> bool:
+        """Whether a batch need not wait for a change of routes: only signals, and none of its stream waits before it."""
+        return (
+            isinstance(event, BatchPublished)
+            and only_signals(event.data, event.count)
+            and not any(isinstance(held, BatchPublished) and held.stream == event.stream for held in self._held)
+        )
+
     def _choose(self, key: int) -> _Target | None:
         replicas = self._by_partition.get(key % self._partitions)
         if not replicas:
@@ -143,7 +171,18 @@ class Core:
         known = {replica.endpoint for replica in event.replicas}
         gone = [target for endpoint, target in self._targets.items() if endpoint not in known]
         self._targets = {endpoint: self._targets.get(endpoint) or _Target(endpoint) for endpoint in sorted(known)}
+        self._signal_targets = {endpoint: _Target(endpoint, ordered=False) for endpoint in self._targets}
         self._routes.change(now, gone)
+
+    def _target_of_signal(self, flags: int, signal: int, key: int, batch: _Batch | None) -> _Target | None:
+        replicas = self._by_partition.get(key % self._partitions) if flags & Flag.TO_ROOM else None
+        if not replicas:
+            return None
+        self.counters.signal_copies_in += 1
+        if batch is not None and batch.receipt:
+            self._awaited.wait(signal, batch.stream)
+        copy = batch.copy if batch is not None else 0
+        return self._signal_targets[EndpointID(replica_of_copy(replicas, signal, copy))]
 
     def _take(self, event: BatchPublished | BatchForwarded, effects: list[Effect]) -> None:
         """Route one batch: parcels for brokers, and for a publisher the reply when nothing is left to wait for."""
@@ -153,7 +192,7 @@ class Core:
         batches = self._streams.get(event.stream)
         if batches is None:
             return
-        batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data)
+        batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data, event.copy, event.receipt)
         batches.append(batch)
         self._route(event.data, 0, len(event.data), event.count, batch, effects)
         if not batch.pending:
@@ -167,13 +206,18 @@ class Core:
         for index in range(count):
             if position + HEADER_SIZE > end:
                 break
-            size, kind, flags, type_, _, key = unpack(data, position)
+            size, kind, flags, type_, snowflake, key = unpack(data, position)
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            target = cache.get(key) or self._routes.target(key)
-            if target is None or size > largest or (kind != Kind.ROOM and not (kind == Kind.SIGNAL and flags & Flag.TO_ROOM)):
-                refused.append((index, *self._refusal(target, size, key)))
+            if kind == ROOM:
+                target = cache.get(key) or self._routes.target(key)
+            elif kind == SIGNAL:
+                target = self._target_of_signal(flags, snowflake, key, batch)
+            else:
+                target = None
+            if target is None or size > largest:
+                refused.append((index, *self._refusal(kind == ROOM or (kind == SIGNAL and flags & Flag.TO_ROOM), size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)
@@ -196,18 +240,19 @@ class Core:
                     token = self._next_token
                     self._next_token += 1
                     self._tokens[token] = (batch, records)
-                    self._routes.sent(token, target)
+                    if target.ordered:
+                        self._routes.sent(token, target)
                     if batch is not None:
                         batch.pending += 1
                     self.counters.records_out += len(records)
                     effects.append(SendRecords(target.endpoint, records, lane, token))
             target.normal, target.first = [], []
 
-    def _refusal(self, target: _Target | None, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
+    def _refusal(self, served: bool | int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
         if size > self._max_size:
             text = f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {self._max_size + SIZE_FIELD}"
             return errors.RecordTooLarge, f"{text}; send a reference to the content instead"
-        if target is None:
+        if served:
             partition = key % self._partitions
             return errors.Unavailable, f"no broker of partition {partition} is running; `pixiu status` shows which are missing"
         return errors.InvalidArgument, "this cluster's proxies take room messages and signals to rooms"

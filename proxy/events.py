@@ -47,6 +47,10 @@ class BatchPublished:
     data: bytes
     count: int
     position: int
+    copy: int = 0
+    """Which copy its signals are."""
+    receipt: bool = False
+    """The publisher wants to hear when its signals are delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,13 @@ class BatchForwarded:
     start: int
     end: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalsDelivered:
+    """A gateway delivered these signals, by SnowflakeID."""
+
+    signals: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ class Tick:
     """The time of `next_deadline()` has come."""
 
 
-Event = BrokersChanged | PublisherOpened | PublisherClosed | BatchPublished | BatchForwarded | Settled | Tick
+Event = BrokersChanged | PublisherOpened | PublisherClosed | BatchPublished | BatchForwarded | SignalsDelivered | Settled | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +116,18 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered:
+    """Tell a publisher that these of its signals were delivered."""
+
+    stream: int
+    signals: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class MalformedBatch:
     """A batch was dropped whole."""
 
     stream: int
 
 
-Effect = SendRecords | Reply | MalformedBatch
+Effect = SendRecords | Reply | Delivered | MalformedBatch

@@ -41,7 +41,7 @@ class Hub(Protocol):
     def admit(self, publisher: PublisherStream) -> int:
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
 
-    def publish(self, stream: int, data: bytes, count: int, position: int) -> None:
+    def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """A batch."""
 
     def left(self, stream: int) -> None:
@@ -63,6 +63,7 @@ class PublisherStream:
         self._up_to = 0
         self._failures: list[Failure] = []
         self._extra: list[wire_pb2.PublishReply] = []
+        self._delivered: list[int] = []
         self._wake = asyncio.Event()
         self._ended = False
         self._room = asyncio.Event()
@@ -101,6 +102,11 @@ class PublisherStream:
         self._extra.append(reply)
         self._wake.set()
 
+    def delivered(self, signals: list[int]) -> None:
+        """Gateways delivered these of its signals. At most as many wait here as the core remembers."""
+        self._delivered += signals
+        self._wake.set()
+
     def end(self) -> None:
         """The publisher is gone: write nothing more."""
         self._ended = True
@@ -113,6 +119,9 @@ class PublisherStream:
             await self._wake.wait()
             self._wake.clear()
             extra, self._extra = self._extra, []
+            if self._delivered:
+                extra.append(wire_pb2.PublishReply(delivered=self._delivered))
+                self._delivered = []
             for reply in extra:
                 await context.write(reply)
             while (self._up_to > written or self._failures) and not self._ended:
@@ -209,7 +218,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             raise InvalidArgument(f"a batch of {len(data)} bytes cannot hold {count} records")
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
-        self._hub.publish(number, data, count, position)
+        self._hub.publish(number, request)
 
 
 async def _first_of(task: asyncio.Task[None], other: Coroutine[None, None, None], timeout_s: float) -> None:

@@ -9,18 +9,21 @@ import asyncio
 import itertools
 from dataclasses import asdict
 
+from google.protobuf.message import DecodeError
+
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
-from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
 from proxy.events import (
     BatchForwarded,
     BatchPublished,
     BrokersChanged,
+    Delivered,
     Effect,
     PublisherClosed,
     PublisherOpened,
@@ -28,6 +31,7 @@ from proxy.events import (
     Reply,
     SendRecords,
     Settled,
+    SignalsDelivered,
     Tick,
 )
 from proxy.lending import Lender
@@ -94,7 +98,17 @@ class Service:
         return self._core.counters.batches_malformed == malformed
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A broker's notice of a newer layout; the registry brings it anyway."""
+        """A gateway delivered signals. A broker's notice of a newer layout needs nothing: the registry brings it anyway."""
+        signals: list[int] = []
+        try:
+            for message in messages:
+                control = control_pb2.Control.FromString(message)
+                if control.HasField("signals_delivered"):
+                    signals.extend(control.signals_delivered.ids)
+        except DecodeError:
+            return False
+        if signals:
+            self._perform(self._core.step(SignalsDelivered(signals), self._context.now()))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -123,9 +137,10 @@ class Service:
         self._perform(self._core.step(PublisherOpened(number), self._context.now()))
         return number
 
-    def publish(self, stream: int, data: bytes, count: int, position: int) -> None:
+    def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """A batch."""
-        self._perform(self._core.step(BatchPublished(stream, data, count, position), self._context.now()))
+        event = BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
+        self._perform(self._core.step(event, self._context.now()))
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""
@@ -177,6 +192,10 @@ class Service:
                 publisher = self._publishers.get(effect.stream)
                 if publisher is not None:
                     publisher.resolved(effect)
+            elif isinstance(effect, Delivered):
+                publisher = self._publishers.get(effect.stream)
+                if publisher is not None:
+                    publisher.delivered(effect.signals)
         deadline = self._core.next_deadline()
         if deadline is not None and self._timer is None:
             loop = asyncio.get_running_loop()

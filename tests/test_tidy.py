@@ -18,16 +18,16 @@ IMPURE = {
     "threading", "secrets", "subprocess", "aiohttp", "prometheus_client", "selectors", "signal",
 }  # fmt: skip
 PURE_MODULES = {
-    "gateway/presence.py", "gateway/rooms.py",
+    "gateway/presence.py", "gateway/rooms.py", "gateway/signals.py", "proxy/signals.py",
     "pixiu/partition.py", "pixiu/record.py", "pixiu/routing.py", "pixiu/softstore.py", "pixiu/notices.py",
     "pixiu/links/head.py", "pixiu/links/sequence.py", "pixiu/links/window.py", "pixiu/links/liveness.py", "pixiu/links/link.py",
     "pixiu/discovery/node.py", "pixiu/discovery/view.py", "pixiu/discovery/paths.py",
     "pixiu/mqtt/codec.py", "pixiu/mqtt/server.py", "pixiu/mqtt/client.py", "pixiu/mqtt/topics.py",
     "pixiu/mqtt/decoder.py", "pixiu/mqtt/packets.py", "pixiu/mqtt/events.py",
-    "pixiu/client/publisher.py", "pixiu/client/events.py", "pixiu/client/message.py",
+    "pixiu/client/publisher.py", "pixiu/client/events.py", "pixiu/client/signals.py", "pixiu/client/message.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
-UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"router/store.py"}}
+UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"router/store.py", "gateway/signal_table.py"}}
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""

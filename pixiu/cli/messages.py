@@ -28,6 +28,8 @@ def send(
     text: Annotated[str, typer.Argument(help="What to send; `-` sends each line of the standard input.")],
     room: Annotated[int | None, typer.Option("--room", "-r", help="The RoomID to send to.", metavar="ROOM")] = None,
     topic: Annotated[str | None, typer.Option("--topic", help="The topic to send to.", metavar="TOPIC")] = None,
+    signal: Annotated[bool, typer.Option("--signal", help="As a signal: in three copies, delivered once; to a room.")] = False,
+    receipt: Annotated[bool, typer.Option("--receipt", help="With --signal: wait until a gateway has delivered it.")] = False,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -35,23 +37,35 @@ def send(
     """Send a message to a room or a topic and wait until the cluster has accepted it."""
     if (room is None) == (topic is None):
         raise InvalidArgument("give either --room ROOM or --topic TOPIC")
+    if signal and room is None:
+        raise InvalidArgument("--signal needs --room ROOM: signals go to rooms")
+    if receipt and not signal:
+        raise InvalidArgument("--receipt needs --signal: only signals have receipts of their delivery")
+
+    async def send_one(client: Client, payload: bytes) -> int:
+        if signal and room is not None:
+            sent = await client.room(room).signal(payload, receipt)
+            await sent
+            return sent.id
+        to: Destination = client.room(room) if room is not None else client.topic(topic or "")
+        return (await to.send_and_wait(payload)).id
 
     async def run() -> list[int]:
         async with connect(target, uin=uin, client="pixiu-send") as client:
-            to: Destination = client.room(room) if room is not None else client.topic(topic or "")
             if text != "-":
-                return [(await to.send_and_wait(text.encode())).id]
+                return [await send_one(client, text.encode())]
             sent: list[int] = []
             # A line is one message: read by a thread, so that the client's heartbeats go on.
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-                sent.append((await to.send_and_wait(line.rstrip(b"\r\n"))).id)
+                sent.append(await send_one(client, line.rstrip(b"\r\n")))
             return sent
 
     ids = asyncio.run(run())
+    outcome, what = "delivered" if receipt else "accepted", "signal" if signal else "message"
     if as_json:
-        print_json({"accepted": len(ids), "message_ids": [f"{found:016x}" for found in ids[-100:]]})
+        print_json({outcome: len(ids), "message_ids": [f"{found:016x}" for found in ids[-100:]]})
     else:
-        console().print(f"accepted: {len(ids)} message{'' if len(ids) == 1 else 's'}", highlight=False)
+        console().print(f"{outcome}: {len(ids)} {what}{'' if len(ids) == 1 else 's'}", highlight=False)
 
 
 @guarded
@@ -105,7 +119,9 @@ def message_json(message: Message) -> dict[str, object]:
         body: dict[str, object] = {"text": message.payload.decode()}
     except UnicodeDecodeError:
         body = {"hex": message.payload.hex()}
-    where = {"room": message.room} if message.topic is None else {"topic": message.topic}
+    where: dict[str, object] = {"room": message.room} if message.topic is None else {"topic": message.topic}
+    if message.signal:
+        where["signal"] = True
     return {**where, "sender": message.sender, "message_id": f"{message.message_id:016x}", "sent_at_ms": message.sent_at_ms, **body}
 
 

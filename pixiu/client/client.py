@@ -29,6 +29,8 @@ from pixiu.client.events import Failure
 from pixiu.client.message import TYPE_MASK, check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.publisher import PublisherCore
+from pixiu.client.signalling import SignalPublisher, SignalReceipt
+from pixiu.client.signals import SignalCounters
 from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.client.subscriber import Subscription, Surroundings
 from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
@@ -43,6 +45,7 @@ MAX_LIFETIME_MIN = 65_535
 TO_ROOM = int(Flag.TO_ROOM)
 TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
 ROOM_KIND = int(Kind.ROOM)
+SIGNAL_KIND = int(Kind.SIGNAL)
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -67,6 +70,8 @@ class ClientStats:
     streams_opened: int = 0
     streams_died: int = 0
     malformed_replies: int = 0
+    signals: SignalCounters = field(default_factory=SignalCounters)
+    """Of signals, which the figures above leave out."""
 
 
 class Draft(NamedTuple):
@@ -155,7 +160,7 @@ class Destination:
 
 
 class Room(Destination):
-    """A room to send to."""
+    """A room to send to, messages and signals."""
 
     __slots__ = ()
 
@@ -163,6 +168,32 @@ class Room(Destination):
     def id(self) -> RoomID:
         """Its RoomID."""
         return RoomID(self._key)
+
+    async def signal(
+        self,
+        payload: bytes,
+        receipt: bool = False,
+        *,
+        type: int = 0,
+        lifetime_min: int = 0,
+        extension: bytes = b"",
+        first_lane: bool = False,
+    ) -> SignalReceipt:
+        """Send a signal: three copies through three proxies and different brokers, delivered once, in no order.
+
+        It survives the loss of any one process or datagram on its way. Returns when the copies are queued.
+
+        Args:
+            payload: what to send; this and what is not named here as in `send`.
+            receipt: awaiting what is returned waits until a gateway has delivered the signal to somebody, and not only for a
+                broker's acceptance. The signal is sent again after 200 ms without it, three times, with the same ID; then
+                awaiting raises `Undelivered`.
+
+        Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
+        Source: DESIGN section 9, "Signal".
+        """
+        draft = self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        return await self._client.signal(draft, receipt)
 
 
 class Topic(Destination):
@@ -195,6 +226,7 @@ class Client:
         self._directory: Directory | None = None
         self._publisher: PublisherShell | None = None
         self._worker: WorkerLease | None = None
+        self._signals: SignalPublisher | None = None
         self._subscriptions: set[Subscription] = set()
 
     @property
@@ -218,7 +250,7 @@ class Client:
             await directory.close()
             await channels.close()
             raise
-        self._channels, self._directory = channels, directory
+        self._channels, self._directory, self._signals = channels, directory, None
         core = PublisherCore(self.options, directory.map.proxies, self._uniform)
         self._publisher = PublisherShell(core, self._name, channels, directory.refresh)
         self._worker = WorkerLease(
@@ -235,9 +267,11 @@ class Client:
         try:
             for subscription in list(self._subscriptions):
                 await subscription.close()
-            await publisher.flush()
+            await self._flush(publisher)
         finally:
             await publisher.close(CLOSE_GRACE_S)
+            if self._signals is not None:
+                await self._signals.close(CLOSE_GRACE_S)
             await worker.close(CLOSE_GRACE_S)
             await directory.close()
             await channels.close()
@@ -286,13 +320,19 @@ class Client:
         return subscription
 
     async def flush(self) -> None:
-        """Wait until every message sent so far is accepted or has failed. Failures are in their receipts and in `stats()`.
+        """Wait until every message sent so far is accepted or has failed, and every signal with a receipt delivered or given
+        up. Failures are in their receipts and in `stats()`.
 
         Source: seed 002 (`flush`); DESIGN section 9.
         """
         if self._publisher is None:
             raise self._not_connected()
-        await self._publisher.flush()
+        await self._flush(self._publisher)
+
+    async def _flush(self, publisher: PublisherShell) -> None:
+        await publisher.flush()
+        if self._signals is not None:
+            await self._signals.flush()
 
     def stats(self) -> ClientStats:
         """Totals since `open`."""
@@ -312,6 +352,7 @@ class Client:
             counters.streams_opened,
             counters.streams_died,
             counters.malformed_replies,
+            self._signals.core.counters if self._signals is not None else SignalCounters(),
         )
 
     def cluster(self) -> ClusterMap:
@@ -344,10 +385,36 @@ class Client:
         except LeaseExpired:
             raise Overloaded("no worker number for message IDs is held now: await send once instead") from None
 
+    async def signal(self, draft: Draft, wants_receipt: bool) -> SignalReceipt:
+        """Send a draft as a signal, waiting for a worker number."""
+        while True:
+            directory, channels, worker = self._directory, self._channels, self._worker
+            if directory is None or channels is None or worker is None:
+                raise self._not_connected()
+            try:
+                message_id = worker.next()
+                break
+            except LeaseExpired:
+                await worker.ready()
+        if self._signals is None:
+            self._signals = SignalPublisher(
+                self.options, directory.map.proxies, self._name, channels, directory.refresh, self._uniform
+            )
+        return self._signals.send(self._encode(SIGNAL_KIND, draft, message_id), message_id, draft.lane, wants_receipt)
+
     def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
         message_id = worker.next()
-        record = encode(
-            ROOM_KIND,
+        record = self._encode(ROOM_KIND, draft, message_id)
+        if receipt is None:
+            receipt = Receipt(record, draft.key, draft.lane, message_id)
+        else:
+            receipt.record, receipt.message_id = record, message_id
+        publisher.offer(receipt)
+        return receipt
+
+    def _encode(self, kind: int, draft: Draft, message_id: int) -> bytes:
+        return encode(
+            kind,
             draft.key,
             draft.body,
             message_id,
@@ -358,16 +425,12 @@ class Client:
             extension=draft.extension,
             limit=self.options.max_record_bytes,
         )
-        if receipt is None:
-            receipt = Receipt(record, draft.key, draft.lane, message_id)
-        else:
-            receipt.record, receipt.message_id = record, message_id
-        publisher.offer(receipt)
-        return receipt
 
     def _on_map(self, found: ClusterMap) -> None:
         if self._publisher is not None:
             self._publisher.set_proxies(found.proxies)
+        if self._signals is not None:
+            self._signals.set_proxies(found.proxies)
 
     @staticmethod
     def _not_connected() -> PixiuError:

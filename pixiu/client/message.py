@@ -8,13 +8,14 @@ from zlib import crc32
 
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import RoomID, SnowflakeID, snowflake_time_ms
-from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, offsets
+from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 TYPE_MASK: Final = 63
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
 TRACED: Final = int(Flag.TRACED)
 TOPIC: Final = int(Flag.TOPIC)
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
+SIGNAL: Final = int(Kind.SIGNAL)
 MAX_TOPIC_BYTES: Final = 65_535
 """MQTT's own limit, and that of the length in the record."""
 
@@ -42,6 +43,8 @@ class Message(NamedTuple):
     """JSON headers of the application, empty where it sent none."""
     lifetime_min: int
     """For how many minutes it is of use, 0 without limit."""
+    signal: bool = False
+    """Whether it was sent as a signal."""
 
 
 def message_of(record: bytes) -> Message:
@@ -49,7 +52,7 @@ def message_of(record: bytes) -> Message:
 
     Reads the header once and makes one object: `pixiu.record.decode` and its `Record` would take three times as long.
     """
-    _, _, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
+    _, kind, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
     start = HEADER_SIZE + length
     end = len(record)
     if flags & TRACED:
@@ -78,6 +81,7 @@ def message_of(record: bytes) -> Message:
         0 if flags & DERIVED_ID else snowflake_time_ms(message_id),
         extension,
         lifetime_min,
+        kind == SIGNAL,
     )
 
 

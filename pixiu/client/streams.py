@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
-from pixiu.client.events import CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
+from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import NotConnected, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
@@ -177,6 +177,13 @@ class PublisherShell:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
+    def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
+        """What carries a batch."""
+        return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position)
+
+    def heard(self, reply: wire_pb2.PublishReply) -> None:
+        """A reply came; for what it may say beside what is resolved."""
+
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Writable):
@@ -282,7 +289,7 @@ class PublisherShell:
         while True:
             batch = self.core.next_batch(number, self._loop.time())
             if batch is not None:
-                await call.write(wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position))
+                await call.write(self.request_of(batch))
                 continue
             if stream.closing:
                 await call.done_writing()
@@ -295,6 +302,7 @@ class PublisherShell:
             reply = await call.read()
             if not isinstance(reply, wire_pb2.PublishReply):
                 return
+            self.heard(reply)
             failures = [
                 (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms))
                 for failure in reply.failures

@@ -24,6 +24,7 @@ from pixiu.client.directory import Directory
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.message import Message, check_topic_filter, messages_of
 from pixiu.client.options import ClientOptions
+from pixiu.client.signals import RecentSignals
 from pixiu.errors import InvalidArgument, LocalError, NotConnected, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import MAX_ID, MAX_ROOM
 from pixiu.partition import rendezvous_order
@@ -114,6 +115,7 @@ class Subscription:
         self._closed = False
         self._reason = ""
         self._seen: set[tuple[int, int]] | None = None
+        self._signals = RecentSignals()
         self._moved_to: GatewayStream | None = None
 
     # What users call.
@@ -470,6 +472,9 @@ class Subscription:
     async def _deliver(self, reply: wire_pb2.SubscribeReply, repeated: set[tuple[int, int]] | None) -> None:
         messages, damaged = messages_of(reply.batch, reply.count)
         self.counters.damaged += damaged
+        if any(message.signal for message in messages):
+            is_new = self._signals.is_new
+            messages = [message for message in messages if not message.signal or is_new(message.message_id, message.room)]
         if repeated is not None:
             messages = [message for message in messages if (message.message_id, message.room) not in repeated]
         elif self._seen is not None and len(self._seen) < MAX_OVERLAP_IDS:

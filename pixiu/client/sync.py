@@ -18,11 +18,12 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from pixiu.client.client import Client, ClientStats, Destination, Draft, connect, failure_of
+from pixiu.client.client import Client, ClientStats, Destination, Draft, Room, connect, failure_of
 from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
+from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.errors import NotConnected, PixiuError, Unavailable
@@ -34,11 +35,11 @@ T = TypeVar("T")
 
 
 class SyncReceipt:
-    """What `send` returns. Not waiting for it costs nothing; a failure is then only counted."""
+    """What `send` and `signal` return. Not waiting for it costs nothing; a failure is then only counted."""
 
     __slots__ = ("_client", "_receipt")
 
-    def __init__(self, client: SyncClient, receipt: Receipt) -> None:
+    def __init__(self, client: SyncClient, receipt: Receipt | SignalReceipt) -> None:
         self._client = client
         self._receipt = receipt
 
@@ -58,7 +59,9 @@ class SyncReceipt:
         return self._receipt.error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the cluster's acceptance. Raises as awaiting a `Receipt` does, and TimeoutError after `timeout_s`."""
+        """Wait for the cluster's acceptance, or a signal's delivery. Raises as awaiting a `Receipt` or a `SignalReceipt` does,
+        and TimeoutError after `timeout_s`.
+        """
 
         async def accepted() -> None:
             async with asyncio.timeout(timeout_s):
@@ -92,6 +95,32 @@ class SyncDestination:
         receipt = self.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
         receipt.wait()
         return receipt
+
+
+class SyncRoom(SyncDestination):
+    """A room to send to, messages and signals."""
+
+    __slots__ = ("_room",)
+
+    def __init__(self, client: SyncClient, room: Room) -> None:
+        super().__init__(client, room)
+        self._room = room
+
+    def signal(
+        self,
+        payload: bytes,
+        receipt: bool = False,
+        *,
+        type: int = 0,
+        lifetime_min: int = 0,
+        extension: bytes = b"",
+        first_lane: bool = False,
+    ) -> SyncReceipt:
+        """As `Room.signal`. Wait for what is returned where that is awaited."""
+        signal = self._room.signal(
+            payload, receipt, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane
+        )
+        return SyncReceipt(self._client, self._client.run(signal))
 
 
 class SyncSubscription:
@@ -217,9 +246,9 @@ class SyncClient:
         """The client's name in logs and metrics of the cluster."""
         return self._connected().name
 
-    def room(self, room: int) -> SyncDestination:
+    def room(self, room: int) -> SyncRoom:
         """As `Client.room`."""
-        return SyncDestination(self, self._connected().room(room))
+        return SyncRoom(self, self._connected().room(room))
 
     def topic(self, name: str) -> SyncDestination:
         """As `Client.topic`."""

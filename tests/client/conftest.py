@@ -40,6 +40,10 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         self.server: grpc.aio.Server | None = None
         self.port = 0
         self.records: list[Record] = []
+        self.copies: list[int] = []
+        """Of each record, the copy number that came beside it."""
+        self.delivering = True
+        """Say that gateways delivered the signals of batches that ask for receipts."""
         self.batches: list[int] = []
         self.hellos: list[wire_pb2.PublishHello] = []
         self.streams = 0
@@ -113,6 +117,10 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
                 self.batches.append(request.count)
                 records = [decode(record) for record in split(request.batch, request.count)]
                 self.records += records
+                self.copies += [request.copy] * request.count
+                if request.receipt and self.delivering:
+                    ids = [record.snowflake_id for record in records]
+                    queue.put_nowait(wire_pb2.PublishReply(delivered=ids))
                 if not self.holding:
                     queue.put_nowait(self.answer(position - request.count, records))
             while not self.reading:

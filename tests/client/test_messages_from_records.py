@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pixiu.client.message import message_of, messages_of
 from pixiu.ids import snowflake, snowflake_time_ms
-from pixiu.record import STAMP, Flag, decode, encode, with_topic
+from pixiu.record import STAMP, Flag, Kind, decode, encode, with_topic
 
 EXTENSIONS = st.binary(max_size=40)
 BODIES = st.binary(max_size=200)
@@ -67,3 +67,8 @@ def test_lengths_that_do_not_fit_are_damage(flags: int, length: int, tail: bytes
     data[8:10] = length.to_bytes(2, "little")
     messages, damaged = messages_of(bytes(data), 1)
     assert len(messages) + damaged == 1
+
+
+def test_a_signal_says_so() -> None:
+    assert message_of(encode(Kind.SIGNAL, 42, b"go", 1, flags=Flag.TO_ROOM)).signal
+    assert not message_of(encode(Kind.ROOM, 42, b"go", 1, flags=Flag.TO_ROOM)).signal

@@ -24,6 +24,11 @@ async def publish() -> None:
             await px.topic("a/b").send_and_wait(b"y")
         except pixiu.Overloaded as error:
             await asyncio.sleep(error.retry_after_ms / 1000)
+        signal: pixiu.SignalReceipt = await px.room(42).signal(b"z", receipt=True)
+        try:
+            await signal
+        except pixiu.Undelivered:
+            print(signal.id, px.stats().signals.repeated)
         await px.flush()
         print(px.stats().failures_by_code.get("OVERLOADED", 0), number, problem)
 
@@ -46,6 +51,7 @@ def synchronous() -> None:
     with pixiu.connect_sync("127.0.0.1:7000", join_timeout_s=1.0) as px:
         receipt: pixiu.SyncReceipt = px.room(42).send(b"x")
         receipt.wait(timeout_s=1.0)
+        px.room(42).signal(b"x", receipt=True).wait()
         for message in px.subscribe(room=42):
             data: bytes = message.payload
             print(data)

@@ -161,30 +161,58 @@ class LayoutNotice(_message.Message):
 Global___LayoutNotice: _TypeAlias = LayoutNotice  # noqa: Y015
 
 @_typing.final
+class SignalsDelivered(_message.Message):
+    """gateway -> every proxy: these signals were written to at least one client here. Said again for each copy and repeat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """SnowflakeIDs"""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalsDelivered: _TypeAlias = SignalsDelivered  # noqa: Y015
+
+@_typing.final
 class Control(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_MESSAGES_FIELD_NUMBER: _builtins.int
     GATEWAY_CONFIRM_FIELD_NUMBER: _builtins.int
     LAYOUT_NOTICE_FIELD_NUMBER: _builtins.int
+    SIGNALS_DELIVERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway_messages(self) -> Global___GatewayMessages: ...
     @_builtins.property
     def gateway_confirm(self) -> Global___GatewayConfirm: ...
     @_builtins.property
     def layout_notice(self) -> Global___LayoutNotice: ...
+    @_builtins.property
+    def signals_delivered(self) -> Global___SignalsDelivered: ...
     def __init__(
         self,
         *,
         gateway_messages: Global___GatewayMessages | None = ...,
         gateway_confirm: Global___GatewayConfirm | None = ...,
         layout_notice: Global___LayoutNotice | None = ...,
+        signals_delivered: Global___SignalsDelivered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "signals_delivered"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/wire.proto\x12\x08pixiu.v1\"\x1d\n\tLinkFrame\x12\x10\n\x08\x64\x61tagram\x18\x01 \x01(\x0c\"X\n\x0fSnapshotRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\x06\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x12\n\npartitions\x18\x04 \x01(\r\"B\n\rSnapshotChunk\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\x12\x12\n\ntombstones\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"g\n\x0cPublishHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0blend_worker\x18\x02 \x01(\x08\x12\x17\n\x0freturned_worker\x18\x03 \x01(\r\x12\x19\n\x11returned_until_ms\x18\x04 \x01(\x04\"\x93\x01\n\x0ePublishRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pixiu.v1.PublishHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0crenew_worker\x18\x05 \x01(\x08\x12\x14\n\x0clast_used_ms\x18\x06 \x01(\x04\"\xb2\x01\n\x0cPublishReply\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.pixiu.v1.PublishFailure\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x16\n\x0eworker_from_ms\x18\x04 \x01(\x04\x12\x17\n\x0fworker_until_ms\x18\x05 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\"a\n\x0ePublishFailure\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x10\n\x0e\x43lusterRequest\"I\n\rClusterMember\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x14\n\x0cmqtt_address\x18\x03 \x01(\t\"P\n\x0c\x43lusterReply\x12(\n\x07members\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.ClusterMember\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\"-\n\x0eSubscribeHello\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\"\xa0\x01\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pixiu.v1.SubscribeHello\x12\x12\n\njoin_rooms\x18\x02 \x03(\x06\x12\x13\n\x0bleave_rooms\x18\x03 \x03(\x06\x12\x13\n\x0bjoin_topics\x18\x04 \x03(\t\x12\x14\n\x0cleave_topics\x18\x05 \x03(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\"\x97\x01\n\x0eSubscribeReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0b\n\x03uin\x18\x08 \x01(\x06\x32@\n\x04Link\x12\x38\n\x08\x45xchange\x12\x13.pixiu.v1.LinkFrame\x1a\x13.pixiu.v1.LinkFrame(\x01\x30\x01\x32N\n\nMembership\x12@\n\x08Snapshot\x12\x19.pixiu.v1.SnapshotRequest\x1a\x17.pixiu.v1.SnapshotChunk0\x01\x32\x89\x01\n\tPublisher\x12?\n\x07Publish\x12\x18.pixiu.v1.PublishRequest\x1a\x16.pixiu.v1.PublishReply(\x01\x30\x01\x12;\n\x07\x43luster\x12\x18.pixiu.v1.ClusterRequest\x1a\x16.pixiu.v1.ClusterReply2S\n\nSubscriber\x12\x45\n\tSubscribe\x12\x1a.pixiu.v1.SubscribeRequest\x1a\x18.pixiu.v1.SubscribeReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pixiu/wire/v1/wire.proto\x12\x08pixiu.v1\"\x1d\n\tLinkFrame\x12\x10\n\x08\x64\x61tagram\x18\x01 \x01(\x0c\"X\n\x0fSnapshotRequest\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\x06\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x12\n\npartitions\x18\x04 \x01(\r\"B\n\rSnapshotChunk\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\x0c\x12\x12\n\ntombstones\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"g\n\x0cPublishHello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0blend_worker\x18\x02 \x01(\x08\x12\x17\n\x0freturned_worker\x18\x03 \x01(\r\x12\x19\n\x11returned_until_ms\x18\x04 \x01(\x04\"\xb2\x01\n\x0ePublishRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pixiu.v1.PublishHello\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0crenew_worker\x18\x05 \x01(\x08\x12\x14\n\x0clast_used_ms\x18\x06 \x01(\x04\x12\x0c\n\x04\x63opy\x18\x14 \x01(\r\x12\x0f\n\x07receipt\x18\x15 \x01(\x08\"\xc5\x01\n\x0cPublishReply\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.pixiu.v1.PublishFailure\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x16\n\x0eworker_from_ms\x18\x04 \x01(\x04\x12\x17\n\x0fworker_until_ms\x18\x05 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x06 \x01(\r\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x11\n\tdelivered\x18\x14 \x03(\x06\"a\n\x0ePublishFailure\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x10\n\x0e\x43lusterRequest\"I\n\rClusterMember\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x14\n\x0cmqtt_address\x18\x03 \x01(\t\"P\n\x0c\x43lusterReply\x12(\n\x07members\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.ClusterMember\x12\x16\n\x0elayout_version\x18\x02 \x01(\r\"-\n\x0eSubscribeHello\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\"\xa0\x01\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.pixiu.v1.SubscribeHello\x12\x12\n\njoin_rooms\x18\x02 \x03(\x06\x12\x13\n\x0bleave_rooms\x18\x03 \x03(\x06\x12\x13\n\x0bjoin_topics\x18\x04 \x03(\t\x12\x14\n\x0cleave_topics\x18\x05 \x03(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\"\x97\x01\n\x0eSubscribeReply\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0f\n\x07request\x18\x03 \x01(\x04\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0b\n\x03uin\x18\x08 \x01(\x06\x32@\n\x04Link\x12\x38\n\x08\x45xchange\x12\x13.pixiu.v1.LinkFrame\x1a\x13.pixiu.v1.LinkFrame(\x01\x30\x01\x32N\n\nMembership\x12@\n\x08Snapshot\x12\x19.pixiu.v1.SnapshotRequest\x1a\x17.pixiu.v1.SnapshotChunk0\x01\x32\x89\x01\n\tPublisher\x12?\n\x07Publish\x12\x18.pixiu.v1.PublishRequest\x1a\x16.pixiu.v1.PublishReply(\x01\x30\x01\x12;\n\x07\x43luster\x12\x18.pixiu.v1.ClusterRequest\x1a\x16.pixiu.v1.ClusterReply2S\n\nSubscriber\x12\x45\n\tSubscribe\x12\x1a.pixiu.v1.SubscribeRequest\x1a\x18.pixiu.v1.SubscribeReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,29 +40,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHHELLO']._serialized_start=227
   _globals['_PUBLISHHELLO']._serialized_end=330
   _globals['_PUBLISHREQUEST']._serialized_start=333
-  _globals['_PUBLISHREQUEST']._serialized_end=480
-  _globals['_PUBLISHREPLY']._serialized_start=483
-  _globals['_PUBLISHREPLY']._serialized_end=661
-  _globals['_PUBLISHFAILURE']._serialized_start=663
-  _globals['_PUBLISHFAILURE']._serialized_end=760
-  _globals['_CLUSTERREQUEST']._serialized_start=762
-  _globals['_CLUSTERREQUEST']._serialized_end=778
-  _globals['_CLUSTERMEMBER']._serialized_start=780
-  _globals['_CLUSTERMEMBER']._serialized_end=853
-  _globals['_CLUSTERREPLY']._serialized_start=855
-  _globals['_CLUSTERREPLY']._serialized_end=935
-  _globals['_SUBSCRIBEHELLO']._serialized_start=937
-  _globals['_SUBSCRIBEHELLO']._serialized_end=982
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=985
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=1145
-  _globals['_SUBSCRIBEREPLY']._serialized_start=1148
-  _globals['_SUBSCRIBEREPLY']._serialized_end=1299
-  _globals['_LINK']._serialized_start=1301
-  _globals['_LINK']._serialized_end=1365
-  _globals['_MEMBERSHIP']._serialized_start=1367
-  _globals['_MEMBERSHIP']._serialized_end=1445
-  _globals['_PUBLISHER']._serialized_start=1448
-  _globals['_PUBLISHER']._serialized_end=1585
-  _globals['_SUBSCRIBER']._serialized_start=1587
-  _globals['_SUBSCRIBER']._serialized_end=1670
+  _globals['_PUBLISHREQUEST']._serialized_end=511
+  _globals['_PUBLISHREPLY']._serialized_start=514
+  _globals['_PUBLISHREPLY']._serialized_end=711
+  _globals['_PUBLISHFAILURE']._serialized_start=713
+  _globals['_PUBLISHFAILURE']._serialized_end=810
+  _globals['_CLUSTERREQUEST']._serialized_start=812
+  _globals['_CLUSTERREQUEST']._serialized_end=828
+  _globals['_CLUSTERMEMBER']._serialized_start=830
+  _globals['_CLUSTERMEMBER']._serialized_end=903
+  _globals['_CLUSTERREPLY']._serialized_start=905
+  _globals['_CLUSTERREPLY']._serialized_end=985
+  _globals['_SUBSCRIBEHELLO']._serialized_start=987
+  _globals['_SUBSCRIBEHELLO']._serialized_end=1032
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1035
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1195
+  _globals['_SUBSCRIBEREPLY']._serialized_start=1198
+  _globals['_SUBSCRIBEREPLY']._serialized_end=1349
+  _globals['_LINK']._serialized_start=1351
+  _globals['_LINK']._serialized_end=1415
+  _globals['_MEMBERSHIP']._serialized_start=1417
+  _globals['_MEMBERSHIP']._serialized_end=1495
+  _globals['_PUBLISHER']._serialized_start=1498
+  _globals['_PUBLISHER']._serialized_end=1635
+  _globals['_SUBSCRIBER']._serialized_start=1637
+  _globals['_SUBSCRIBER']._serialized_end=1720
 # @@protoc_insertion_point(module_scope)

@@ -138,6 +138,8 @@ class PublishRequest(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     RENEW_WORKER_FIELD_NUMBER: _builtins.int
     LAST_USED_MS_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
     count: _builtins.int
     position: _builtins.int
@@ -146,6 +148,10 @@ class PublishRequest(_message.Message):
     """extend the lent worker number"""
     last_used_ms: _builtins.int
     """clean exit: the highest time used with the lent number, gives it back"""
+    copy: _builtins.int
+    """which copy the signals of this batch are, 0 to 2; nothing to other records"""
+    receipt: _builtins.bool
+    """say `delivered` on this stream when a gateway delivered a signal of this batch"""
     @_builtins.property
     def hello(self) -> Global___PublishHello: ...
     def __init__(
@@ -157,10 +163,12 @@ class PublishRequest(_message.Message):
         position: _builtins.int = ...,
         renew_worker: _builtins.bool = ...,
         last_used_ms: _builtins.int = ...,
+        copy: _builtins.int = ...,
+        receipt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "position", b"position", "renew_worker", b"renew_worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copy", b"copy", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "position", b"position", "receipt", b"receipt", "renew_worker", b"renew_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,6 +185,7 @@ class PublishReply(_message.Message):
     WORKER_UNTIL_MS_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     up_to: _builtins.int
     """every position up to this one is resolved"""
     worker: _builtins.int
@@ -189,6 +198,10 @@ class PublishReply(_message.Message):
     """this proxy is going: use another one"""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishFailure]: ...
+    @_builtins.property
+    def delivered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """SnowflakeIDs of signals, of batches with `receipt`, that a gateway delivered"""
+
     def __init__(
         self,
         *,
@@ -199,10 +212,11 @@ class PublishReply(_message.Message):
         worker_until_ms: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        delivered: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "failures", b"failures", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,177 @@
+"""The table of delivered signals in shared memory: it survives the gateway, so that a restart delivers nothing twice.
+
+    key    SnowflakeID u64 | RoomID u64          big-endian, in the database of a generation: b"0" or b"1"
+    key    b"current" → b"0" or b"1"             in the main database
+
+An LMDB environment, write-mapped and without syncs, because the memory lives as long as the machine and a kill at any
+instant leaves it whole. All of it is allocated when it is opened: a sparse file on a full tmpfs would end the process
+with SIGBUS. When the current generation is full, the other one is emptied and becomes the current one.
+
+Source: DESIGN sections 3 (gateway), 9 ("Signal") and 11 (tables on /dev/shm).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import lmdb
+
+from gateway.signals import Identity, MemoryTable
+from pixiu.errors import ConfigurationError
+
+KEY: Final = struct.Struct(">QQ")
+CURRENT: Final = b"current"
+GENERATIONS: Final = (b"0", b"1")
+BYTES_A_SIGNAL: Final = 128
+"""Room that a generation is given for each signal: measured 45, and as much for pages that are copied or wait to be free."""
+MAX_A_TRANSACTION: Final = 1_000
+"""More signals of one turn are written in several transactions, each of which copies the pages that it touches."""
+OPEN_TRIES: Final = 2
+"""A damaged table is removed, and a new one made."""
+
+
+def folder_name(root: str, host: str, mqtt_port: int) -> str:
+    """The table's folder: the same for a gateway that starts again on its address."""
+    return "pixiu-signals-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{root}-{host}-{mqtt_port}").strip("-")
+
+
+class SharedTable:
+    """A `SignalTable` in shared memory.
+
+    Args:
+        folder: made when it is missing.
+        size_bytes: of the whole table.
+        generation: signals in a generation; 0: as many as fit.
+
+    Raises `ConfigurationError` when another process has the table, and OSError or lmdb.Error when it cannot be had.
+    What fails later ends its use: signals are then remembered in the process's memory, and `problem` says why.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int, generation: int = 0) -> None:
+        self.folder = folder
+        self.problem = ""
+        self._size = size_bytes
+        self._generation = generation or size_bytes // (len(GENERATIONS) * BYTES_A_SIGNAL)
+        self._memory = MemoryTable()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = self._lock_folder()
+        try:
+            self._db = self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _lock_folder(self) -> TextIO:
+        """One process has a table; the lock goes with the process, however it ends."""
+        lock = open(self.folder / "lock", "w")  # noqa: SIM115 (held until close)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            text = f"the signal table {self.folder} is in use; give every gateway its own gateway.signal_table_name"
+            raise ConfigurationError(text) from None
+        return lock
+
+    def _open(self) -> lmdb.Environment:
+        # An old file is made whole before it is mapped; a new one after, because LMDB takes only an empty file for new.
+        data = self.folder / "data.mdb"
+        if data.exists() and data.stat().st_size:
+            _allocate(data, self._size)
+        db = lmdb.open(
+            str(self.folder), map_size=self._size, max_dbs=len(GENERATIONS), writemap=True, sync=False, metasync=False, lock=False
+        )
+        try:
+            _allocate(data, self._size)
+            with db.begin(write=True) as transaction:
+                self._databases = [db.open_db(name, txn=transaction) for name in GENERATIONS]
+                current = transaction.get(CURRENT, default=GENERATIONS[0])
+                self._current = GENERATIONS.index(bytes(current)) if bytes(current) in GENERATIONS else 0
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def add(self, identities: Sequence[Identity]) -> list[bool]:
+        """As `SignalTable` says: one transaction for up to `MAX_A_TRANSACTION`."""
+        if not self.problem:
+            try:
+                new: list[bool] = []
+                for start in range(0, len(identities), MAX_A_TRANSACTION):
+                    new += self._add(identities[start : start + MAX_A_TRANSACTION])
+                return new
+            except lmdb.Error as error:
+                self.problem = f"the signal table {self.folder} cannot be written: {error}"
+        return self._memory.add(identities)
+
+    def _add(self, identities: Sequence[Identity]) -> list[bool]:
+        current = self._current
+        with self._db.begin(write=True) as transaction:
+            new: list[bool] = []
+            left = self._generation - int(transaction.stat(self._databases[current])["entries"])
+            for identity in identities:
+                key = KEY.pack(*identity)
+                if transaction.get(key, db=self._databases[1 - current]) is not None:
+                    new.append(False)
+                    continue
+                if left <= 0:
+                    if transaction.get(key, db=self._databases[current]) is not None:
+                        new.append(False)
+                        continue
+                    current = 1 - current
+                    transaction.drop(self._databases[current], delete=False)
+                    transaction.put(CURRENT, GENERATIONS[current])
+                    left = self._generation
+                is_new = transaction.put(key, b"", overwrite=False, db=self._databases[current])
+                left -= is_new
+                new.append(is_new)
+        self._current = current
+        return new
+
+    def count(self) -> int:
+        """Signals in the table."""
+        if self.problem:
+            return len(self._memory)
+        with self._db.begin() as transaction:
+            return sum(int(transaction.stat(database)["entries"]) for database in self._databases)
+
+    def close(self, remove: bool) -> None:
+        """Close the table; with `remove` nothing is left of it."""
+        self._db.close()
+        if remove:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Have all of a file's memory. Raises OSError when there is not enough."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
+def open_table(base: Path, name: str, size_bytes: int) -> tuple[SharedTable | MemoryTable, str]:
+    """The gateway's table and, when it had to be in the process's memory, why and what to do.
+
+    Raises `ConfigurationError` when another process has the table.
+    """
+    folder = base / name
+    advice = "signals are delivered again after a restart; set gateway.signal_table_dir to a folder on a tmpfs"
+    if not base.is_dir():
+        return MemoryTable(), f"no signal table: there is no folder {base}; {advice}"
+    why = ""
+    for _ in range(OPEN_TRIES):
+        try:
+            return SharedTable(folder, size_bytes), ""
+        except (OSError, lmdb.Error) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            why = str(error)
+    return MemoryTable(), f"no signal table in {folder}: {why}; {advice}"

@@ -1,0 +1,122 @@
+"""Signals in a gateway: the first copy is delivered, the rest are dropped, across the gateway's own restart. Pure.
+
+What comes in one turn of the event loop is looked up and written down in one transaction of the table at the turn's end,
+just before it is written to the clients. Each copy of what was delivered, then or earlier, is answered, because the
+answer to the copy before may have been lost.
+
+Source: seed 004 §4 step 4; DESIGN section 9, "Signal", and section 17 (only signals use the table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+from zlib import crc32
+
+from gateway.rooms import Channel
+from pixiu.record import HEADER_SIZE, Flag, Kind, body_bounds
+
+SIGNAL: Final = int(Kind.SIGNAL)
+MAX_SIGNALS_A_TURN: Final = 10_000
+"""Copies that may wait for the end of a turn; those beyond it are dropped and counted."""
+MEMORY_GENERATION: Final = 131_072
+"""Signals in a generation of the table that a gateway has without shared memory."""
+DERIVED_ID_SHIFT: Final = 58
+"""Moves the flag for derived IDs to the top bit, which no ID uses: they are a key space of their own."""
+
+assert Flag.DERIVED_ID << DERIVED_ID_SHIFT == 1 << 63
+
+Identity = tuple[int, int]
+"""What makes a signal the same: its ID, and its key."""
+
+
+class SignalTable(Protocol):
+    """Remembers which signals were delivered, in two generations: the oldest are forgotten together."""
+
+    def add(self, identities: Sequence[Identity]) -> list[bool]:
+        """Write signals down, all at once. Returns for each whether it is new; never raises."""
+
+
+class MemoryTable:
+    """A table in the memory of the process: forgotten with it."""
+
+    def __init__(self, generation: int = MEMORY_GENERATION) -> None:
+        self._generation = generation
+        self._seen: set[Identity] = set()
+        self._before: set[Identity] = set()
+
+    def __len__(self) -> int:
+        return len(self._seen) + len(self._before)
+
+    def add(self, identities: Sequence[Identity]) -> list[bool]:
+        """As `SignalTable` says."""
+        new: list[bool] = []
+        for identity in identities:
+            if identity in self._seen or identity in self._before:
+                new.append(False)
+                continue
+            if len(self._seen) >= self._generation:
+                self._before, self._seen = self._seen, set()
+            self._seen.add(identity)
+            new.append(True)
+        return new
+
+
+class Turn(NamedTuple):
+    """What became of a turn's signals."""
+
+    deliver: list[tuple[Channel, bytes, bytes]]
+    """Channel, record and body of each that is new."""
+    answer: list[int]
+    """SnowflakeIDs of all that were delivered, now or before, each once."""
+    repeated: int
+    without_members: int
+    damaged: int
+
+
+class Signals:
+    """A turn's signals, and the table."""
+
+    def __init__(self, table: SignalTable) -> None:
+        self.table = table
+        self.overflows = 0
+        self._waiting: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, record: bytes) -> None:
+        """A copy came: one whole record."""
+        if len(self._waiting) >= MAX_SIGNALS_A_TURN:
+            self.overflows += 1
+        else:
+            self._waiting.append(record)
+
+    def end_turn(self, channel_of: Callable[[bytes, bytes], Channel | None]) -> Turn:
+        """Decide on the turn's signals. `channel_of(record, body)` finds who of this gateway's clients gets one.
+
+        A signal that nobody here gets is not written down: a later copy may find a client that has joined meanwhile.
+        """
+        waiting, self._waiting = self._waiting, []
+        found: list[tuple[Channel, bytes, bytes]] = []
+        without_members = damaged = 0
+        for record in waiting:
+            bounds = body_bounds(record)
+            if bounds is None or crc32(record[HEADER_SIZE : bounds[1]]) != int.from_bytes(record[12:16], "little"):
+                damaged += 1
+                continue
+            body = record[bounds[0] : bounds[1]]
+            channel = channel_of(record, body)
+            if channel is None:
+                without_members += 1
+            else:
+                found.append((channel, record, body))
+        new = self.table.add([_identity(record) for _, record, _ in found]) if found else []
+        deliver = [one for one, is_new in zip(found, new, strict=True) if is_new]
+        answer = dict.fromkeys(int.from_bytes(record[16:24], "little") for _, record, _ in found)
+        return Turn(deliver, list(answer), len(found) - len(deliver), without_members, damaged)
+
+
+def _identity(record: bytes) -> Identity:
+    number = int.from_bytes(record[16:24], "little") | (record[5] & Flag.DERIVED_ID) << DERIVED_ID_SHIFT
+    return number, int.from_bytes(record[24:32], "little")

@@ -1,0 +1,195 @@
+"""The shell of signals: a publisher for each copy, the receipts, and the timer of repeats.
+
+Each copy has streams of its own, so that a slow or dead proxy holds up one copy and no other.
+
+Source: DESIGN section 9, "Signal".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from pixiu.client.channels import Channels
+from pixiu.client.events import Batch, Failure
+from pixiu.client.options import ClientOptions
+from pixiu.client.publisher import PublisherCore
+from pixiu.client.signals import COPIES, MAX_UNRESOLVED, REPEAT_AFTER_S, Effect, SendCopies, Signal, SignalCore
+from pixiu.client.streams import PublisherShell, Receipt
+from pixiu.errors import Overloaded, PixiuError
+from pixiu.ids import SnowflakeID
+from pixiu.wire.v1 import wire_pb2
+
+CHOICES = 1 << 20
+"""So many places to begin at among the proxies."""
+
+
+class SignalReceipt(Signal):
+    """What `signal` returns. `await receipt` waits for the outcome.
+
+    Asked for with `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered`
+    when none has said so after three repeats. Otherwise it returns once a broker has a copy.
+    It may raise another `PixiuError`. One that nobody awaits is only counted (`Client.stats()`).
+    """
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> None:
+        super().__init__(record, message_id, lane, wants_receipt)
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def id(self) -> SnowflakeID:
+        """The signal's ID."""
+        return SnowflakeID(self.message_id)
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.resolved
+
+    @property
+    def error(self) -> PixiuError | None:
+        """Why the signal failed; None when it did not, or its outcome is not known yet."""
+        return self.failure.error() if self.resolved and self.failure is not None else None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self.resolved:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(future)
+            yield from future
+        error = self.error
+        if error is not None:
+            raise error
+
+    def wake(self) -> None:
+        """Called by the shell when the outcome is known."""
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+
+class _Copy(Receipt):
+    """A copy on its way to one proxy."""
+
+    __slots__ = ("_done", "_signal")
+
+    def __init__(self, signal: Signal, record: bytes, proxy: int, done: Callable[[Signal, Failure | None], None]) -> None:
+        super().__init__(record, proxy, signal.lane, signal.message_id)
+        self._signal = signal
+        self._done = done
+        self.watched = True
+
+    def wake(self) -> None:
+        self._done(self._signal, self.failure)
+
+
+class _CopyShell(PublisherShell):
+    """The publisher of all signals' copies of one number."""
+
+    def __init__(self, copy: int, signals: SignalPublisher, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._copy = copy
+        self._signals = signals
+
+    def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
+        request = super().request_of(batch)
+        request.copy, request.receipt = self._copy, self._signals.asks_for_receipts
+        return request
+
+    def heard(self, reply: wire_pb2.PublishReply) -> None:
+        if reply.delivered:
+            self._signals.delivered(reply.delivered)
+
+
+class SignalPublisher:
+    """Sends signals. `uniform` gives numbers in [0, 1); the rest is as `PublisherShell` has it."""
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        proxies: Sequence[str],
+        client: str,
+        channels: Channels,
+        on_refresh: Callable[[], None],
+        uniform: Callable[[], float],
+    ) -> None:
+        self.core = SignalCore()
+        self.asks_for_receipts = False
+        """Whether the proxies are asked for receipts: from the first signal with one on."""
+        self._shells = [
+            _CopyShell(copy, self, PublisherCore(options, proxies, uniform), client, channels, on_refresh) for copy in range(COPIES)
+        ]
+        # Copy i goes to the i-th proxy from here on, by the publishers' rule `key % proxies`; clients begin at different ones.
+        self._first = int(uniform() * CHOICES)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def send(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> SignalReceipt:
+        """Send a signal. Raises `Overloaded` and `NotConnected`."""
+        if not self.core.has_room():
+            text = f"the outcome of {MAX_UNRESOLVED} signals is not known yet: await receipts before sending more"
+            raise Overloaded(text, retry_after_ms=int(REPEAT_AFTER_S * 1000))
+        for shell in self._shells:
+            shell.try_admit(0)  # raises when the client is closed
+        signal = SignalReceipt(record, message_id, lane, wants_receipt)
+        self.asks_for_receipts = self.asks_for_receipts or wants_receipt
+        self._idle.clear()
+        self._apply(self.core.offer(signal, self._loop.time()))
+        return signal
+
+    def set_proxies(self, addresses: tuple[str, ...]) -> None:
+        """The cluster's proxies changed."""
+        for shell in self._shells:
+            shell.set_proxies(addresses)
+
+    def delivered(self, ids: Iterable[int]) -> None:
+        """A proxy passed on that gateways delivered these."""
+        self._apply(self.core.delivered(ids))
+
+    async def flush(self) -> None:
+        """Wait until the outcome of every signal is known."""
+        await self._idle.wait()
+
+    async def close(self, grace_s: float) -> None:
+        """End the streams; what is unresolved fails."""
+        self._apply(self.core.abandon("the client was closed before a gateway confirmed the signal: its outcome is unknown"))
+        await asyncio.gather(*(shell.close(grace_s) for shell in self._shells))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _copy_done(self, signal: Signal, failure: Failure | None) -> None:
+        self._apply(self.core.copy_done(signal, failure))
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            signal = effect.signal
+            if isinstance(effect, SendCopies):
+                record = signal.record
+                for number, shell in enumerate(self._shells):
+                    if shell.try_admit(len(record)):
+                        shell.offer(_Copy(signal, record, self._first + number, self._copy_done))
+                    else:
+                        text = "messages for the proxy of this copy fill the client's queue (queue_bytes, queue_records)"
+                        self._copy_done(signal, Failure(Overloaded.code, text, int(REPEAT_AFTER_S * 1000)))
+            elif isinstance(signal, SignalReceipt):
+                signal.wake()
+        if not self.core.unresolved:
+            self._idle.set()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.core.next_deadline()
+        if due is None or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._apply(self.core.tick(self._loop.time()))

@@ -1,0 +1,76 @@
+"""Signals in a proxy: which replica a copy goes to, and which publisher waits to hear of its delivery. Pure.
+
+    publisher ── copy 0 ──▶ proxy A ──▶ 1st replica in the SnowflakeID's order ──▶ gateways
+              ── copy 1 ──▶ proxy B ──▶ 2nd                                    ──▶ gateways
+              ── copy 2 ──▶ proxy C ──▶ 3rd                                    ──▶ gateways
+
+The loss of one process or one datagram then takes one copy. Signals have no order, so they neither wait for a change of
+routes nor does the change wait for them.
+
+Source: seed 004 §4; DESIGN section 9, "Signal". Departs from seed 004 §4 step 2 (a random broker) because other
+partitions do not know the room, and random picks coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pixiu.partition import rendezvous_order
+from pixiu.record import SIZE_FIELD, Kind
+from proxy.events import Replica
+
+AWAITED_GENERATION: Final = 65_536
+"""Signals awaited by publishers before a new generation begins; the last one or two are remembered, the oldest go first."""
+SIGNAL: Final = int(Kind.SIGNAL)
+
+
+def replica_of_copy(replicas: Sequence[Replica], signal: int, copy: int) -> int:
+    """The endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
+
+    With fewer replicas than copies some get several. Raises ZeroDivisionError on no replicas.
+    """
+    usable = [replica.endpoint for replica in replicas if replica.usable]
+    doubted = [replica.endpoint for replica in replicas if not replica.usable]
+    order = rendezvous_order(signal, usable) + rendezvous_order(signal, doubted)
+    return order[copy % len(order)]
+
+
+def only_signals(data: bytes, count: int) -> bool:
+    """Whether a publisher's batch begins with `count` signals; False for a batch that is cut short."""
+    position = 0
+    for _ in range(count):
+        if data[position + 4 : position + 5] != bytes((SIGNAL,)):
+            return False
+        position += SIZE_FIELD + int.from_bytes(data[position : position + SIZE_FIELD], "little")
+    return True
+
+
+class AwaitedSignals:
+    """Which stream wants to hear of a signal's delivery, by its SnowflakeID."""
+
+    def __init__(self, generation: int = AWAITED_GENERATION) -> None:
+        self._generation = generation
+        self._streams: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams) + len(self._before)
+
+    def wait(self, signal: int, stream: int) -> None:
+        """A publisher waits. One that asks again, on whatever stream, is answered on the newest."""
+        if len(self._streams) >= self._generation:
+            self._before, self._streams = self._streams, {}
+        self._streams[signal] = stream
+
+    def delivered(self, signals: Iterable[int]) -> dict[int, list[int]]:
+        """What to tell each stream of these signals. Each is told once; what nobody waits for is left out."""
+        told: dict[int, list[int]] = {}
+        for signal in signals:
+            stream = self._streams.pop(signal, None)
+            before = self._before.pop(signal, None)
+            if stream is None:
+                stream = before
+            if stream is not None:
+                told.setdefault(stream, []).append(signal)
+        return told
