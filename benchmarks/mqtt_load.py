@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 CHUNK = 1 << 18
 
 
-def _string(text: str) -> bytes:
+def string(text: str) -> bytes:
+    """A string as MQTT writes it."""
     data = text.encode()
     return struct.pack(">H", len(data)) + data
 
 
-def _packet(kind: int, rest: bytes) -> bytes:
+def packet(kind: int, rest: bytes) -> bytes:
+    """A packet: its first byte and what follows the length."""
     size = len(rest)
     head = bytearray([kind])
     while True:
@@ -40,20 +42,21 @@ def connect(address: tuple[str, int], client: str) -> socket.socket:
     """A connected client. Raises ConnectionError when the server refuses."""
     sock = socket.create_connection(address, timeout=20)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(_packet(0x10, _string("MQTT") + bytes([4, 2]) + struct.pack(">H", 600) + _string(client)))
-    if _exactly(sock, 4) != b"\x20\x02\x00\x00":
+    sock.sendall(packet(0x10, string("MQTT") + bytes([4, 2]) + struct.pack(">H", 600) + string(client)))
+    if exactly(sock, 4) != b"\x20\x02\x00\x00":
         raise ConnectionError(f"{client} was refused")
     return sock
 
 
 def subscribe(sock: socket.socket, topic: str) -> None:
     """Subscribe and wait for the grant. Raises ConnectionError when it is refused."""
-    sock.sendall(_packet(0x82, struct.pack(">H", 1) + _string(topic) + b"\0"))
-    if _exactly(sock, 5)[4] > 2:
+    sock.sendall(packet(0x82, struct.pack(">H", 1) + string(topic) + b"\0"))
+    if exactly(sock, 5)[4] > 2:
         raise ConnectionError(f"{topic} was refused")
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises ConnectionError when the server closes before."""
     data = b""
     while len(data) < count:
         more = sock.recv(count - len(data))
@@ -93,7 +96,7 @@ class Load:
         self.groups: list[Group] = []
         for number in range(args.groups):
             topic = args.topic.format(number + 1)
-            head = _packet(0x30, _string(topic) + bytes(args.bytes))[: -args.bytes]
+            head = packet(0x30, string(topic) + bytes(args.bytes))[: -args.bytes]
             group = Group(topic, head)
             for member in range(args.members):
                 sock = connect(self._addresses[member % len(self._addresses)], f"load-{number}-{member}")

@@ -38,11 +38,13 @@ from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
 from pixiu.routing import Routes
+from pixiu.vrooms import VRooms, with_key
 
 DEDUPE_GENERATION = 65_536
 """The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
+NO_BIG_ROOMS = VRooms()
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 
@@ -71,10 +73,13 @@ class Core:
         instance: this gateway's leased number.
         generation: of that number, grown with this start.
         signals: remembers delivered signals; None: as long as this core lives.
+        vrooms: the cluster's big rooms.
     """
 
-    def __init__(self, *, instance: int, generation: int, signals: SignalTable | None = None) -> None:
-        self.index = RoomIndex()
+    def __init__(
+        self, *, instance: int, generation: int, signals: SignalTable | None = None, vrooms: VRooms = NO_BIG_ROOMS
+    ) -> None:
+        self.index = RoomIndex(vrooms)
         self.signals = Signals(signals if signals is not None else MemoryTable())
         self.counters = Counters()
         self._identity = (instance, generation)
@@ -199,15 +204,17 @@ class Core:
         client = self.index.clients.get(event.connection)
         if client is None:
             return []
-        entered = self.index.join(event.connection, event.channels)
+        channels = self.index.channels(event.connection, event.channels)
+        entered = self.index.join(event.connection, channels)
         self.presence.change(entered, client.uin, True, 0, now)
-        return self.presence.request(event.connection, event.request, {room for room, _ in event.channels}, client.uin, now)
+        return self.presence.request(event.connection, event.request, {room for room, _ in channels}, client.uin, now)
 
     def _on_leave(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Leave)
         client = self.index.clients.get(event.connection)
         if client is not None:
-            self.presence.change(self.index.leave(event.connection, event.channels), client.uin, False, 1, now)
+            channels = self.index.channels(event.connection, event.channels)
+            self.presence.change(self.index.leave(event.connection, channels), client.uin, False, 1, now)
         return []
 
     def _on_publish(self, event: Event, now: float) -> list[Effect]:
@@ -292,21 +299,24 @@ class Core:
             if channel.pending_packets:
                 if channel.packet_targets is None:
                     channel.packet_targets = tuple(channel.packets)
-                effects.append(_deliver(channel.packet_targets, channel.pending_packets))
+                effects.append(_deliver(channel, channel.packet_targets, channel.pending_packets))
                 self.counters.deliveries += len(channel.packet_targets) * len(channel.pending_packets)
                 channel.pending_packets = []
             if channel.pending_records:
                 if channel.record_targets is None:
                     channel.record_targets = tuple(channel.records)
-                effects.append(_deliver(channel.record_targets, channel.pending_records))
+                if channel.shown != channel.room:
+                    channel.pending_records = [with_key(record, channel.shown) for record in channel.pending_records]
+                effects.append(_deliver(channel, channel.record_targets, channel.pending_records))
                 self.counters.deliveries += len(channel.record_targets) * len(channel.pending_records)
                 channel.pending_records = []
         self._dirty.clear()
         return effects
 
 
-def _deliver(targets: tuple[int, ...], pending: list[bytes]) -> Deliver:
-    return Deliver(targets, b"".join(pending) if len(pending) > 1 else pending[0], len(pending))
+def _deliver(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> Deliver:
+    data = b"".join(pending) if len(pending) > 1 else pending[0]
+    return Deliver(targets, data, len(pending), channel.shown != channel.room)
 
 
 def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:

@@ -160,11 +160,15 @@ class SendRecords:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Write `data` to every connection: `count` PUBLISH packets, or records end to end."""
+    """Write `data` to every connection: `count` PUBLISH packets, or records end to end.
+
+    `patient`: of a big room; others' deliveries go first.
+    """
 
     connections: tuple[int, ...]
     data: bytes
     count: int
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from pixiu.mqtt.packets import Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX
 from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.vrooms import VRooms
 
 WRITE_BUFFER_BYTES = 256 << 10
 """Bytes that asyncio may hold for a connection; beyond it messages wait in our own bounded backlog."""
@@ -45,6 +46,7 @@ class Hub(Protocol):
     options: Options
     limits: SessionLimits
     max_record_bytes: int
+    vrooms: VRooms
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -139,7 +141,7 @@ class MQTTConnection(asyncio.Protocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._session = ServerSession(self._hub.now(), f"pixiu-{self.id:x}", self._hub.limits)
+        self._session = ServerSession(self._hub.now(), f"pixiu-{self.id:x}", self._hub.limits, vrooms=self._hub.vrooms)
         self._arm()
 
     def data_received(self, data: bytes) -> None:

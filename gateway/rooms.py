@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pixiu.vrooms import VRooms
+
 
 @dataclass(slots=True, eq=False)
 class Channel:
@@ -16,6 +18,8 @@ class Channel:
     room: int
     topic: bytes | None
     head: bytes
+    shown: int
+    """The number that clients know: the RoomID, where `room` is a VRoom."""
     packets: dict[int, None] = field(default_factory=dict)
     """Connections that get PUBLISH packets."""
     records: dict[int, None] = field(default_factory=dict)
@@ -42,10 +46,11 @@ class RoomIndex:
     is in a room while any connection of theirs is subscribed to any channel of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vrooms: VRooms) -> None:
+        self._vrooms = vrooms
         self.clients: dict[int, Client] = {}
         self.rooms: dict[int, Channel] = {}
-        """RoomID → the room's own channel."""
+        """RoomID, of big rooms VRoomID → the room's own channel."""
         self.topics: dict[int, dict[bytes, Channel]] = {}
         """RoomID → topic name → channel."""
         self._presence: dict[tuple[int, int], int] = {}
@@ -58,6 +63,11 @@ class RoomIndex:
     def present(self, room: int, uin: int) -> bool:
         """Whether a user is in a room on this gateway."""
         return (room, uin) in self._presence
+
+    def channels(self, connection: int, wanted: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
+        """What a connection subscribes to when its user names these: in a big room, the user's VRoom."""
+        uin = self.clients[connection].uin
+        return [(self._vrooms.room_of_user(room, uin), topic) for room, topic in wanted]
 
     def join(self, connection: int, channels: list[tuple[int, bytes | None]]) -> list[int]:
         """Subscribe a connection. Returns the rooms that its user was not in before."""
@@ -108,13 +118,14 @@ class RoomIndex:
         if topic is None:
             found = self.rooms.get(room)
             if found is None:
-                name = b"room/%d" % room
-                found = self.rooms[room] = Channel(room, None, len(name).to_bytes(2, "big") + name)
+                shown = self._vrooms.shown(room)
+                name = b"room/%d" % shown
+                found = self.rooms[room] = Channel(room, None, len(name).to_bytes(2, "big") + name, shown)
             return found
         topics = self.topics.setdefault(room, {})
         found = topics.get(topic)
         if found is None:
-            found = topics[topic] = Channel(room, topic, b"")
+            found = topics[topic] = Channel(room, topic, b"", room)
         return found
 
     def _drop(self, channel: Channel) -> None:

@@ -42,11 +42,12 @@ from gateway.events import (
 from gateway.identity import Identity
 from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
+from gateway.patient import PatientDeliveries
 from gateway.publishing import ConfirmedPublisher
 from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.subscriber import SubscriberService
-from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
@@ -54,6 +55,7 @@ from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.runtime.context import Context
+from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 
 MAX_REMEMBERED_CLIENTS = 10_000
@@ -73,7 +75,10 @@ class Service:
         self._context = context
         self._core: Core | None = None
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost)
-        self._publisher = ConfirmedPublisher(f"gateway-{context.endpoint_id:016x}")
+        self.vrooms = VRooms(*context.cluster.big_rooms)
+        # Acceptance in a big room takes long, and a stream's answers keep their order: it has a stream of its own.
+        name = gateway_publisher(context.endpoint_id)
+        self._publisher, self._big_publisher = ConfirmedPublisher(name), ConfirmedPublisher(name)
         self._connections: dict[int, Connection] = {}
         self._admitted = 0
         self._numbers = itertools.count(1)
@@ -82,6 +87,7 @@ class Service:
         self._server: asyncio.Server | None = None
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._patient = PatientDeliveries(self._write, asyncio.get_running_loop().call_later, self.count_dropped)
         self._draining = False
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
@@ -96,7 +102,8 @@ class Service:
         """Lease the numbers, and listen for MQTT clients, so that the node can say where."""
         found = await self._identity.acquire()
         port = await self._listen()
-        self._core = Core(instance=found.instance, generation=found.generation, signals=self._open_signal_table(port))
+        table = self._open_signal_table(port)
+        self._core = Core(instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms)
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
@@ -127,7 +134,7 @@ class Service:
             self._server.close()
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
-        await self._publisher.close()
+        await asyncio.gather(self._publisher.close(), self._big_publisher.close())
         if self._signal_table is not None:
             # A gateway that ends in good order has moved its clients; one that crashed will be back for them.
             self._signal_table.close(remove=self._draining or not self._signal_table.count())
@@ -147,7 +154,8 @@ class Service:
         """Heartbeat every router and proxy; send to those that are Running."""
         nodes = (*view.of_role("router"), *view.of_role("proxy"))
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
-        self._publisher.set_proxies(tuple(f"{node.host}:{node.port}" for node in view.running("proxy")))
+        for publisher in (self._publisher, self._big_publisher):
+            publisher.set_proxies(tuple(f"{node.host}:{node.port}" for node in view.running("proxy")))
         self._peers_changed()
 
     # What the links call.
@@ -239,7 +247,7 @@ class Service:
 
     def publish_confirmed(self, message: Confirmable) -> None:
         """A message of QoS 1. Raises `Overloaded` or `Unavailable`."""
-        self._publisher.publish(message)
+        (self._big_publisher if self.vrooms.is_big(message.key) else self._publisher).publish(message)
 
     def next_snowflake(self) -> SnowflakeID:
         """A new message's ID. Raises `LeaseExpired`."""
@@ -335,7 +343,9 @@ class Service:
         links = self._context.links
         written: dict[int, Connection] = {}
         for effect in effects:
-            if isinstance(effect, Deliver):
+            if isinstance(effect, Deliver) and effect.patient:
+                self._patient.put(effect)
+            elif isinstance(effect, Deliver):
                 connections = self._connections
                 for number in effect.connections:
                     connection = connections.get(number)
@@ -353,6 +363,12 @@ class Service:
             elif isinstance(effect, Answer):
                 self._answer(effect)
         for connection in written.values():
+            connection.flush()
+
+    def _write(self, number: int, data: bytes, count: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.deliver(data, count)
             connection.flush()
 
     def _answer(self, effect: Answer) -> None:

@@ -18,6 +18,7 @@ from gateway.options import Options
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
 from pixiu.ids import MAX_ID, MAX_ROOM, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
+from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -39,6 +40,7 @@ class Hub(Protocol):
     """What the gateway's service offers to its protocols."""
 
     options: Options
+    vrooms: VRooms
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -190,8 +192,8 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
         try:
-            leaves = _channels(request.leave_rooms, request.leave_topics)
-            joins = _channels(request.join_rooms, request.join_topics)
+            leaves = _channels(request.leave_rooms, request.leave_topics, self._hub.vrooms)
+            joins = _channels(request.join_rooms, request.join_topics, self._hub.vrooms)
             most = self._hub.options.max_subscriptions
             if len(stream.channels.difference(leaves).union(joins)) > most:
                 raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
@@ -219,7 +221,7 @@ def _uin(request: wire_pb2.SubscribeRequest) -> int:
     return hello.uin or uin_of_name(hello.client)
 
 
-def _channels(rooms: Iterable[int], topics: Iterable[str]) -> list[tuple[int, bytes | None]]:
+def _channels(rooms: Iterable[int], topics: Iterable[str], vrooms: VRooms) -> list[tuple[int, bytes | None]]:
     found: list[tuple[int, bytes | None]] = []
     for room in rooms:
         if not 0 < room <= MAX_ROOM:
@@ -228,6 +230,10 @@ def _channels(rooms: Iterable[int], topics: Iterable[str]) -> list[tuple[int, by
     for topic in topics:
         room = room_of_topic(topic)
         found.append((room, None if topic.startswith(ROOM_PREFIX) else topic.encode()))
+    for room, _ in found:
+        if vrooms.is_vroom(room):
+            big = vrooms.shown(room)
+            raise InvalidArgument(f"{room} is the number of a VRoom, which nobody joins; join the big room {big}")
     if len(found) > MAX_CHANNELS_A_REQUEST:
         raise InvalidArgument(f"a request may name {MAX_CHANNELS_A_REQUEST} rooms and topics; send several")
     return found

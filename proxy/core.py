@@ -10,7 +10,9 @@ Source: seed 004 §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 from pixiu import errors
@@ -18,6 +20,8 @@ from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
 from pixiu.routing import Routes
+from pixiu.vrooms import VRooms
+from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.events import (
     BatchForwarded,
     BatchPublished,
@@ -28,6 +32,7 @@ from proxy.events import (
     Failure,
     MalformedBatch,
     PublisherClosed,
+    PublisherExempted,
     PublisherOpened,
     Replica,
     Reply,
@@ -36,10 +41,14 @@ from proxy.events import (
     SignalsDelivered,
     Tick,
 )
+from proxy.limits import Limits, Rates
 from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
 
 MAX_HELD_BATCHES = 10_000
 """Batches that wait for a change of routes; beyond it the change does not wait any longer."""
+NOBODY = EndpointID(0)
+NO_BIG_ROOMS = VRooms()
+NO_LIMITS = Rates()
 FIRST_LANE_BELOW = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""
 ROOM: Final = int(Kind.ROOM)
@@ -69,6 +78,8 @@ class _Target:
     """False: its records are signals, for which no change of routes waits."""
     normal: list[bytes] = field(default_factory=list)
     first: list[bytes] = field(default_factory=list)
+    divert: Callable[[list[bytes], _Batch | None], None] | None = None
+    """Takes the records instead of a broker: so what is not routed plainly costs the loop over a batch nothing."""
 
 
 @dataclass(slots=True)
@@ -84,6 +95,8 @@ class Counters:
     signal_copies_in: int = 0
     signals_confirmed: int = 0
     """Told to publishers that had asked for receipts."""
+    records_over_rate: int = 0
+    """Refused because a publisher or a room is over its rate, or too much waits for big rooms; in records_refused too."""
 
 
 class Core:
@@ -92,9 +105,20 @@ class Core:
     Args:
         max_record_bytes: larger records are refused, header included.
         barrier_ms: see `pixiu.routing.Routes`.
+        vrooms: the cluster's big rooms.
+        vrooms_per_s: see `proxy.big_rooms`.
+        rates: what publishers and rooms may send.
     """
 
-    def __init__(self, *, max_record_bytes: int, barrier_ms: int = 200) -> None:
+    def __init__(
+        self,
+        *,
+        max_record_bytes: int,
+        barrier_ms: int = 200,
+        vrooms: VRooms = NO_BIG_ROOMS,
+        vrooms_per_s: float = 100.0,
+        rates: Rates = NO_LIMITS,
+    ) -> None:
         self._max_size = max_record_bytes - SIZE_FIELD
         self._partitions = 1
         self._by_partition: dict[int, list[Replica]] = {}
@@ -106,6 +130,12 @@ class Core:
         self._streams: dict[int, deque[_Batch]] = {}
         self._held: deque[BatchPublished | BatchForwarded] = deque()
         self._awaited = AwaitedSignals()
+        self._vrooms = vrooms
+        self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
+        self._big_target = _Target(NOBODY, divert=self._take_big)
+        self._limits = Limits(rates) if rates.any else None
+        self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
+        self._over: dict[int, float] = {}
         self.counters = Counters()
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -117,7 +147,7 @@ class Core:
                     self._held.append(event)
                     self.counters.batches_held += 1
                 else:
-                    self._take(event, effects)
+                    self._take(event, now, effects)
             case Settled(parcels):
                 self._settle(parcels, effects)
             case SignalsDelivered(signals):
@@ -129,24 +159,40 @@ class Core:
                 self._brokers_changed(event, now)
             case PublisherOpened(stream):
                 self._streams[stream] = deque()
+                if self._limits is not None:
+                    self._limits.opened(stream, now)
+            case PublisherExempted(stream):
+                if self._limits is not None:
+                    self._limits.closed(stream)
             case PublisherClosed(stream):
                 self._streams.pop(stream, None)
+                if self._limits is not None:
+                    self._limits.closed(stream)
             case Tick():
                 self._routes.expire(now)
         if self._held and not self._routes.held:
             held, self._held = self._held, deque()
             for batch in held:
-                self._take(batch, effects)
+                self._take(batch, now, effects)
+        due = self._big.deadline
+        if due is not None and due <= now and not self._routes.held:
+            self._run_big(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds; None for never."""
-        return self._routes.deadline
+        barrier = self._routes.deadline
+        return barrier if barrier is not None else self._big.deadline
 
     @property
     def under_way(self) -> int:
         """Parcels that are not settled yet."""
-        return len(self._tokens) + len(self._held)
+        return len(self._tokens) + len(self._held) + self._big.under_way
+
+    def _token(self) -> int:
+        token = self._next_token
+        self._next_token += 1
+        return token
 
     def _may_pass(self, event: BatchPublished | BatchForwarded) -> bool:
         """Whether a batch need not wait for a change of routes: only signals, and none of its stream waits before it."""
@@ -157,6 +203,15 @@ class Core:
         )
 
     def _choose(self, key: int) -> _Target | None:
+        if self._vrooms.is_big(key):
+            return self._big_target if self._targets else None
+        return None if self._vrooms.is_vroom(key) else self._broker(key)
+
+    def _broker_of_vroom(self, vroom: int) -> EndpointID | None:
+        target = self._broker(vroom)
+        return target.endpoint if target is not None else None
+
+    def _broker(self, key: int) -> _Target | None:
         replicas = self._by_partition.get(key % self._partitions)
         if not replicas:
             return None
@@ -176,7 +231,7 @@ class Core:
 
     def _target_of_signal(self, flags: int, signal: int, key: int, batch: _Batch | None) -> _Target | None:
         replicas = self._by_partition.get(key % self._partitions) if flags & Flag.TO_ROOM else None
-        if not replicas:
+        if not replicas or self._vrooms.is_big(key) or self._vrooms.is_vroom(key):
             return None
         self.counters.signal_copies_in += 1
         if batch is not None and batch.receipt:
@@ -184,9 +239,11 @@ class Core:
         copy = batch.copy if batch is not None else 0
         return self._signal_targets[EndpointID(replica_of_copy(replicas, signal, copy))]
 
-    def _take(self, event: BatchPublished | BatchForwarded, effects: list[Effect]) -> None:
+    def _take(self, event: BatchPublished | BatchForwarded, now: float, effects: list[Effect]) -> None:
         """Route one batch: parcels for brokers, and for a publisher the reply when nothing is left to wait for."""
         if isinstance(event, BatchForwarded):
+            if self._limits is not None:
+                self._meter(self._limits, event.data, event.start, event.end, event.count, now)
             self._route(event.data, event.start, event.end, event.count, None, effects)
             return
         batches = self._streams.get(event.stream)
@@ -194,9 +251,87 @@ class Core:
             return
         batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data, event.copy, event.receipt)
         batches.append(batch)
-        self._route(event.data, 0, len(event.data), event.count, batch, effects)
+        if self._limits is None or self._within_rate(self._limits, batch, event.count, now):
+            self._route(event.data, 0, len(event.data), event.count, batch, effects)
         if not batch.pending:
             self._reply(batches, effects)
+
+    def _within_rate(self, limits: Limits, batch: _Batch, count: int, now: float) -> bool:
+        """Whether a publisher's batch may pass; else it is refused whole."""
+        wait_s = limits.publisher(batch.stream, count, len(batch.data), now)
+        if wait_s:
+            self.counters.records_refused += count
+            self.counters.records_over_rate += count
+            batch.failures.append(Failure(batch.first, batch.last, errors.Overloaded.code, *_later(PUBLISHER_OVER_RATE, wait_s)))
+            return False
+        self._meter(limits, batch.data, 0, len(batch.data), count, now)
+        return True
+
+    def _meter(self, limits: Limits, data: bytes, start: int, end: int, count: int, now: float) -> None:
+        """For the next batch to route, let the rooms that are over their rate lead to who refuses their records."""
+        cache = self._routes.cache
+        for key in self._over:
+            cache.pop(key, None)
+        self._over = limits.rooms(data, start, end, count, now)
+        for key in self._over:
+            cache[key] = self._over_target
+
+    def _take_big(self, records: list[bytes], batch: _Batch | None) -> None:
+        """Messages to big rooms: they wait for their turn, and their positions for all of their copies."""
+        large: list[bytes] = []
+        late: list[bytes] = []
+        longest_s = 0.0
+        for record in records:
+            if len(record) > MAX_SWEEP_BYTES:
+                large.append(record)
+            elif wait_s := self._big.offer(record, batch):
+                late.append(record)
+                longest_s = max(longest_s, wait_s)
+            elif batch is not None:
+                batch.pending += 1
+        if large:
+            self._refuse_records(large, batch, errors.RecordTooLarge, TOO_LARGE_FOR_BIG_ROOMS)
+        if late:
+            self.counters.records_over_rate += len(late)
+            self._refuse_records(late, batch, errors.Overloaded, *_later(BIG_ROOMS_BUSY, longest_s))
+
+    def _refuse_over_rate(self, records: list[bytes], batch: _Batch | None) -> None:
+        """Records of rooms that are over their rate."""
+        self.counters.records_over_rate += len(records)
+        longest_s = max(self._over.values(), default=0.0)
+        self._refuse_records(records, batch, errors.Overloaded, *_later(ROOM_OVER_RATE, longest_s))
+
+    def _refuse_records(
+        self, records: list[bytes], batch: _Batch | None, error: type[errors.PixiuError], text: str, retry_ms: int = 0
+    ) -> None:
+        self.counters.records_refused += len(records)
+        if batch is not None:
+            batch.failures.extend(_failures(batch, records, error, text, retry_ms))
+
+    def _run_big(self, now: float, effects: list[Effect]) -> None:
+        parcels, finished = self._big.run(now)
+        for parcel in parcels:
+            self._routes.sent(parcel.token, self._targets[parcel.peer])
+            self.counters.records_out += len(parcel.records)
+        effects.extend(parcels)
+        streams: dict[int, None] = {}
+        self._finish_big(finished, streams)
+        self._reply_to(streams, effects)
+
+    def _finish_big(self, finished: list[Finished[_Batch]], streams: dict[int, None]) -> None:
+        lost: dict[int, tuple[_Batch, list[bytes]]] = {}
+        for message in finished:
+            self.counters.records_dropped += message.lost
+            batch = message.owner
+            if batch is None:
+                continue
+            batch.pending -= 1
+            if message.lost:
+                lost.setdefault(id(batch), (batch, []))[1].append(message.record)
+            if not batch.pending:
+                streams[batch.stream] = None
+        for batch, records in lost.values():
+            batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
 
     def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, effects: list[Effect]) -> None:
         cache, unpack, largest = self._routes.cache, ROUTE.unpack_from, self._max_size
@@ -217,7 +352,7 @@ class Core:
             else:
                 target = None
             if target is None or size > largest:
-                refused.append((index, *self._refusal(kind == ROOM or (kind == SIGNAL and flags & Flag.TO_ROOM), size, key)))
+                refused.append((index, *self._refusal(kind, flags, size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)
@@ -235,10 +370,13 @@ class Core:
 
     def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect]) -> None:
         for target in touched:
+            if target.divert is not None:
+                target.divert(target.first + target.normal, batch)
+                target.normal, target.first = [], []
+                continue
             for lane, records in ((0, target.first), (1, target.normal)):
                 if records:
-                    token = self._next_token
-                    self._next_token += 1
+                    token = self._token()
                     self._tokens[token] = (batch, records)
                     if target.ordered:
                         self._routes.sent(token, target)
@@ -248,11 +386,20 @@ class Core:
                     effects.append(SendRecords(target.endpoint, records, lane, token))
             target.normal, target.first = [], []
 
-    def _refusal(self, served: bool | int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
+    def _refusal(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
         if size > self._max_size:
             text = f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {self._max_size + SIZE_FIELD}"
             return errors.RecordTooLarge, f"{text}; send a reference to the content instead"
-        if served:
+        if self._vrooms.is_vroom(key):
+            big = self._vrooms.shown(key)
+            return (
+                errors.InvalidArgument,
+                f"{key} is the number of a VRoom, which nobody publishes to; publish to the big room {big}",
+            )
+        signal_to_room = kind == SIGNAL and bool(flags & Flag.TO_ROOM)
+        if signal_to_room and self._vrooms.is_big(key):
+            return errors.InvalidArgument, "a big room takes messages, not signals"
+        if kind == ROOM or signal_to_room:
             partition = key % self._partitions
             return errors.Unavailable, f"no broker of partition {partition} is running; `pixiu status` shows which are missing"
         return errors.InvalidArgument, "this cluster's proxies take room messages and signals to rooms"
@@ -274,17 +421,24 @@ class Core:
         finished: dict[int, None] = {}
         for token, handled in parcels:
             self._routes.settled(token)
-            batch, records = self._tokens.pop(token, (None, []))
+            sent = self._tokens.pop(token, None)
+            if sent is None:
+                self._finish_big(self._big.settled(token, handled), finished)
+                continue
+            batch, records = sent
             if not handled:
                 self.counters.records_dropped += len(records)
             if batch is None:
                 continue
             batch.pending -= 1
             if not handled:
-                batch.failures.extend(_dropped(batch, records))
+                batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
             if not batch.pending:
                 finished[batch.stream] = None
-        for stream in finished:
+        self._reply_to(finished, effects)
+
+    def _reply_to(self, streams: dict[int, None], effects: list[Effect]) -> None:
+        for stream in streams:
             batches = self._streams.get(stream)
             if batches is not None:
                 self._reply(batches, effects)
@@ -301,8 +455,21 @@ class Core:
             effects.append(Reply(stream, up_to, failures))
 
 
-def _dropped(batch: _Batch, records: list[bytes]) -> list[Failure]:
-    """Name the positions of a parcel that a broker did not confirm. Rare, so it walks the batch again."""
+NOT_CONFIRMED = "a broker did not confirm it: it may be lost; sending it again with the same ID is safe"
+PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"
+ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
+TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"
+BIG_ROOMS_BUSY = "too much waits for big rooms (proxy.big_room_vrooms_per_s)"
+
+
+def _later(text: str, wait_s: float) -> tuple[str, int]:
+    """The text of a refusal, and its retry-after in milliseconds."""
+    retry_ms = max(ceil(wait_s * 1000), 1)
+    return f"{text}; try again in {retry_ms} ms", retry_ms
+
+
+def _failures(batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0) -> list[Failure]:
+    """Name the positions of a batch that failed. Rare, so it walks the batch again."""
     lost = {record[16:24] for record in records}
     positions: list[int] = []
     offset = 0
@@ -310,11 +477,10 @@ def _dropped(batch: _Batch, records: list[bytes]) -> list[Failure]:
         if batch.data[offset + 16 : offset + 24] in lost:
             positions.append(position)
         offset += SIZE_FIELD + int.from_bytes(batch.data[offset : offset + 4], "little")
-    text = "a broker did not confirm it: it may be lost; sending it again with the same ID is safe"
     failures: list[Failure] = []
     for position in positions:
         if failures and failures[-1].last == position - 1:
-            failures[-1] = Failure(failures[-1].first, position, errors.Dropped.code, text)
+            failures[-1] = Failure(failures[-1].first, position, error.code, text, retry_ms)
         else:
-            failures.append(Failure(position, position, errors.Dropped.code, text))
+            failures.append(Failure(position, position, error.code, text, retry_ms))
     return failures

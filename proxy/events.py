@@ -33,6 +33,13 @@ class PublisherOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class PublisherExempted:
+    """A stream is a gateway's: its clients' rates are limited there, one by one."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class PublisherClosed:
     """A back end's stream is gone; nobody waits for its replies."""
 
@@ -82,7 +89,17 @@ class Tick:
     """The time of `next_deadline()` has come."""
 
 
-Event = BrokersChanged | PublisherOpened | PublisherClosed | BatchPublished | BatchForwarded | SignalsDelivered | Settled | Tick
+Event = (
+    BrokersChanged
+    | PublisherOpened
+    | PublisherExempted
+    | PublisherClosed
+    | BatchPublished
+    | BatchForwarded
+    | SignalsDelivered
+    | Settled
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

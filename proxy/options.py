@@ -18,3 +18,15 @@ class Options(RoleOptions):
     """Publishers' streams at one time; more are refused."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
+    big_room_vrooms_per_s: int = bounded(100, 16, 1_000_000)
+    """VRooms that this proxy serves in a second; a big room has 64, so a message to one takes 64 of these to reach all."""
+    publisher_messages_per_s: int = bounded(0, 0, 100_000_000)
+    """Messages that one publisher may send in a second; more is refused with OVERLOADED. 0: no limit."""
+    publisher_bytes_per_s: int = bounded(0, 0, 1 << 40)
+    """The same in bytes."""
+    room_messages_per_s: int = bounded(0, 0, 100_000_000)
+    """Messages that one room may get through this proxy in a second; more is refused with OVERLOADED. 0: no limit."""
+    room_bytes_per_s: int = bounded(0, 0, 1 << 40)
+    """The same in bytes."""
+    limit_burst_s: float = bounded(1.0, 0.01, 60.0)
+    """Seconds' worth of these rates that may come at once after a silence."""

@@ -41,6 +41,9 @@ class Hub(Protocol):
     def admit(self, publisher: PublisherStream) -> int:
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
 
+    def named(self, stream: int, client: str) -> None:
+        """The publisher said its name."""
+
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """A batch."""
 
@@ -189,7 +192,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def _read(self, number: int, publisher: PublisherStream, requests: AsyncIterator[wire_pb2.PublishRequest]) -> None:
         async for request in requests:
             if request.HasField("hello"):
-                await self._hello(publisher, request.hello)
+                await self._hello(number, publisher, request.hello)
             if request.renew_worker and publisher.worker is not None:
                 loan = self._hub.lender.renew(publisher.worker, _now_ms())
                 publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
@@ -200,9 +203,10 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
                 self._take(number, publisher, request)
                 await publisher.room()
 
-    async def _hello(self, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
+    async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
+        self._hub.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._hub.options.publisher_window_bytes)
         if hello.lend_worker and publisher.worker is None:
             loan = await self._hub.lender.lend(_now_ms())

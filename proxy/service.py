@@ -11,12 +11,13 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
-from pixiu.discovery.node import NodeState
+from pixiu.discovery.node import NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
+from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
 from proxy.events import (
@@ -26,6 +27,7 @@ from proxy.events import (
     Delivered,
     Effect,
     PublisherClosed,
+    PublisherExempted,
     PublisherOpened,
     Replica,
     Reply,
@@ -35,6 +37,7 @@ from proxy.events import (
     Tick,
 )
 from proxy.lending import Lender
+from proxy.limits import Rates
 from proxy.options import Options
 from proxy.publisher import PublisherService, PublisherStream
 from registry.leases import WorkerLeases
@@ -48,10 +51,25 @@ class Service:
     def __init__(self, context: Context[Options]) -> None:
         self.options = context.options
         self._context = context
-        self._core = Core(max_record_bytes=context.cluster.max_record_bytes, barrier_ms=context.cluster.push_back_ms)
+        options = context.options
+        self._core = Core(
+            max_record_bytes=context.cluster.max_record_bytes,
+            barrier_ms=context.cluster.push_back_ms,
+            vrooms=VRooms(*context.cluster.big_rooms),
+            vrooms_per_s=options.big_room_vrooms_per_s,
+            rates=Rates(
+                publisher_messages_per_s=options.publisher_messages_per_s,
+                publisher_bytes_per_s=options.publisher_bytes_per_s,
+                room_messages_per_s=options.room_messages_per_s,
+                room_bytes_per_s=options.room_bytes_per_s,
+                burst_s=options.limit_burst_s,
+            ),
+        )
         self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
         self._publishers: dict[int, PublisherStream] = {}
+        self._names: dict[int, str] = {}
+        """What publishers say they are called, until the registry says that they are gateways."""
         self._numbers = itertools.count(1)
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,6 +106,7 @@ class Service:
         """Heartbeat every broker; route to those that are Running."""
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in view.of_role("broker"))
         self._brokers_changed()
+        self._exempt_gateways(view)
 
     # What the links call.
 
@@ -137,6 +156,11 @@ class Service:
         self._perform(self._core.step(PublisherOpened(number), self._context.now()))
         return number
 
+    def named(self, stream: int, client: str) -> None:
+        """A publisher said its name. A gateway of the cluster is told by it, and limits its clients itself."""
+        self._names[stream] = client
+        self._exempt_gateways(self._context.view)
+
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """A batch."""
         event = BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
@@ -145,6 +169,7 @@ class Service:
     def left(self, stream: int) -> None:
         """The publisher is gone."""
         self._publishers.pop(stream, None)
+        self._names.pop(stream, None)
         self._perform(self._core.step(PublisherClosed(stream), self._context.now()))
 
     def members(self) -> wire_pb2.ClusterReply:
@@ -172,6 +197,12 @@ class Service:
     def _held_until_ms(self, worker: int) -> int:
         return next((lease.until_ms for lease in self._leases.leases if lease.worker == worker), 0)
 
+    def _exempt_gateways(self, view: View) -> None:
+        gateways = {gateway_publisher(node.endpoint) for node in view.of_role("gateway")}
+        for stream in [stream for stream, name in self._names.items() if name in gateways]:
+            del self._names[stream]
+            self._perform(self._core.step(PublisherExempted(stream), self._context.now()))
+
     def _brokers_changed(self) -> None:
         view, links = self._context.view, self._context.links
         replicas: list[Replica] = []
@@ -197,7 +228,9 @@ class Service:
                 if publisher is not None:
                     publisher.delivered(effect.signals)
         deadline = self._core.next_deadline()
-        if deadline is not None and self._timer is None:
+        if deadline is not None and (self._timer is None or self._timer.when() > deadline):
+            if self._timer is not None:
+                self._timer.cancel()
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(deadline - self._context.now(), 0.0), self._tick)
 

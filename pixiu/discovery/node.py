@@ -38,6 +38,11 @@ class NodeState(StrEnum):
     DRAINING = "Draining"
 
 
+def gateway_publisher(endpoint: int) -> str:
+    """The client name by which a gateway publishes its clients' messages, and by which proxies know it."""
+    return f"gateway-{hex_id(endpoint)}"
+
+
 def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
     """The JSON object in data of at most `limit` bytes. Raises `MalformedData`, which names `what`.
 

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pixiu.errors import ConfigurationError
@@ -65,6 +66,7 @@ from pixiu.mqtt.packets import (
     Unsubscribe,
 )
 from pixiu.mqtt.topics import Refusal, resolve
+from pixiu.vrooms import VRooms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +164,21 @@ def accept_all(connect: Connect) -> ConnackCode:
     return ConnackCode.ACCEPTED
 
 
+NO_BIG_ROOMS: Final = VRooms()
+
+
+def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | Refusal:
+    """`resolve`, in a cluster with big rooms: their VRooms are nobody's topics."""
+    room = resolve(name)
+    return Refusal.VROOM if not isinstance(room, Refusal) and vrooms.is_vroom(room) else room
+
+
 class ServerSession:
     """One connection, from accept to close.
 
     now: monotonic seconds. assigned_client_id: the name for a client that brings none. admit: the shell's policy,
-    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains.
+    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains. vrooms: the
+    cluster's big rooms, whose VRooms are refused as topics.
 
     Each method returns effects to carry out in order; after `Close` there are none.
 
@@ -179,9 +191,11 @@ class ServerSession:
         assigned_client_id: str,
         limits: SessionLimits | None = None,
         admit: Callable[[Connect], ConnackCode] = accept_all,
+        vrooms: VRooms = NO_BIG_ROOMS,
     ) -> None:
         self._limits = limits or SessionLimits()
         self._admit = admit
+        self._resolve = resolve if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
@@ -352,7 +366,7 @@ class ServerSession:
 
     def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
         """Publish, or drop and count where no room carries the topic."""
-        room = resolve(packet.topic)
+        room = self._resolve(packet.topic)
         if packet.qos:
             problem = self._judge_publish(packet, room)
             if problem is not None:
@@ -383,7 +397,7 @@ class ServerSession:
         answers: list[str | None] = []
         joined: dict[str, RoomID] = {}
         for name, _ in packet.filters:
-            room = resolve(name)
+            room = self._resolve(name)
             full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions
             if isinstance(room, Refusal) or full:
                 answers.append(None)

@@ -34,6 +34,7 @@ class Refusal(Enum):
     ROOM_NUMBER = "room/ is followed by a RoomID in decimal, 1 to 2^62-1, without leading zeros"
     USER = "user/… topics are not served yet"
     SYSTEM = "names that begin with $ belong to the server"
+    VROOM = "the number of a VRoom belongs to the cluster; use the RoomID of the big room"
     WILDCARD = "filters with wildcards are not served yet"
 
 

@@ -25,9 +25,8 @@ from pixiu.ids import MAX_ROOM
 from pixiu.links.options import LEAST_MTU_BYTES, MOST_MTU_BYTES, LinkOptions
 from pixiu.record import MAX_RECORD_BYTES
 from pixiu.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
+from pixiu.vrooms import VROOMS
 
-VROOMS = 64
-"""VRooms of a big room. Source: DESIGN section 8."""
 SECRET_MIN_BYTES = 16
 SECRET_MAX_BYTES = 64
 """What keyed BLAKE2b takes."""

@@ -43,6 +43,7 @@ from pixiu.mqtt.packets import (
 )
 from pixiu.mqtt.server import TABLE, Event, ServerSession, SessionLimits, State
 from pixiu.mqtt.topics import Refusal
+from pixiu.vrooms import VRooms
 
 
 def send(session: ServerSession, *packets: Packet, now: float = 1.0) -> list[Effect]:
@@ -449,3 +450,14 @@ def test_a_lost_connection_ends_the_session() -> None:
 def test_the_shell_can_close_in_every_state() -> None:
     assert closed(connected().close(CloseReason.TAKEN_OVER, "", 1.0)) is CloseReason.TAKEN_OVER
     assert closed(ServerSession(0.0, "assigned").close(CloseReason.STOPPED, "", 1.0)) is CloseReason.STOPPED
+
+
+def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
+    session = ServerSession(0.0, "assigned", vrooms=VRooms(1000, 1010))
+    send(session, Connect("client", True, 10))
+    effects = send(session, Subscribe(1, (("room/64005", 0), ("room/1000", 0), ("a/b", 0))))
+    assert effects == [SubscribeFilters(1, [("room/1000", RoomID(1000)), ("a/b", topic_room("a/b"))])]
+    assert sent(session.subscription_confirmed(1, 2.0)) == [Suback(1, (SUBACK_FAILURE, 0, 0))]
+    assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1)]
+    assert isinstance(send(session, Publish("room/64640", b"x"))[0], PublishMessages)
+    assert closed(send(session, Publish("room/64639", b"x", qos=1, packet_id=2))) is CloseReason.PUBLISH_TOPIC

@@ -9,6 +9,7 @@ import pytest
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous_order
 from pixiu.record import Flag, Kind, encode
+from pixiu.vrooms import VRooms
 from proxy.core import Core
 from proxy.events import (
     BatchForwarded,
@@ -168,3 +169,15 @@ def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
 )
 def test_a_batch_of_only_signals_is_told_from_others(data: bytes, count: int, found: bool) -> None:
     assert only_signals(data, count) is found
+
+
+def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:
+    core = Core(max_record_bytes=1000, vrooms=VRooms(100, 200))
+    core.step(BrokersChanged(1, (Replica(EndpointID(1), 0),)), 0.0)
+    core.step(PublisherOpened(1), 0.0)
+    made = encode(Kind.SIGNAL, 150, b"", 1, flags=Flag.TO_ROOM)
+    (reply,) = core.step(BatchPublished(1, made, 1, 1), 0.0)
+    assert isinstance(reply, Reply)
+    assert [(failure.code, failure.text) for failure in reply.failures] == [
+        ("INVALID_ARGUMENT", "a big room takes messages, not signals")
+    ]

@@ -1,0 +1,83 @@
+"""Deliveries that may wait: a big room's, a few connections every millisecond.
+
+A copy for a VRoom is hundreds of writes. Done at once they would hold up whatever came meanwhile for other rooms, in this
+process and, where cores are scarce, in others; done a few at a time with a pause between, nobody waits for more than a
+few. The more waits, the more is written at a time, so that all of it leaves within some ten milliseconds.
+
+Source: seed 004 §2.2.2; DESIGN section 8, "so that other rooms are not stalled".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gateway.events import Deliver
+
+LEAST_WRITES = 16
+"""Connections that are written to at a time, at least: some 0.2 ms."""
+SHARE = 10
+"""One of so many connections that wait is written to at a time, when that is more."""
+PAUSE_S = 0.001
+MAX_WAITING = 4_096
+"""Deliveries that may wait. Policy: the oldest is dropped, and its messages are counted."""
+
+
+class PatientDeliveries:
+    """A queue of deliveries, worked off in order.
+
+    Args:
+        write: writes a delivery's data to a connection, by its number; nothing where it is gone.
+        later: calls a function after so many seconds.
+        dropped: told how many messages of how many connections are dropped, multiplied.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[int, bytes, int], None],
+        later: Callable[[float, Callable[[], None]], object],
+        dropped: Callable[[int], None],
+    ) -> None:
+        self._write = write
+        self._later = later
+        self._dropped = dropped
+        self._waiting: deque[Deliver] = deque()
+        self._position = 0
+        self._connections = 0
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, delivery: Deliver) -> None:
+        """Add a delivery."""
+        if len(self._waiting) >= MAX_WAITING:
+            oldest = self._waiting[0]
+            self._dropped(oldest.count * (len(oldest.connections) - self._position))
+            self._connections -= len(oldest.connections) - self._position
+            self._next()
+        self._waiting.append(delivery)
+        self._connections += len(delivery.connections)
+        if not self._scheduled:
+            self._scheduled = True
+            self._later(0.0, self._turn)
+
+    def _next(self) -> None:
+        self._waiting.popleft()
+        self._position = 0
+
+    def _turn(self) -> None:
+        left = max(LEAST_WRITES, self._connections // SHARE)
+        self._connections -= min(left, self._connections)
+        while left and self._waiting:
+            delivery = self._waiting[0]
+            end = min(self._position + left, len(delivery.connections))
+            for number in delivery.connections[self._position : end]:
+                self._write(number, delivery.data, delivery.count)
+            left -= end - self._position
+            self._position = end
+            if end == len(delivery.connections):
+                self._next()
+        self._scheduled = bool(self._waiting)
+        if self._scheduled:
+            self._later(PAUSE_S, self._turn)

@@ -1,0 +1,190 @@
+"""Messages to big rooms: 64 copies each, let out slowly so that nobody else waits for them. Pure.
+
+A copy to one VRoom is hundreds of writes in every gateway. Sent at once, the 64 copies would stand before everybody
+else's messages in the sockets of brokers and gateways. So a big room's messages wait here and leave in *sweeps*: a sweep
+takes what waits for the room and serves one VRoom after the other, `vrooms_per_s` of them a second; all messages of a
+sweep go to a VRoom in one parcel, which a gateway joins into one write for each client. The busier the room, the more
+messages share a sweep. Big rooms take turns.
+
+    room 1000:  m1 m2 m3 │ VRoom 64000 ▮▮▮  64001 ▮▮▮  64002 ▮▮▮ …  64063 ▮▮▮ │ next sweep: m4 m5
+    time        ─────────┴──────┴─ 4 ms ──┴─────┴──────────────────────────────▶
+
+Ordinary messages do not come here. A message is finished when all its copies are settled.
+
+Source: seed 004 §2.2.2; DESIGN section 8, "paces them so that other rooms are not stalled".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from pixiu.ids import EndpointID
+from pixiu.record import LANE_FIRST, LANE_NORMAL
+from pixiu.token_bucket import TokenBucket
+from pixiu.vrooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
+from proxy.events import SendRecords
+
+Owner = TypeVar("Owner")
+
+MAX_SWEEP_BYTES: Final = 64 << 10
+"""Bytes of the messages in one sweep, and so of the largest message to a big room."""
+STEP_BYTES: Final = 8 << 10
+"""A parcel counts as one VRoom for each so many bytes that it begins: beyond it the bytes cost more than the writes."""
+MAX_WAIT_S: Final = 3.0
+"""What would leave later than this is refused with a retry-after: publishers leave a silent proxy after 5 s."""
+MAX_WAITING_BYTES: Final = 8 << 20
+"""Bytes that wait for all big rooms. Policy: as above."""
+MAX_BURST_S: Final = 0.002
+"""VRooms that may be served at once after a late timer, as seconds of the rate."""
+LEAST_WAIT_S: Final = 0.001
+"""A timer is not set for less."""
+
+
+@dataclass(slots=True, eq=False)
+class _Message(Generic[Owner]):
+    """A message to a big room, on its way."""
+
+    record: bytes
+    owner: Owner | None
+    unsettled: int = VROOMS
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[Owner]):
+    """A message whose copies are all settled. `lost`: some may be."""
+
+    record: bytes
+    owner: Owner | None
+    lost: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Room(Generic[Owner]):
+    """A big room with something to send."""
+
+    id: int
+    first: deque[_Message[Owner]] = field(default_factory=deque)
+    normal: deque[_Message[Owner]] = field(default_factory=deque)
+    sweep: list[tuple[int, list[_Message[Owner]]]] = field(default_factory=list)
+    """(lane, messages) of the sweep under way."""
+    next: int = 0
+    """The VRoom that the sweep serves next, 0 to 63; 0 also where none is under way."""
+
+
+class BigRooms(Generic[Owner]):
+    """See the module. `Owner` is whom a message belongs to: who is told when it is finished.
+
+    Args:
+        vrooms_per_s: VRooms served in a second, by all big rooms together.
+        broker: the broker of a VRoom; None where there is none.
+        next_token: gives a token for a parcel.
+    """
+
+    def __init__(self, vrooms_per_s: float, broker: Callable[[int], EndpointID | None], next_token: Callable[[], int]) -> None:
+        self._rate = vrooms_per_s
+        self._broker = broker
+        self._next_token = next_token
+        self._pace = TokenBucket(vrooms_per_s, vrooms_per_s * MAX_BURST_S, 0.0)
+        self._rooms: dict[int, _Room[Owner]] = {}
+        self._turns: deque[_Room[Owner]] = deque()
+        self._parcels: dict[int, list[_Message[Owner]]] = {}
+        self._due = 0.0
+        self._waiting_bytes = 0
+        self.copies = 0
+
+    @property
+    def under_way(self) -> int:
+        """Parcels that are not settled, and rooms that have something to send."""
+        return len(self._parcels) + len(self._turns)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `run` has something to do, monotonic seconds; None where nothing waits."""
+        return self._due if self._turns else None
+
+    def offer(self, record: bytes, owner: Owner | None) -> float:
+        """Take a message. 0 when it was taken, else the seconds after which trying again may help.
+
+        A room that has something waiting may take half of what may wait, so that one does not keep out the others.
+        """
+        key = int.from_bytes(record[KEY_START:KEY_END], "little")
+        room, size = self._rooms.get(key), len(record)
+        share = 1.0 if room is None else 0.5
+        wait_s = VROOMS * (len(self._turns) + (self._waiting_bytes + size) / STEP_BYTES) / self._rate
+        if self._turns and (wait_s > share * MAX_WAIT_S or self._waiting_bytes + size > share * MAX_WAITING_BYTES):
+            return VROOMS * max(len(self._turns), self._waiting_bytes / STEP_BYTES) / self._rate
+        if room is None:
+            room = self._rooms[key] = _Room(key)
+            self._turns.append(room)
+        (room.first if record[6] >> 6 == LANE_FIRST else room.normal).append(_Message(record, owner))
+        self._waiting_bytes += size
+        return 0.0
+
+    def run(self, now: float) -> tuple[list[SendRecords], list[Finished[Owner]]]:
+        """Let out what is due. Returns the parcels to send, and the messages that are finished because brokers are missing."""
+        parcels: list[SendRecords] = []
+        finished: list[Finished[Owner]] = []
+        while self._turns and not self._pace.wait_s(now):
+            room = self._turns.popleft()
+            self._pace.spend(self._serve(room, parcels, finished), now)
+            if room.sweep or room.first or room.normal:
+                self._turns.append(room)
+            else:
+                del self._rooms[room.id]
+        self._due = now + max(self._pace.wait_s(now), LEAST_WAIT_S)
+        return parcels, finished
+
+    def settled(self, token: int, handled: bool) -> list[Finished[Owner]]:
+        """What became of a parcel. Returns the messages that are finished."""
+        finished: list[Finished[Owner]] = []
+        for message in self._parcels.pop(token, ()):
+            _copy_done(message, handled, finished)
+        return finished
+
+    def _serve(self, room: _Room[Owner], parcels: list[SendRecords], finished: list[Finished[Owner]]) -> float:
+        """Send one VRoom what the sweep has for it. Returns what that costs, in VRooms."""
+        if not room.sweep:
+            room.sweep, room.next = self._sweep(room), 0
+        vroom = vrooms_of(room.id)[room.next]
+        broker, cost = self._broker(vroom), 0
+        for lane, messages in room.sweep:
+            if broker is None:
+                for message in messages:
+                    _copy_done(message, False, finished)
+                continue
+            copies = [with_key(message.record, vroom) for message in messages]
+            token = self._next_token()
+            self._parcels[token] = messages
+            parcels.append(SendRecords(broker, copies, lane, token))
+            self.copies += len(copies)
+            cost += sum(len(copy) for copy in copies)
+        room.next += 1
+        if room.next == VROOMS:
+            self._waiting_bytes -= sum(len(message.record) for _, messages in room.sweep for message in messages)
+            room.sweep = []
+        return 1.0 + cost // STEP_BYTES
+
+    def _sweep(self, room: _Room[Owner]) -> list[tuple[int, list[_Message[Owner]]]]:
+        """What leaves in the next sweep: lane 0 first, at least one message."""
+        size = 0
+        found: list[tuple[int, list[_Message[Owner]]]] = []
+        for lane, queue in ((LANE_FIRST, room.first), (LANE_NORMAL, room.normal)):
+            taken: list[_Message[Owner]] = []
+            while queue and (not size or size + len(queue[0].record) <= MAX_SWEEP_BYTES):
+                message = queue.popleft()
+                size += len(message.record)
+                taken.append(message)
+            if taken:
+                found.append((lane, taken))
+        return found
+
+
+def _copy_done(message: _Message[Owner], handled: bool, finished: list[Finished[Owner]]) -> None:
+    message.unsettled -= 1
+    message.lost |= not handled
+    if not message.unsettled:
+        finished.append(Finished(message.record, message.owner, message.lost))
