@@ -1,12 +1,14 @@
-# `make run` shows a whole cluster carrying a chat log; `make test` runs every test. Each works alone on a fresh machine
-# that has Python 3.11 or newer and the network.
+# `make run` shows a whole cluster carrying a chat log; `make test` runs every test; `make sim` simulates a thousand seeds.
+# Each works alone on a fresh machine that has Python 3.11 or newer and the network.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
-.PHONY: run test check bench proto docs clean
+PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000)
+
+.PHONY: run test check sim bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -23,6 +25,9 @@ check: $(VENV)/.dev
 	$(BIN)/python -m mypy
 	$(BIN)/python scripts/state_diagrams.py --check
 	$(BIN)/python -m pytest -m "not e2e"
+
+sim: $(VENV)/.dev
+	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -24,6 +24,9 @@ from gateway.events import (
     Effect,
     EndOfTurn,
     Event,
+    Fenced,
+    FenceReceived,
+    HealingReceived,
     Join,
     Leave,
     Opened,
@@ -32,6 +35,7 @@ from gateway.events import (
     RecordsArrived,
     Replica,
     RoutersChanged,
+    SendControl,
     SendMembership,
     SendRecords,
     Settled,
@@ -45,6 +49,7 @@ from gateway.subscriber import SubscriberService
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
+from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
@@ -147,7 +152,7 @@ class Service:
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router confirms."""
+        """A router confirms, asks what is here, or refuses this generation."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -156,6 +161,10 @@ class Service:
                 return False
             if control.HasField("gateway_confirm"):
                 self._step(Confirmed(peer, list(control.gateway_confirm.ids)))
+            elif is_healing(control):
+                self._step(HealingReceived(peer, control))
+            elif control.HasField("fenced"):
+                self._step(FenceReceived(peer, control.fenced.floor))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -167,8 +176,14 @@ class Service:
         self._peers_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing to add."""
-        return b""
+        """A router asks what is on this gateway."""
+        if reply or not attachment or self._core is None:
+            return b""
+        try:
+            rule = control_pb2.BrokerSubscription.FromString(attachment)
+        except DecodeError:
+            return b""
+        return self._core.heartbeat(rule.partition, rule.partitions).SerializeToString()
 
     # What the protocols call.
 
@@ -322,10 +337,21 @@ class Service:
                 links.send_records(effect.peer, effect.records, effect.lane, effect.token)
             elif isinstance(effect, SendMembership):
                 links.send_control(effect.peer, [_control(effect)], effect.token)
+            elif isinstance(effect, SendControl):
+                links.send_control(effect.peer, effect.messages)
             elif isinstance(effect, Answer):
                 self._answer(effect)
+            elif isinstance(effect, Fenced):
+                self._fenced()
         for connection in written.values():
             connection.flush()
+
+    def _fenced(self) -> None:
+        text = (
+            "a router took this gateway for dead, because its lease was gone and its heartbeats were silent, and refuses what it "
+            "says: it ends, and its clients connect again; start it again"
+        )
+        self._context.crash(Unavailable(text))
 
     def _answer(self, effect: Answer) -> None:
         if not effect.known:
@@ -343,6 +369,10 @@ class Service:
             samples["presences"] = self._core.index.presences
             samples["presences_unconfirmed"] = self._core.presence.unconfirmed
             samples["gateway_messages_resent_total"] = self._core.presence.resent
+            samples["gateway_messages_sent_twice_total"] = self._core.presence.sent_twice
+            samples["listing_pages_sent_total"] = self._core.holder.pages_sent
+            samples["feedback_said_total"] = self._core.feedback.said
+            samples["feedback_left_out_total"] = self._core.feedback.left_out
         return samples
 
 
