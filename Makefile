@@ -1,12 +1,14 @@
-# `make run` shows a whole cluster carrying a chat log; `make test` runs every test. Each works alone on a fresh machine
-# that has Python 3.11 or newer and the network.
+# `make run` shows a whole cluster carrying a chat log; `make test` runs every test; `make sim` simulates a thousand seeds.
+# Each works alone on a fresh machine that has Python 3.11 or newer and the network.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
-.PHONY: run test check fuzz bench proto docs clean
+PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000)
+
+.PHONY: run test check fuzz sim bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -26,6 +28,9 @@ check: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
+
+sim: $(VENV)/.dev
+	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -15,10 +15,13 @@ from enum import Enum
 from typing import Any, Final
 
 from broker.events import (
+    AbsenceReceived,
+    BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Event,
+    HealingReceived,
     MalformedBatch,
     MessagesReceived,
     PeerAlive,
@@ -36,10 +39,13 @@ from broker.events import (
 from broker.fanout import Fanout, Target
 from broker.feeds import Feed, FeedState
 from pixiu.errors import MalformedData
-from pixiu.ids import EndpointID, gateway_instance
+from pixiu.healing import Keeper
+from pixiu.healing import Outcome as Healed
+from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.notices import LayoutNotices
 from pixiu.partition import rendezvous, rendezvous_order, serves, share_rooms
 from pixiu.softstore import ENTRY, Change, Key, Membership
+from pixiu.vanished import Vanished
 from pixiu.wire.v1 import control_pb2
 
 WAITING_LOG_S: Final = 10.0
@@ -67,6 +73,8 @@ class Counters:
     snapshots_taken: int = 0
     snapshots_failed: int = 0
     snapshots_malformed: int = 0
+    started_again: int = 0
+    """Times it was out of contact with a router partition for too long and became Init again."""
     subscriptions_lost: int = 0
     """A router died, vanished, or said that it does not know us."""
     gateways_unknown: int = 0
@@ -102,10 +110,11 @@ class Core:
         self.membership = membership if membership is not None else Membership()
         self.fanout = Fanout(self._gateway_targets, self._serves, self._elsewhere)
         self.feeds: dict[int, Feed] = {}
+        self.keeper = Keeper(self.membership, heartbeat_s)
+        self.vanished = Vanished(self.membership, gone_gateway_s)
         self.counters = Counters()
         self._heartbeat_s = heartbeat_s
         self._grace_s = 2 * poll_interval_s
-        self._gone_gateway_s = gone_gateway_s
         self._view: ClusterChanged | None = None
         self._partitions = 1
         self._gateways: dict[int, tuple[Target, int]] = {}
@@ -113,7 +122,6 @@ class Core:
         self._brokers: dict[EndpointID, Target] = {}
         self._dead: set[EndpointID] = set()
         self._attachments: dict[EndpointID, bytes] = {}
-        self._absent_since: dict[int, float] = {}
         self._purge_at: float | None = None
         self._pass_on_until: float | None = None
         self._notices = LayoutNotices()
@@ -127,6 +135,8 @@ class Core:
             PeerDead: self._on_dead,
             PeerAlive: self._on_alive,
             SubscriptionReply: self._on_subscription_reply,
+            HealingReceived: self._on_healing,
+            AbsenceReceived: self._on_absence,
             SnapshotChunk: self._on_snapshot_chunk,
             SnapshotFinished: self._on_snapshot_finished,
             Tick: self._on_tick,
@@ -259,7 +269,19 @@ class Core:
 
     def _take(self, feed: Feed, source: EndpointID, now: float, effects: list[Effect]) -> None:
         feed.begin(source, now)
+        if feed.seen is not None and self.state is State.RUNNING and self._can_pause():
+            # Out of contact for so long that tombstones may be over: start again. Source: DESIGN section 10.
+            self.state = State.INIT
+            feed.complete = False
+            self.counters.started_again += 1
+            effects.append(BecomeInit())
         effects.append(TakeSnapshot(source, self.partition, self._partitions))
+
+    def _can_pause(self) -> bool:
+        """Of the partition's replicas the lowest serves on, since all may have been out of contact together."""
+        view = self._view
+        others = [] if view is None else [b.endpoint for b in view.brokers if b.partition == self.partition]
+        return bool(others) and self.endpoint > min(others)
 
     def _set_attachments(self, view: ClusterChanged, effects: list[Effect]) -> None:
         rule = control_pb2.BrokerSubscription(partition=self.partition, partitions=view.partitions).SerializeToString()
@@ -277,7 +299,11 @@ class Core:
 
     def _on_subscription_reply(self, event: SubscriptionReply, now: float, effects: list[Effect]) -> None:
         feed = self._of_source(event.peer)
-        if feed is None or feed.state is not FeedState.LIVE or event.subscribed:
+        if feed is None or feed.state is not FeedState.LIVE:
+            return
+        if event.subscribed:
+            if event.digest is not None and not event.digest.as_of:
+                self._heal(event.peer, Healed(self.keeper.on_digest(event.peer, event.digest, now)), effects)
             return
         # A reply that was under way while the snapshot was taken is no news.
         if now - feed.finished_at > 2 * self._heartbeat_s:
@@ -330,6 +356,23 @@ class Core:
             self._said_waiting_at = now
             effects.append(WaitingForRouters(tuple(missing), now - self._waiting_since))
 
+    # --- what messages lost
+
+    def _on_healing(self, event: HealingReceived, now: float, effects: list[Effect]) -> None:
+        if self._of_source(event.peer) is not None:
+            self._heal(event.peer, self.keeper.take(event.peer, event.control, now), effects)
+
+    def _heal(self, peer: EndpointID, outcome: Healed, effects: list[Effect]) -> None:
+        if outcome.messages:
+            effects.append(SendControl(peer, outcome.messages))
+        self._note_seen(outcome.applied.changes)
+        self.fanout.forget(outcome.purged.rooms + outcome.applied.rooms)
+
+    def _on_absence(self, event: AbsenceReceived, now: float, effects: list[Effect]) -> None:
+        """Negative feedback: drop what is not newer."""
+        if 0 < event.as_of <= MAX_ID:
+            self.fanout.forget(self.membership.absent(event.as_of, event.rooms, now).rooms)
+
     # --- logins and logouts
 
     def _on_messages(self, event: MessagesReceived, now: float, effects: list[Effect]) -> None:
@@ -347,10 +390,13 @@ class Core:
         own = [message for message in messages if self._serves(message.room)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
+        self._note_seen(applied.changes)
+        self.fanout.forget(applied.rooms)
+
+    def _note_seen(self, changes: list[Change]) -> None:
         for feed in self.feeds.values():
             if feed.seen is not None:
-                feed.seen.update(Key(c.room, c.uin, gateway_instance(c.id)) for c in applied.changes if c.login)
-        self.fanout.forget(applied.rooms)
+                feed.seen.update(Key(c.room, c.uin, gateway_instance(c.id)) for c in changes if c.login)
 
     # --- time
 
@@ -364,17 +410,9 @@ class Core:
         if self._housekeeping_at <= now:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self.membership.expire(now)
-            self._purge_gone_gateways(now)
+            for purged in self.vanished.purge(self._gateways, now) if self._view is not None else ():
+                self.fanout.forget(purged.rooms)
         self._update_feeds(now, effects)
-
-    def _purge_gone_gateways(self, now: float) -> None:
-        if self._view is None:
-            return
-        absent = [instance for instance in self.membership.instances() if instance not in self._gateways]
-        self._absent_since = {instance: self._absent_since.get(instance, now) for instance in absent}
-        for instance, since in self._absent_since.items():
-            if since + self._gone_gateway_s <= now:
-                self.fanout.forget(self.membership.purge_instance(instance).rooms)
 
 
 def _keys_of(entries: bytes) -> list[Key]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pixiu.ids import EndpointID
 from pixiu.softstore import Change, Chunk
+from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,29 @@ class MessagesReceived:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionReply:
-    """A router's answer to our heartbeat: whether it sends us everything since our last snapshot."""
+    """A router's answer to our heartbeat: whether it sends us everything since our last snapshot, and what it has of our
+    rooms."""
 
     peer: EndpointID
     subscribed: bool
+    digest: control_pb2.Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealingReceived:
+    """One of the messages of `pixiu.healing`, from a router."""
+
+    peer: EndpointID
+    control: control_pb2.Control
+
+
+@dataclass(frozen=True, slots=True)
+class AbsenceReceived:
+    """Negative feedback, by a router: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
+
+    peer: EndpointID
+    as_of: int
+    rooms: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +131,8 @@ Event = (
     | RecordsReceived
     | MessagesReceived
     | SubscriptionReply
+    | HealingReceived
+    | AbsenceReceived
     | SnapshotChunk
     | SnapshotFinished
     | Tick
@@ -167,8 +189,13 @@ class WaitingForRouters:
 
 
 @dataclass(frozen=True, slots=True)
+class BecomeInit:
+    """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeRunning:
     """The membership is complete: register as Running."""
 
 
-Effect = SendRecords | SendControl | MalformedBatch | SetAttachment | TakeSnapshot | WaitingForRouters | BecomeRunning
+Effect = SendRecords | SendControl | MalformedBatch | SetAttachment | TakeSnapshot | WaitingForRouters | BecomeInit | BecomeRunning

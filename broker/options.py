@@ -14,5 +14,5 @@ class Options(PartitionedOptions):
 
     max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
     """Members of rooms that are kept; further joins are refused and counted."""
-    gone_gateway_s: float = bounded(3600.0, 1.0, 1_000_000.0)
-    """Seconds after which the members on a gateway that is out of the registry are dropped."""
+    gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
+    """Seconds after which the members on a gateway are dropped whose lease is gone and whose heartbeats are silent."""

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from broker.core import Core, State
 from broker.events import (
+    AbsenceReceived,
+    BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Event,
     Gateway,
+    HealingReceived,
     MessagesReceived,
     PeerAlive,
     PeerDead,
@@ -34,10 +38,13 @@ from broker.events import (
 )
 from broker.feeds import FeedState
 from broker.options import Options
+from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
+from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
+from pixiu.runtime.restate import Restate
 from pixiu.snapshots import SnapshotReader
 from pixiu.softstore import Change, Chunk, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2
@@ -49,6 +56,8 @@ DRAIN_POLL_S: Final = 0.05
 DRAIN_LIMIT_S: Final = 5.0
 """A draining broker waits so long for proxies to stop sending."""
 QUIET_S: Final = 0.5
+MAX_INSTANCES_SHOWN: Final = 256
+"""Gateway instances whose members are a metric each, the lowest ones; all are in `members`."""
 
 
 class Service:
@@ -67,6 +76,7 @@ class Service:
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
+        self._restate = Restate(context.membership, context.crash)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         context.metrics.collect_from(self._samples)
@@ -95,6 +105,7 @@ class Service:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._restate.close()
         await self._snapshots.close()
 
     def health(self) -> dict[str, object]:
@@ -151,6 +162,10 @@ class Service:
                 control = control_pb2.Control.FromString(data)
                 if control.HasField("gateway_messages"):
                     changes += decode_messages(control.gateway_messages)
+                elif control.HasField("absence"):
+                    self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+                elif is_healing(control):
+                    self._step(HealingReceived(peer, control))
         except DecodeError:
             return False
         if changes:
@@ -171,10 +186,10 @@ class Service:
         """A router's answer says whether it sends us everything."""
         if reply:
             try:
-                subscribed = control_pb2.SubscriptionState.FromString(attachment).subscribed
+                state = control_pb2.SubscriptionState.FromString(attachment)
             except DecodeError:
                 return b""
-            self._step(SubscriptionReply(peer, subscribed))
+            self._step(SubscriptionReply(peer, state.subscribed, state.digest if state.HasField("digest") else None))
         return b""
 
     # Inside.
@@ -200,7 +215,11 @@ class Service:
                         router_partitions=list(partitions),
                         waited_s=round(waited_s),
                     )
+                case BecomeInit():
+                    self._restate.set(NodeState.INIT)
                 case BecomeRunning():
+                    if self._ready.is_set():
+                        self._restate.set(NodeState.RUNNING)
                     self._ready.set()
         self._arm(now)
 
@@ -227,18 +246,21 @@ class Service:
             self._context.log.warning(SNAPSHOT_FAILED, router=hex_id(source), text=error)
         self._step(SnapshotFinished(source, error))
 
-    def _samples(self) -> dict[str, float]:
+    def _samples(self) -> dict[str, object]:
         core = self._core
-        samples: dict[str, float] = {}
+        samples: dict[str, object] = {}
         counted: list[tuple[str, Any]] = [
             ("", core.counters),
             ("", core.fanout.counters),
             ("membership_", core.membership.counters),
+            ("", core.keeper.counters),
         ]
         for prefix, counters in counted:
             samples |= {f"{prefix}{name}_total": value for name, value in asdict(counters).items()}
         return samples | {
             "members": len(core.membership),
+            "members_by_instance{instance}": dict(islice(core.membership.members_by_instance().items(), MAX_INSTANCES_SHOWN)),
+            "gateways_purged_total": core.vanished.purged_gateways,
             "rooms": core.membership.rooms,
             "tombstones": core.membership.tombstones,
             "membership_complete": core.state is State.RUNNING,

@@ -19,6 +19,9 @@ from gateway.events import (
     Effect,
     EndOfTurn,
     Event,
+    Fenced,
+    FenceReceived,
+    HealingReceived,
     Join,
     Leave,
     Opened,
@@ -27,18 +30,22 @@ from gateway.events import (
     RecordsArrived,
     Replica,
     RoutersChanged,
+    SendControl,
     SendDelivered,
     SendRecords,
     Settled,
     Tick,
 )
+from gateway.feedback import Feedback, absences
 from gateway.presence import Presence
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
+from pixiu.healing import Holder, rule_of
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
 from pixiu.routing import Routes
 from pixiu.vrooms import VRooms, with_key
+from pixiu.wire.v1 import control_pb2
 
 DEDUPE_GENERATION = 65_536
 """The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
@@ -93,6 +100,8 @@ class Core:
         self._partitions_of: dict[EndpointID, int] = {}
         self._held: list[tuple[int, bytes]] = []
         self.presence = Presence(self._next_id, self._next_token)
+        self.feedback = Feedback()
+        self.holder = Holder(self.presence.own, lambda asked, _: self._as_of() if asked == instance else 0)
         self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
             RoutersChanged: self._on_routers,
             ProxiesChanged: self._on_proxies,
@@ -102,6 +111,8 @@ class Core:
             Leave: self._on_leave,
             Publish: self._on_publish,
             Confirmed: self._on_confirmed,
+            HealingReceived: self._on_healing,
+            FenceReceived: self._on_fence,
             Settled: self._on_settled,
             EndOfTurn: self._on_end_of_turn,
             Tick: self._on_tick,
@@ -143,6 +154,8 @@ class Core:
                 channel = rooms.get(key)
             if channel is None:
                 self.counters.without_members += 1
+                if not self.presence.own.gateways(key):
+                    self.feedback.note(key)
                 continue
             self._dirty[channel] = None
             if channel.packets:
@@ -153,6 +166,12 @@ class Core:
             self._seen_before, self._seen = seen, set()
         return True
 
+    def heartbeat(self, partition: int, partitions: int) -> control_pb2.SubscriptionState:
+        """The answer to a router's heartbeat: what is on this gateway of the rooms that it keeps."""
+        rule = rule_of(partition, partitions)
+        digest = self.holder.digest(rule, self._as_of()) if rule is not None else None
+        return control_pb2.SubscriptionState(subscribed=True, digest=digest)
+
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds; None for never."""
         due = [time for time in (self.presence.next_deadline(), self._proxy_routes.deadline) if time is not None]
@@ -160,6 +179,10 @@ class Core:
 
     def _next_id(self) -> int:
         self._counter += 1
+        return gateway_msg_id(*self._identity, self._counter)
+
+    def _as_of(self) -> int:
+        """The last GatewayMsgID: `presence.own` is complete up to it."""
         return gateway_msg_id(*self._identity, self._counter)
 
     def _next_token(self) -> int:
@@ -230,6 +253,17 @@ class Core:
         partition = self._partitions_of.get(event.peer)
         return [] if partition is None else self.presence.confirmed(partition, event.ids)
 
+    def _on_healing(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, HealingReceived)
+        messages = self.holder.answer(event.control)
+        return [SendControl(event.peer, messages)] if messages else []
+
+    def _on_fence(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, FenceReceived)
+        instance, generation = self._identity
+        over = gateway_msg_id(instance, generation + 1, 0) <= event.floor <= gateway_msg_id(instance + 1, 0, 0)
+        return [Fenced()] if over else []
+
     def _on_settled(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Settled)
         for token, handled in event.parcels:
@@ -244,6 +278,7 @@ class Core:
     def _on_end_of_turn(self, event: Event, now: float) -> list[Effect]:
         """Presence first, so that routers know of it before a message that a client sends after it."""
         effects = self.presence.flush(now)
+        effects += self._absences(now)
         if self._held and not self._proxy_routes.held:
             effects += self._published()
         answers = self._end_signals() if self.signals else []
@@ -275,6 +310,14 @@ class Core:
         if record[5] & Flag.TOPIC:
             return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
         return self.index.rooms.get(key)
+
+    def _absences(self, now: float) -> list[Effect]:
+        by_router: dict[EndpointID, list[int]] = {}
+        for room in self.feedback.due(now):
+            # Who joined since the record came has a GatewayMsgID that is higher than what would be said to be absent.
+            for router in () if self.presence.own.gateways(room) else self.presence.routers(room):
+                by_router.setdefault(router, []).append(room)
+        return [SendControl(router, messages) for router, messages in absences(by_router, self._as_of())]
 
     def _published(self) -> list[Effect]:
         parcels: dict[tuple[EndpointID, int], list[bytes]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pixiu.ids import EndpointID
+from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,22 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class HealingReceived:
+    """A router asks what is on this gateway: one of the messages of `pixiu.healing`."""
+
+    peer: EndpointID
+    control: control_pb2.Control
+
+
+@dataclass(frozen=True, slots=True)
+class FenceReceived:
+    """A router refuses what has a lower GatewayMsgID: it takes this gateway's generation for dead."""
+
+    peer: EndpointID
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time of `next_deadline()` has come."""
 
@@ -123,6 +140,8 @@ Event = (
     | EndOfTurn
     | Publish
     | Confirmed
+    | HealingReceived
+    | FenceReceived
     | Settled
     | Tick
 )
@@ -141,11 +160,24 @@ class MembershipMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendMembership:
-    """Send gateway messages to a router."""
+    """Send gateway messages to a router. A token of 0: nobody waits for what becomes of them."""
 
     peer: EndpointID
     messages: list[MembershipMessage]
     token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendControl:
+    """Send serialized `Control` messages; what is lost is not sent again."""
+
+    peer: EndpointID
+    messages: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """This generation is over: the process must end, and start again with another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +220,4 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendRecords | SendDelivered | Deliver | Answer
+Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | Answer | Fenced

@@ -2,20 +2,25 @@
 
 Every change of a (room, user) pair gets a GatewayMsgID and goes to one replica of each router partition that serves
 the room. It is sent again, the same message, when its datagram is lost, its router dies, or no confirmation comes;
-a newer change of the pair replaces it.
+a newer change of the pair replaces it. For a room with few local members it goes twice in any case, a little later:
+where one lost datagram would matter most, nobody waits for the loss to be noticed.
 
-Source: seed 004 §5.1 step 6 and §5.1.1; DESIGN section 9, "Join and leave".
+`own` is the map of what is on this gateway as of its last GatewayMsgID; routers compare theirs with it.
+
+Source: seed 004 §5.1 step 6, §5.1.1 and §5.3; DESIGN section 9, "Join and leave", and section 10.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.events import Answer, Effect, MembershipMessage, Replica, SendMembership
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous, serves
+from pixiu.softstore import Change, Membership
 
 CONFIRM_TIMEOUT_S = 1.0
 """A message that no router confirmed for so long is sent again."""
@@ -23,6 +28,14 @@ RETRY_TIMEOUT_S = 0.1
 """A message whose datagram was lost, or for which there was no router, is sent again after so long."""
 ANSWER_TIMEOUT_S = 10.0
 """A client's request is answered after so long even when no router confirmed it; the message is still repeated."""
+FEW_MEMBERS = 3
+"""A change of a room with fewer local members is sent twice."""
+REPEAT_S = 0.01
+"""How long after the first time."""
+MAX_REPEATS = 50_000
+"""Changes that wait to be sent a second time. Policy: further ones are sent once, and again when they are lost."""
+MAX_PRESENCES = 1 << 40
+"""Of the map of what is here, which connections and their subscriptions bound already."""
 MESSAGES_A_PARCEL = 32
 """Gateway messages in one control message: 33 bytes each, so that they fit one datagram."""
 
@@ -35,6 +48,8 @@ class _Change:
     waiting: dict[int, float]
     """Router partition → when to send to it (again)."""
     requests: list[tuple[int, int]] = field(default_factory=list)
+    twice: set[int] = field(default_factory=set)
+    """Router partitions that get it twice and have not got it yet."""
 
 
 class Presence:
@@ -57,7 +72,11 @@ class Presence:
         self._timers: list[tuple[float, int, int]] = []
         """A heap of (when, GatewayMsgID, router partition); an entry whose time is not the change's own is stale."""
         self._answer_timers: list[tuple[float, int, int]] = []
+        self._repeats: deque[tuple[float, int, MembershipMessage]] = deque()
+        """(when, router partition, message), in order."""
+        self.own = Membership(max_entries=MAX_PRESENCES, tombstone_s=0.0)
         self.resent = 0
+        self.sent_twice = 0
 
     @property
     def unconfirmed(self) -> int:
@@ -82,6 +101,9 @@ class Presence:
         """A user came to these rooms, or left them."""
         for room in rooms:
             message = MembershipMessage(self._next_id(), room, uin, login, reason)
+            self.own.apply([Change(message.id, room, uin, login)], now)
+            # Its own map needs no memory of who left.
+            self.own.expire(now)
             old = self._changes.pop((room, uin), None)
             requests: list[tuple[int, int]] = []
             if old is not None:
@@ -90,8 +112,16 @@ class Presence:
             change = _Change(message, {}, requests)
             self._changes[room, uin] = change
             self._by_id[message.id] = change
-            for partition in self._serving(room):
+            serving = self._serving(room)
+            if self.own.members(room) < FEW_MEMBERS:
+                change.twice.update(serving)
+            for partition in serving:
                 self._schedule(change, partition, now)
+
+    def routers(self, room: int) -> list[EndpointID]:
+        """The router that is told about a room, in each partition that serves it and has one."""
+        found = [self._replica(partition, room) for partition in self._serving(room)]
+        return [router for router in found if router is not None]
 
     def request(self, connection: int, number: int, rooms: set[int], uin: int, now: float) -> list[Effect]:
         """A client asks to be answered when its user's presence in these rooms is known. Answers at once if it is."""
@@ -120,7 +150,11 @@ class Presence:
             self._schedule(change, partition, now + (RETRY_TIMEOUT_S if replica is None else CONFIRM_TIMEOUT_S))
             if replica is not None:
                 parcels.setdefault(replica, []).append((partition, change))
-        effects: list[Effect] = []
+                if partition in change.twice:
+                    change.twice.discard(partition)
+                    if len(self._repeats) < MAX_REPEATS:
+                        self._repeats.append((now + REPEAT_S, partition, change.message))
+        effects = self._second_times(now)
         for peer, found in parcels.items():
             for start in range(0, len(found), MESSAGES_A_PARCEL):
                 part = found[start : start + MESSAGES_A_PARCEL]
@@ -175,8 +209,23 @@ class Presence:
 
     def next_deadline(self) -> float | None:
         """When something is due again, monotonic seconds."""
-        due = [timers[0][0] for timers in (self._timers, self._answer_timers) if timers]
+        due = [timers[0][0] for timers in (self._timers, self._answer_timers, self._repeats) if timers]
         return min(due, default=None)
+
+    def _second_times(self, now: float) -> list[Effect]:
+        """Without a token: whether these arrive is not waited for."""
+        parcels: dict[EndpointID, list[MembershipMessage]] = {}
+        while self._repeats and self._repeats[0][0] <= now:
+            _, partition, message = self._repeats.popleft()
+            replica = self._replica(partition, message.room)
+            if replica is not None:
+                parcels.setdefault(replica, []).append(message)
+                self.sent_twice += 1
+        return [
+            SendMembership(peer, messages[start : start + MESSAGES_A_PARCEL], 0)
+            for peer, messages in parcels.items()
+            for start in range(0, len(messages), MESSAGES_A_PARCEL)
+        ]
 
     def _schedule(self, change: _Change, partition: int, when: float) -> None:
         change.waiting[partition] = when

@@ -25,6 +25,9 @@ from gateway.events import (
     Effect,
     EndOfTurn,
     Event,
+    Fenced,
+    FenceReceived,
+    HealingReceived,
     Join,
     Leave,
     Opened,
@@ -33,6 +36,7 @@ from gateway.events import (
     RecordsArrived,
     Replica,
     RoutersChanged,
+    SendControl,
     SendDelivered,
     SendMembership,
     SendRecords,
@@ -50,6 +54,7 @@ from gateway.subscriber import SubscriberService
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
+from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
@@ -166,7 +171,7 @@ class Service:
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router confirms."""
+        """A router confirms, asks what is here, or refuses this generation."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -175,6 +180,10 @@ class Service:
                 return False
             if control.HasField("gateway_confirm"):
                 self._step(Confirmed(peer, list(control.gateway_confirm.ids)))
+            elif is_healing(control):
+                self._step(HealingReceived(peer, control))
+            elif control.HasField("fenced"):
+                self._step(FenceReceived(peer, control.fenced.floor))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -186,8 +195,14 @@ class Service:
         self._peers_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing to add."""
-        return b""
+        """A router asks what is on this gateway."""
+        if reply or not attachment or self._core is None:
+            return b""
+        try:
+            rule = control_pb2.BrokerSubscription.FromString(attachment)
+        except DecodeError:
+            return b""
+        return self._core.heartbeat(rule.partition, rule.partitions).SerializeToString()
 
     # What the protocols call.
 
@@ -360,8 +375,12 @@ class Service:
                 answer = control_pb2.Control(signals_delivered=control_pb2.SignalsDelivered(ids=effect.signals))
                 for peer in effect.peers:
                     links.send_control(peer, [answer.SerializeToString()])
+            elif isinstance(effect, SendControl):
+                links.send_control(effect.peer, effect.messages)
             elif isinstance(effect, Answer):
                 self._answer(effect)
+            elif isinstance(effect, Fenced):
+                self._fenced()
         for connection in written.values():
             connection.flush()
 
@@ -370,6 +389,13 @@ class Service:
         if connection is not None:
             connection.deliver(data, count)
             connection.flush()
+
+    def _fenced(self) -> None:
+        text = (
+            "a router took this gateway for dead, because its lease was gone and its heartbeats were silent, and refuses what it "
+            "says: it ends, and its clients connect again; start it again"
+        )
+        self._context.crash(Unavailable(text))
 
     def _answer(self, effect: Answer) -> None:
         if not effect.known:
@@ -390,6 +416,10 @@ class Service:
             samples["signals_dropped_total"] = self._core.signals.overflows
             samples["presences_unconfirmed"] = self._core.presence.unconfirmed
             samples["gateway_messages_resent_total"] = self._core.presence.resent
+            samples["gateway_messages_sent_twice_total"] = self._core.presence.sent_twice
+            samples["listing_pages_sent_total"] = self._core.holder.pages_sent
+            samples["feedback_said_total"] = self._core.feedback.said
+            samples["feedback_left_out_total"] = self._core.feedback.left_out
         return samples
 
 

@@ -8,7 +8,7 @@ that matter short:
 
     room -> instance -> {UIN: GatewayMsgID}     what a snapshot walks
     room -> (instance, …)                       what a broker reads for every record
-    instance -> {room, …}                       what a purge of one gateway walks
+    instance -> bucket -> {room, …}             what a purge of one gateway and a listing of one bucket walk
 
 Source: seed 004 §5.1.1, §5.2 step 12; DESIGN section 10. Departs from the seed, which compares per gateway, because
 that drops a reordered login of another room.
@@ -16,16 +16,17 @@ that drops a reordered login of another room.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
+from pixiu import digest as digests
+from pixiu.digest import Digest, Rule, bucket_of
 from pixiu.errors import MalformedData
-from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_msg_id
+from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 
-ENTRY: Final = struct.Struct("<QQQ")
+ENTRY: Final = digests.ENTRY
 """RoomID, UIN, GatewayMsgID: one entry of a snapshot."""
 ENTRY_BYTES: Final = 24
 TOMBSTONE_S: Final = 600.0
@@ -83,6 +84,21 @@ class Purged(NamedTuple):
     """Rooms whose list of gateway instances is another now, without repeats."""
 
 
+class Listing(NamedTuple):
+    """All live entries of one bucket of an instance from `first` up to, not including, `end`, which are (room, UIN)."""
+
+    rule: Rule
+    instance: int
+    bucket: int
+    as_of: int
+    """The GatewayMsgID up to which the listing is complete; 0 where that is not known: then it only adds."""
+    first: tuple[int, int]
+    end: tuple[int, int] | None
+    """None: to the end of the bucket."""
+    entries: bytes
+    """As in `Chunk`, ascending."""
+
+
 class Chunk(NamedTuple):
     """A part of a snapshot: entries of 24 bytes laid end to end."""
 
@@ -105,6 +121,8 @@ class StoreCounters:
     tombstones_forgotten: int = 0
     """Dropped before their time at the limit of tombstones."""
     purged: int = 0
+    healed: int = 0
+    """Changes that a listing brought: what messages had lost."""
 
 
 class Membership:
@@ -131,6 +149,7 @@ class Membership:
         "_tombstone_s",
         "_tombstones",
         "counters",
+        "digest",
     )
 
     def __init__(
@@ -141,11 +160,12 @@ class Membership:
         self._tombstone_s = tombstone_s
         self._rooms: dict[int, dict[int, dict[int, int]]] = {}
         self._gateways: dict[int, tuple[int, ...]] = {}
-        self._rooms_of: dict[int, set[int]] = {}
+        self._rooms_of: dict[int, dict[int, set[int]]] = {}
         # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
         self._tombstones: dict[Key, tuple[int, float]] = {}
         self._floors: dict[int, int] = {}
         self._live = 0
+        self.digest = Digest()
         self.counters = StoreCounters()
 
     def __len__(self) -> int:
@@ -177,6 +197,15 @@ class Membership:
     def instances(self) -> list[int]:
         """The gateway instances that have live entries, ascending."""
         return sorted(self._rooms_of)
+
+    def generation(self, instance: int) -> int:
+        """The highest generation among an instance's live entries; 0 without any. Walks them."""
+        found = (max(self._rooms[room][instance].values()) for room in self._rooms_on(instance))
+        return gateway_generation(max(found, default=0))
+
+    def members_by_instance(self) -> dict[int, int]:
+        """Gateway instance → its live entries, ascending."""
+        return {instance: self.digest.count(instance) for instance in self.instances()}
 
     def floor(self, instance: int) -> int:
         """The GatewayMsgID below which nothing of an instance applies; 0 where there is no floor."""
@@ -232,6 +261,65 @@ class Membership:
         live = self.apply([Change(id_, room, uin, True) for room, uin, id_ in ENTRY.iter_unpack(chunk.entries)], now)
         dead = self.apply([Change(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)], now)
         return Applied(live.changes + dead.changes, list(dict.fromkeys(live.rooms + dead.rooms)))
+
+    def heal(self, listing: Listing, now: float, *, own_word: bool) -> Applied:
+        """Become equal to a listing: what it has applies as ever; what it does not have and is not newer than its
+        `as_of` is removed, by a logout with that GatewayMsgID, which can be passed on like any other.
+
+        `own_word`: the gateway itself lists; then what it has and a tombstone not newer than `as_of` hides lives again. In
+        a router's listing that may be an old login that the router should not have.
+
+        `as_of` says what the gateway itself had, so nothing that the gateway said later is touched. Raises
+        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: DESIGN section 10.
+        """
+        if len(listing.entries) % ENTRY_BYTES:
+            raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
+        changes: list[Change] = []
+        listed: set[tuple[int, int]] = set()
+        for room, uin, id_ in ENTRY.iter_unpack(listing.entries):
+            listed.add((room, uin))
+            key = Key(room, uin, id_ >> INSTANCE_SHIFT)
+            if own_word and id_ <= self._tombstone_id(*key) <= listing.as_of and key.instance == listing.instance:
+                del self._tombstones[key]
+            changes.append(Change(id_, room, uin, True))
+        if listing.as_of:
+            for room, uin, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
+                if listing.end is not None and (room, uin) >= listing.end:
+                    break
+                if id_ <= listing.as_of and (room, uin) not in listed:
+                    changes.append(Change(listing.as_of, room, uin, False))
+        applied = self.apply(changes, now)
+        self.counters.healed += len(applied.changes)
+        return applied
+
+    def bucket_entries(
+        self, rule: Rule, instance: int, bucket: int, first: tuple[int, int] = (0, 0)
+    ) -> Iterator[tuple[int, int, int]]:
+        """(room, UIN, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
+
+        Which rooms there are is noted at the first one; a room's members are read when it is reached. So the map may
+        change meanwhile: whoever lists it `as of` a GatewayMsgID notes that before.
+        """
+        want = rule.partition % rule.partitions
+        rooms = self._rooms_of.get(instance, {}).get(bucket, ())
+        for room in sorted(room for room in rooms if room >= first[0] and room % rule.partitions == want):
+            for uin, id_ in sorted(self._rooms.get(room, {}).get(instance, {}).items()):
+                if (room, uin) >= first:
+                    yield room, uin, id_
+
+    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
+        """A gateway had no members of these rooms as of a GatewayMsgID of its own: log out who is not newer.
+
+        Source: DESIGN section 10, "Negative feedback".
+        """
+        instance = as_of >> INSTANCE_SHIFT
+        gone = [
+            Change(as_of, room, uin, False)
+            for room in rooms
+            for uin, id_ in self._rooms.get(room, {}).get(instance, {}).items()
+            if id_ <= as_of
+        ]
+        return self.apply(gone, now)
 
     def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = CHUNK_ENTRIES) -> Iterator[Chunk]:
         """Everything that a partition serves, in chunks of at most `chunk_entries` entries.
@@ -325,14 +413,13 @@ class Membership:
         self._floors[instance] = floor
         return self._purge_below(instance, floor)
 
-    def purge_instance(self, instance: int) -> Purged:
-        """Drop all live entries of an instance whose gateway is gone for good, without a floor."""
-        return self._purge_below(instance, MAX_ID)
+    def _rooms_on(self, instance: int) -> list[int]:
+        return [room for rooms in self._rooms_of.get(instance, {}).values() for room in rooms]
 
     def _purge_below(self, instance: int, floor: int) -> Purged:
         keys: list[Key] = []
         rooms: list[int] = []
-        for room in list(self._rooms_of.get(instance, ())):
+        for room in self._rooms_on(instance):
             members = self._rooms[room][instance]
             old = [uin for uin, id_ in members.items() if id_ < floor]
             if len(old) == len(members):
@@ -361,11 +448,14 @@ class Membership:
         by_instance = self._rooms.setdefault(room, {})
         members = by_instance.get(instance)
         if members is not None:
+            if not new:
+                self.digest.remove(room, uin, instance, members[uin])
             members[uin] = id_
         else:
             by_instance[instance] = {uin: id_}
-            self._rooms_of.setdefault(instance, set()).add(room)
+            self._rooms_of.setdefault(instance, {}).setdefault(bucket_of(room), set()).add(room)
             self._gateways[room] = tuple(sorted(by_instance))
+        self.digest.add(room, uin, instance, id_)
         if new:
             self._live += 1
             self._tombstones.pop(Key(room, uin, instance), None)
@@ -377,7 +467,7 @@ class Membership:
         if len(members) == 1:
             self._drop(room, instance)
             return True
-        del members[uin]
+        self.digest.remove(room, uin, instance, members.pop(uin))
         self._live -= 1
         return False
 
@@ -386,15 +476,19 @@ class Membership:
         by_instance = self._rooms[room]
         members = by_instance.pop(instance)
         self._live -= len(members)
+        for uin, id_ in members.items():
+            self.digest.remove(room, uin, instance, id_)
         if by_instance:
             self._gateways[room] = tuple(sorted(by_instance))
         else:
             del self._rooms[room]
             del self._gateways[room]
-        rooms = self._rooms_of[instance]
-        rooms.discard(room)
-        if not rooms:
-            del self._rooms_of[instance]
+        buckets, bucket = self._rooms_of[instance], bucket_of(room)
+        buckets[bucket].discard(room)
+        if not buckets[bucket]:
+            del buckets[bucket]
+            if not buckets:
+                del self._rooms_of[instance]
         return [Key(room, uin, instance) for uin in members]
 
 

@@ -15,31 +15,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 
 import xxhash
 
 from pixiu.errors import MalformedData, Overloaded, Unavailable, WrongPartition
+from pixiu.healing import Outcome as Healed
+from pixiu.healing import encode_absence
 from pixiu.ids import MAX_ID, EndpointID
 from pixiu.notices import LayoutNotices
 from pixiu.partition import rendezvous_order, serves
 from pixiu.softstore import Applied, Change, Membership, encode_messages
 from pixiu.wire.v1 import control_pb2
+from router.contact import Contact
 from router.events import (
+    AbsenceReceived,
+    BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Event,
-    Gateway,
+    HealingReceived,
     LoadStore,
     MessagesReceived,
     PeerAlive,
     PeerDead,
     Persist,
     RefuseSnapshot,
-    Replica,
     RewriteStore,
     SendControl,
     ServeSnapshot,
@@ -57,6 +59,8 @@ from router.events import (
     Tick,
 )
 from router.forwards import Forwards, Group, Outcome
+from router.healing import Healing
+from router.state import ClusterView, Counters, State
 from router.subscribers import Subscribers, valid_filter
 
 MAX_QUEUED_MESSAGES: Final = 200_000
@@ -71,53 +75,6 @@ LAST_RETRY_S: Final = 5.0
 HOUSEKEEPING_S: Final = 1.0
 MAX_CONFIRMS: Final = 128
 """GatewayMsgIDs in one confirmation: 8 bytes each, so that they fit one datagram."""
-
-
-class State(Enum):
-    """Of a router replica; Draining is the shell's matter, the core works on."""
-
-    STARTING = "Starting"
-    """The registry's view or the Router DB is not known yet."""
-    LOADING = "Loading"
-    """Reading the own Router DB."""
-    SYNCING = "Syncing"
-    """Taking the first snapshot from a peer, or waiting to try again."""
-    RUNNING = "Running"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the router has done since its start."""
-
-    messages_from_gateways: int = 0
-    messages_from_routers: int = 0
-    messages_malformed: int = 0
-    messages_stale_sender: int = 0
-    """For rooms of another partition; passed on to it."""
-    messages_unroutable: int = 0
-    """For rooms of a partition that has no replica now; not confirmed, so the gateway sends them again."""
-    messages_queued: int = 0
-    queue_overflows: int = 0
-    confirmed: int = 0
-    snapshots_served: int = 0
-    snapshots_refused: int = 0
-    snapshots_taken: int = 0
-    snapshots_failed: int = 0
-    subscriptions_ended: int = 0
-    store_failures: int = 0
-    store_skipped: int = 0
-    """Changes that were not written because the Router DB had failed; it is written anew later."""
-
-
-@dataclass(slots=True)
-class _View:
-    """The registry's view as the core needs it."""
-
-    version: int = 0
-    partitions: int = 1
-    replicas: dict[EndpointID, Replica] = field(default_factory=dict)
-    brokers: frozenset[EndpointID] = frozenset()
-    gateways: tuple[Gateway, ...] = ()
 
 
 class Core:
@@ -149,13 +106,13 @@ class Core:
         self.state = State.STARTING
         self.membership = membership if membership is not None else Membership()
         self.subscribers = Subscribers(heartbeat_s * dead_after)
+        self.healing = Healing(self.membership, heartbeat_s, gone_gateway_s)
         self.forwards = Forwards()
         self.counters = Counters()
         self.store_error: str | None = None
         self._heartbeat_s = heartbeat_s
         self._grace_s = 2 * poll_interval_s
-        self._gone_gateway_s = gone_gateway_s
-        self._view: _View | None = None
+        self._view: ClusterView | None = None
         self._dead: set[EndpointID] = set()
         self._peers: list[EndpointID] = []
         self._store_age: float | None = None
@@ -174,7 +131,7 @@ class Core:
         self._unsynced: set[EndpointID] = set()
         """Whose snapshot broke off: they count us as subscribed from its first part on, but we lack the rest."""
         self._attachments: dict[EndpointID, bytes] = {}
-        self._absent_since: dict[int, float] = {}
+        self._contact = Contact()
         self._purge_at: float | None = None
         self._notices = LayoutNotices()
         self._housekeeping_at = 0.0
@@ -185,6 +142,8 @@ class Core:
             MessagesReceived: self._on_messages,
             Settled: self._on_settled,
             SubscriptionReply: self._on_subscription_reply,
+            HealingReceived: self._on_healing,
+            AbsenceReceived: self._on_absence,
             SnapshotRequested: self._on_snapshot_requested,
             StoreOpened: self._on_store_opened,
             StoreChunk: self._on_store_chunk,
@@ -201,9 +160,11 @@ class Core:
         self._handlers[type(event)](event, now, effects)
         return effects
 
-    def heartbeat(self, peer: EndpointID, partition: int, partitions: int, now: float) -> bool:
-        """A subscriber's heartbeat with its partition rule; returns what the reply says. See `SubscriptionState`."""
-        return self.subscribers.heartbeat(peer, partition, partitions, now)
+    def heartbeat(self, peer: EndpointID, partition: int, partitions: int, now: float) -> control_pb2.SubscriptionState:
+        """A subscriber's heartbeat with its partition rule; returns what the reply says."""
+        subscribed = self.subscribers.heartbeat(peer, partition, partitions, now)
+        digest = self.healing.digest(partition, partitions) if subscribed and self.state is State.RUNNING else None
+        return control_pb2.SubscriptionState(subscribed=subscribed, digest=digest)
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds."""
@@ -227,26 +188,32 @@ class Core:
     # --- the cluster
 
     def _on_cluster(self, event: ClusterChanged, now: float, effects: list[Effect]) -> None:
-        old, first = self._view or _View(), self._view is None
+        old, first = self._view or ClusterView(), self._view is None
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != self.endpoint}
-        self._view = _View(event.version, event.partitions, replicas, event.brokers, event.gateways)
+        self._view = ClusterView(event.version, event.partitions, replicas, event.brokers, event.gateways)
         if not first and event.partitions > old.partitions:
             self._purge_at = now + self._grace_s
         outcome = Outcome()
+        self.healing.set_rule(self.partition, event.partitions)
         for endpoint in [e for e in old.replicas if e not in replicas] + sorted(old.brokers - event.brokers):
             self._lose(endpoint, outcome)
             self._synced_at.pop(endpoint, None)
             self._unsynced.discard(endpoint)
-        self._dead &= replicas.keys() | event.brokers
+        gateways = {gateway.endpoint for gateway in event.gateways}
+        self._dead &= replicas.keys() | event.brokers | gateways
+        for endpoint in sorted({gateway.endpoint for gateway in old.gateways} - gateways):
+            self.healing.keeper.forget(endpoint)
         self._choose_peers()
         for gateway in event.gateways:
             self._persist_purge(self.membership.raise_floor(gateway.instance, gateway.generation).keys, effects)
         self._confirm(outcome, effects)
         self._set_attachments(effects)
+        self._check_contact(now, effects)
         self._go_on(now, effects)
 
     def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
         self._dead.add(event.peer)
+        self._check_contact(now, effects)
         outcome = Outcome()
         self._lose(event.peer, outcome)
         self._choose_peers()
@@ -259,6 +226,7 @@ class Core:
         self._dead.discard(event.peer)
         self._choose_peers()
         self._set_attachments(effects)
+        self._check_contact(now, effects)
         self._go_on(now, effects)
 
     def _lose(self, endpoint: EndpointID, outcome: Outcome) -> None:
@@ -274,13 +242,15 @@ class Core:
             )
 
     def _set_attachments(self, effects: list[Effect]) -> None:
-        """Heartbeat as a subscriber to the peers, and while the partition is being made to one parent replica."""
+        """Heartbeat as a subscriber to the peers, and while the partition is being made to one parent replica; ask
+        gateways what they hold."""
         if self._view is None:
             return
         rule = control_pb2.BrokerSubscription(partition=self.partition, partitions=self._view.partitions).SerializeToString()
         wanted = dict.fromkeys(self._peers, rule)
         if self._is_child():
             wanted.update(dict.fromkeys(self._sources()[:1], rule))
+        wanted.update(dict.fromkeys((g.endpoint for g in self._view.gateways if g.endpoint not in self._dead), rule))
         for endpoint in [e for e in self._attachments if e not in wanted]:
             del self._attachments[endpoint]
             effects.append(SetAttachment(endpoint, b""))
@@ -406,7 +376,11 @@ class Core:
 
     def _on_subscription_reply(self, event: SubscriptionReply, now: float, effects: list[Effect]) -> None:
         """A peer (or the parent) says that we missed something, or that it never knew us: take what it has."""
-        if self.state is not State.RUNNING or self._source is not None or self._view is None:
+        if self.state is not State.RUNNING or self._view is None:
+            return
+        if event.digest is not None:
+            self._heal(event.peer, self.healing.on_digest(event.peer, event.digest, self._view, now), effects)
+        if self._source is not None:
             return
         if event.subscribed and event.peer not in self._unsynced:
             return
@@ -455,7 +429,7 @@ class Core:
 
         Source: seed 004 §5 and §5.2 step 8; DESIGN section 9.
         """
-        view = self._view or _View()
+        view = self._view or ClusterView()
         valid = [m for m in event.messages if 0 < m.id <= MAX_ID and m.room <= MAX_ID and m.uin <= MAX_ID]
         self.counters.messages_malformed += len(event.messages) - len(valid)
         own = [m for m in valid if serves(self.partition, m.room, view.partitions)]
@@ -501,7 +475,7 @@ class Core:
         return replica is not None and replica.partition == self.partition
 
     def _pass_on(
-        self, sender: EndpointID, messages: list[Change], view: _View, group: Group, now: float, effects: list[Effect]
+        self, sender: EndpointID, messages: list[Change], view: ClusterView, group: Group, now: float, effects: list[Effect]
     ) -> None:
         """The sender used an old layout: pass its messages on, and tell it. Source: DESIGN section 8."""
         self.counters.messages_stale_sender += len(messages)
@@ -519,6 +493,46 @@ class Core:
         notice = self._notices.due(sender, view.version, now)
         if notice is not None:
             effects.append(SendControl(sender, [notice]))
+
+    # --- what messages lost
+
+    def _on_healing(self, event: HealingReceived, now: float, effects: list[Effect]) -> None:
+        if self.state is State.RUNNING and self._view is not None:
+            self._heal(event.peer, self.healing.take(event.peer, event.control, self._view, now), effects)
+
+    def _heal(self, peer: EndpointID, outcome: Healed, effects: list[Effect]) -> None:
+        if outcome.messages:
+            effects.append(SendControl(peer, outcome.messages))
+        self._persist_purge(outcome.purged.keys, effects)
+        self._persist(outcome.applied, effects)
+        if outcome.applied.changes:
+            # Peers compare with the gateway themselves.
+            self._forward(peer, outcome.applied.changes, True, Group(None, []), effects)
+
+    def _on_absence(self, event: AbsenceReceived, now: float, effects: list[Effect]) -> None:
+        """Negative feedback: drop what is not newer, here, at the peers, and at the brokers of each."""
+        if self.state is not State.RUNNING or self._view is None or not self.healing.valid_absence(event):
+            return
+        self._persist(self.membership.absent(event.as_of, event.rooms, now), effects)
+        from_peer = event.peer in self._view.replicas
+        targets = dict.fromkeys(() if from_peer else self._peers)
+        for subscriber in self.subscribers.all():
+            if subscriber.endpoint not in self._peers and any(subscriber.wants(room) for room in event.rooms):
+                targets[subscriber.endpoint] = None
+        message = encode_absence(event.as_of, event.rooms)
+        effects.extend(SendControl(target, [message]) for target in targets if target != event.peer)
+
+    def _check_contact(self, now: float, effects: list[Effect]) -> None:
+        """Out of contact for so long that tombstones may be over: start again as Init. Source: DESIGN section 10."""
+        if self._view is None:
+            return
+        running = [r.endpoint for r in self._view.replicas.values() if r.running and r.partition == self.partition]
+        too_long = self._contact.regained_late([e for e in running if e not in self._dead], running, now)
+        # Of several that were alone the lowest serves on, so that the others have somebody to load from.
+        if too_long and self.state is State.RUNNING and self.endpoint > min(running):
+            self.state = State.SYNCING
+            self.counters.started_again += 1
+            effects.append(BecomeInit())
 
     def _on_settled(self, event: Settled, now: float, effects: list[Effect]) -> None:
         outcome = Outcome()
@@ -579,15 +593,8 @@ class Core:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self.counters.subscriptions_ended += len(self.subscribers.expire(now))
             self._persist_purge(self.membership.expire(now), effects)
-            self._purge_gone_gateways(now, effects)
+            self._check_contact(now, effects)
+            if self._view is not None:
+                for purged in self.healing.vanished.purge({gateway.instance for gateway in self._view.gateways}, now):
+                    self._persist_purge(purged.keys, effects)
         self._go_on(now, effects)
-
-    def _purge_gone_gateways(self, now: float, effects: list[Effect]) -> None:
-        if self._view is None:
-            return
-        known = {gateway.instance for gateway in self._view.gateways}
-        absent = [instance for instance in self.membership.instances() if instance not in known]
-        self._absent_since = {instance: self._absent_since.get(instance, now) for instance in absent}
-        for instance, since in self._absent_since.items():
-            if since + self._gone_gateway_s <= now:
-                self._persist_purge(self.membership.purge_instance(instance).keys, effects)

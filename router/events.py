@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pixiu.ids import EndpointID
 from pixiu.softstore import Change, Chunk, Key
+from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,29 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionReply:
-    """A router's answer to our heartbeat: whether it sends us everything since our last snapshot."""
+    """An answer to our heartbeat. A router's: whether it sends us everything since our last snapshot, and what it has
+    of our rooms; a gateway's: what is on it."""
 
     peer: EndpointID
     subscribed: bool
+    digest: control_pb2.Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealingReceived:
+    """One of the messages of `pixiu.healing`, from a gateway, a router or a broker."""
+
+    peer: EndpointID
+    control: control_pb2.Control
+
+
+@dataclass(frozen=True, slots=True)
+class AbsenceReceived:
+    """Negative feedback: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
+
+    peer: EndpointID
+    as_of: int
+    rooms: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,8 @@ Event = (
     | MessagesReceived
     | Settled
     | SubscriptionReply
+    | HealingReceived
+    | AbsenceReceived
     | SnapshotRequested
     | StoreOpened
     | StoreChunk
@@ -220,10 +242,24 @@ class RefuseSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class BecomeInit:
+    """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeRunning:
     """The membership is complete: register as Running."""
 
 
 Effect = (
-    SendControl | SetAttachment | Persist | RewriteStore | LoadStore | TakeSnapshot | ServeSnapshot | RefuseSnapshot | BecomeRunning
+    SendControl
+    | SetAttachment
+    | Persist
+    | RewriteStore
+    | LoadStore
+    | TakeSnapshot
+    | ServeSnapshot
+    | RefuseSnapshot
+    | BecomeInit
+    | BecomeRunning
 )

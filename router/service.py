@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +19,23 @@ from google.protobuf.message import DecodeError
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS
+from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
+from pixiu.runtime.restate import Restate
 from pixiu.snapshots import SnapshotReader
 from pixiu.softstore import Change, Chunk, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from router.core import Core
 from router.events import (
+    AbsenceReceived,
+    BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Event,
     Gateway,
+    HealingReceived,
     LoadStore,
     MessagesReceived,
     PeerAlive,
@@ -65,6 +71,8 @@ DRAIN_POLL_S: Final = 0.05
 DRAIN_LIMIT_S: Final = 5.0
 """A draining router waits so long for its forwards to settle, and for gateways to stop sending."""
 QUIET_S: Final = 0.5
+MAX_INSTANCES_SHOWN: Final = 256
+"""Gateway instances whose members are a metric each, the lowest ones; all are in `members`."""
 
 
 class Service:
@@ -89,6 +97,7 @@ class Service:
         self._requests = itertools.count(1)
         self._answers: dict[int, Iterator[Chunk] | RefuseSnapshot] = {}
         self._ready = asyncio.Event()
+        self._restate = Restate(context.membership, context.crash)
         self._timer: asyncio.TimerHandle | None = None
         self._loading: asyncio.Task[None] | None = None
         self._stopped = False
@@ -130,6 +139,7 @@ class Service:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._restate.close()
         await self._snapshots.close()
         if self._loading is not None:
             self._loading.cancel()
@@ -187,6 +197,10 @@ class Service:
                 control = control_pb2.Control.FromString(data)
                 if control.HasField("gateway_messages"):
                     changes += decode_messages(control.gateway_messages)
+                elif control.HasField("absence"):
+                    self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+                elif is_healing(control):
+                    self._step(HealingReceived(peer, control))
         except DecodeError:
             return False
         if changes:
@@ -205,14 +219,14 @@ class Service:
             self._step(PeerAlive(peer))
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Subscribers say that they are there; peers answer whether we have missed something."""
+        """Subscribers say that they are there; peers answer whether we have missed something, gateways what is on them."""
         try:
             if reply:
-                self._step(SubscriptionReply(peer, control_pb2.SubscriptionState.FromString(attachment).subscribed))
+                state = control_pb2.SubscriptionState.FromString(attachment)
+                self._step(SubscriptionReply(peer, state.subscribed, state.digest if state.HasField("digest") else None))
             elif attachment:
                 rule = control_pb2.BrokerSubscription.FromString(attachment)
-                subscribed = self._core.heartbeat(peer, rule.partition, rule.partitions, self._context.now())
-                return control_pb2.SubscriptionState(subscribed=subscribed).SerializeToString()
+                return self._core.heartbeat(peer, rule.partition, rule.partitions, self._context.now()).SerializeToString()
         except DecodeError:
             self._core.counters.messages_malformed += 1
         return b""
@@ -252,7 +266,11 @@ class Service:
                         self._writer.rewrite(chunks)
                 case LoadStore():
                     self._loading = asyncio.create_task(self._load())
+                case BecomeInit():
+                    self._restate.set(NodeState.INIT)
                 case BecomeRunning():
+                    if self._ready.is_set():
+                        self._restate.set(NodeState.RUNNING)
                     self._ready.set()
         self._arm(now)
 
@@ -299,18 +317,23 @@ class Service:
             self._context.log.warning(SNAPSHOT_FAILED, router=hex_id(source), text=error)
         self._step(SnapshotFinished(source, error))
 
-    def _samples(self) -> dict[str, float]:
+    def _samples(self) -> dict[str, object]:
         core, writer = self._core, self._writer
-        samples: dict[str, float] = {}
+        samples: dict[str, object] = {}
         counted: list[tuple[str, Any]] = [
             ("", core.counters),
             ("forwards_", core.forwards.counters),
             ("membership_", core.membership.counters),
+            ("", core.healing.keeper.counters),
         ]
         for prefix, counters in counted:
             samples |= {f"{prefix}{name}_total": value for name, value in asdict(counters).items()}
         return samples | {
             "members": len(core.membership),
+            "members_by_instance{instance}": dict(islice(core.membership.members_by_instance().items(), MAX_INSTANCES_SHOWN)),
+            "listing_pages_sent_total": core.healing.holder.pages_sent,
+            "gateways_purged_total": core.healing.vanished.purged_gateways,
+            "gateways_fenced_total": core.healing.fenced,
             "rooms": core.membership.rooms,
             "tombstones": core.membership.tombstones,
             "subscribers": len(core.subscribers),

@@ -21,6 +21,8 @@ PURE_MODULES = {
     "gateway/presence.py", "gateway/rooms.py", "gateway/signals.py", "proxy/signals.py",
     "gateway/patient.py", "proxy/big_rooms.py", "proxy/limits.py",
     "pixiu/vrooms.py", "pixiu/token_bucket.py",
+    "gateway/feedback.py", "router/healing.py", "router/contact.py", "router/state.py",
+    "pixiu/digest.py", "pixiu/healing.py", "pixiu/vanished.py",
     "pixiu/partition.py", "pixiu/record.py", "pixiu/routing.py", "pixiu/softstore.py", "pixiu/notices.py",
     "pixiu/links/head.py", "pixiu/links/sequence.py", "pixiu/links/window.py", "pixiu/links/liveness.py", "pixiu/links/link.py",
     "pixiu/discovery/node.py", "pixiu/discovery/view.py", "pixiu/discovery/paths.py",

@@ -44,7 +44,8 @@ def turn(core: Core, *events: object, now: float = 1.0) -> list[Effect]:
 
 
 def memberships(effects: list[Effect]) -> list[SendMembership]:
-    return [effect for effect in effects if isinstance(effect, SendMembership)]
+    """Without the second times, which nobody waits for."""
+    return [effect for effect in effects if isinstance(effect, SendMembership) and effect.token]
 
 
 def arrive(core: Core, *records: bytes) -> list[Deliver]:
@@ -100,6 +101,7 @@ def test_a_lost_message_is_sent_again_the_same() -> None:
     assert memberships(core.step(EndOfTurn(), 1.05)) == []
     due = core.next_deadline()
     assert due is not None
+    assert due < 2.0
     (again,) = memberships(turn(core, Tick(), now=due))
     assert again.messages == send.messages
 

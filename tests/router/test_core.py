@@ -10,7 +10,7 @@ import pytest
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2
-from router.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S, Core, State
+from router.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S, Core
 from router.events import (
     BecomeRunning,
     ClusterChanged,
@@ -41,6 +41,7 @@ from router.events import (
     Tick,
 )
 from router.forwards import MAX_TRIES
+from router.state import State
 
 ME, PEER, THIRD = EndpointID(10), EndpointID(11), EndpointID(12)
 BROKER, OTHER_BROKER = EndpointID(20), EndpointID(21)
@@ -209,9 +210,9 @@ def test_a_broker_that_cannot_be_reached_loses_its_subscription_and_the_gateway_
         assert core.step(Settled([(send.token, False)]), now) == []
         now = core.forwards.next_retry() or 0.0
         (send,) = of(SendControl, core.step(Tick(), now))
-    assert core.heartbeat(BROKER, 0, 1, now)
+    assert core.heartbeat(BROKER, 0, 1, now).subscribed
     assert confirmed(core.step(Settled([(send.token, False)]), now)) == [login(1, 42).id]
-    assert not core.heartbeat(BROKER, 0, 1, now)
+    assert not core.heartbeat(BROKER, 0, 1, now).subscribed
 
 
 def test_malformed_messages_are_counted_and_the_others_taken() -> None:
@@ -325,18 +326,18 @@ def test_a_snapshot_and_the_live_messages_leave_no_gap() -> None:
 
 def test_a_heartbeat_alone_opens_no_subscription() -> None:
     core = running()
-    assert not core.heartbeat(BROKER, 0, 1, 0.0)
+    assert not core.heartbeat(BROKER, 0, 1, 0.0).subscribed
     assert confirmed(core.step(MessagesReceived(GATEWAY, [login(1, 42)]), 1.0))
 
 
 def test_a_subscription_ends_after_four_missed_heartbeats() -> None:
     core = running()
     subscribe(core, BROKER)
-    assert core.heartbeat(BROKER, 0, 1, 3.0)
+    assert core.heartbeat(BROKER, 0, 1, 3.0).subscribed
     core.step(Tick(), 6.9)
     assert BROKER in core.subscribers
     core.step(Tick(), 7.9)
-    assert not core.heartbeat(BROKER, 0, 1, 8.0)
+    assert not core.heartbeat(BROKER, 0, 1, 8.0).subscribed
 
 
 @pytest.mark.parametrize("lost", [PeerDead(BROKER), view(brokers=())])
@@ -345,16 +346,16 @@ def test_a_broker_that_was_dead_or_gone_must_take_a_snapshot_again(lost: Event) 
     subscribe(core, BROKER)
     core.step(lost, 1.0)
     core.step(PeerAlive(BROKER), 2.0)
-    assert not core.heartbeat(BROKER, 0, 1, 2.0)
+    assert not core.heartbeat(BROKER, 0, 1, 2.0).subscribed
 
 
 def test_a_rule_that_names_fewer_rooms_is_taken_over_and_another_ends_the_subscription() -> None:
     core = running()
     subscribe(core, BROKER, 1, 2)
-    assert core.heartbeat(BROKER, 1, 4, 1.0)
+    assert core.heartbeat(BROKER, 1, 4, 1.0).subscribed
     effects = core.step(MessagesReceived(GATEWAY, [login(1, 3), login(2, 5)]), 1.0)
     assert [m.room for effect in of(SendControl, effects) for m in body(effect)] == [5]
-    assert not core.heartbeat(BROKER, 1, 2, 2.0)
+    assert not core.heartbeat(BROKER, 1, 2, 2.0).subscribed
 
 
 @pytest.mark.parametrize(("role", "partition", "partitions"), [("proxy", 0, 1), ("broker", 0, 3), ("broker", 0, 0)])

@@ -128,14 +128,6 @@ def test_a_floor_drops_lower_generations_and_refuses_them_from_then_on() -> None
     assert membership.floor(1) == gateway_msg_id(1, 2, 0)
 
 
-def test_purging_an_instance_leaves_the_others_and_sets_no_floor() -> None:
-    membership = Membership()
-    membership.apply([login(1, 1, 7, 1), login(1, 1, 7, 2)], 0.0)
-    assert membership.purge_instance(1) == ([Key(1, 7, 1)], [1])
-    assert membership.instances() == [2]
-    assert len(membership.apply([login(2, 1, 7, 1)], 0.0).changes) == 1
-
-
 def test_a_doubled_partition_keeps_only_its_rooms() -> None:
     membership = Membership()
     membership.apply([login(room + 1, room, 7) for room in range(8)] + [logout(20, 3, 9)], 0.0)

@@ -185,6 +185,305 @@ class SignalsDelivered(_message.Message):
 Global___SignalsDelivered: _TypeAlias = SignalsDelivered  # noqa: Y015
 
 @_typing.final
+class Digest(_message.Message):
+    """What somebody holds of the rooms of a partition rule, as the answer to a heartbeat: small enough for every one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """the rooms that it is about: room % partitions == partition % partitions"""
+    partitions: _builtins.int
+    root: _builtins.int
+    """XOR of xxh3_64(RoomID u64, UIN u64, GatewayMsgID u64), of every live entry"""
+    count: _builtins.int
+    """live entries"""
+    as_of: _builtins.int
+    """from a gateway: the last GatewayMsgID that it made; from a router: 0"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        root: _builtins.int = ...,
+        count: _builtins.int = ...,
+        as_of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "partition", b"partition", "partitions", b"partitions", "root", b"root"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Digest: _TypeAlias = Digest  # noqa: Y015
+
+@_typing.final
+class DigestRequest(_message.Message):
+    """The digests differ: tell me more. Without instances: the root of each; with them: the 64 buckets of each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    partitions: _builtins.int
+    @_builtins.property
+    def instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        instances: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestRequest: _TypeAlias = DigestRequest  # noqa: Y015
+
+@_typing.final
+class InstanceRoots(_message.Message):
+    """The roots of all instances from `first` to `last`; one that is not listed has no entries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    partitions: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    roots: _builtins.bytes
+    """14 bytes each, little-endian: instance u16, root u64, count u32"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        roots: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "partition", b"partition", "partitions", b"partitions", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InstanceRoots: _TypeAlias = InstanceRoots  # noqa: Y015
+
+@_typing.final
+class BucketDigests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    partitions: _builtins.int
+    instance: _builtins.int
+    floor: _builtins.int
+    """the lowest generation of the instance that may be live; 0 unknown"""
+    as_of: _builtins.int
+    """from a gateway: as in Digest"""
+    buckets: _builtins.bytes
+    """64 times 12 bytes, little-endian: XOR u64, count u32"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        instance: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        as_of: _builtins.int = ...,
+        buckets: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "buckets", b"buckets", "floor", b"floor", "instance", b"instance", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketDigests: _TypeAlias = BucketDigests  # noqa: Y015
+
+@_typing.final
+class BucketFrom(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    UIN_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    room: _builtins.int
+    """from this (RoomID, UIN) on"""
+    uin: _builtins.int
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        room: _builtins.int = ...,
+        uin: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "room", b"room", "uin", b"uin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketFrom: _TypeAlias = BucketFrom  # noqa: Y015
+
+@_typing.final
+class ListingRequest(_message.Message):
+    """These buckets of an instance differ: list them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    partitions: _builtins.int
+    instance: _builtins.int
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketFrom]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        instance: _builtins.int = ...,
+        buckets: _abc.Iterable[Global___BucketFrom] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "instance", b"instance", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListingRequest: _TypeAlias = ListingRequest  # noqa: Y015
+
+@_typing.final
+class ListingPage(_message.Message):
+    """All live entries of a bucket from (first_room, first_uin) up to, not including, (end_room, end_uin).
+    Each page stands for itself, so that one that is lost spoils no other.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    FIRST_ROOM_FIELD_NUMBER: _builtins.int
+    FIRST_UIN_FIELD_NUMBER: _builtins.int
+    END_ROOM_FIELD_NUMBER: _builtins.int
+    END_UIN_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    partitions: _builtins.int
+    instance: _builtins.int
+    bucket: _builtins.int
+    as_of: _builtins.int
+    """complete up to this GatewayMsgID: what is not listed and not newer is gone; 0: no claim"""
+    first_room: _builtins.int
+    first_uin: _builtins.int
+    end_room: _builtins.int
+    end_uin: _builtins.int
+    last: _builtins.bool
+    """up to the end of the bucket; end_* are 0"""
+    more: _builtins.bool
+    """the answer ends here, ask again from end_*"""
+    entries: _builtins.bytes
+    """24 bytes each, as in SnapshotChunk"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        instance: _builtins.int = ...,
+        bucket: _builtins.int = ...,
+        as_of: _builtins.int = ...,
+        first_room: _builtins.int = ...,
+        first_uin: _builtins.int = ...,
+        end_room: _builtins.int = ...,
+        end_uin: _builtins.int = ...,
+        last: _builtins.bool = ...,
+        more: _builtins.bool = ...,
+        entries: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "bucket", b"bucket", "end_room", b"end_room", "end_uin", b"end_uin", "entries", b"entries", "first_room", b"first_room", "first_uin", b"first_uin", "instance", b"instance", "last", b"last", "more", b"more", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListingPage: _TypeAlias = ListingPage  # noqa: Y015
+
+@_typing.final
+class Absence(_message.Message):
+    """gateway -> router -> its peers and brokers: no member of these rooms was on the gateway as of this GatewayMsgID."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AS_OF_FIELD_NUMBER: _builtins.int
+    ROOMS_FIELD_NUMBER: _builtins.int
+    as_of: _builtins.int
+    @_builtins.property
+    def rooms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        as_of: _builtins.int = ...,
+        rooms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "rooms", b"rooms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Absence: _TypeAlias = Absence  # noqa: Y015
+
+@_typing.final
+class Fenced(_message.Message):
+    """router -> gateway: your generation was taken for dead and is refused; the instance begins at this GatewayMsgID."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLOOR_FIELD_NUMBER: _builtins.int
+    floor: _builtins.int
+    def __init__(
+        self,
+        *,
+        floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fenced: _TypeAlias = Fenced  # noqa: Y015
+
+@_typing.final
 class Control(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -192,6 +491,13 @@ class Control(_message.Message):
     GATEWAY_CONFIRM_FIELD_NUMBER: _builtins.int
     LAYOUT_NOTICE_FIELD_NUMBER: _builtins.int
     SIGNALS_DELIVERED_FIELD_NUMBER: _builtins.int
+    DIGEST_REQUEST_FIELD_NUMBER: _builtins.int
+    INSTANCE_ROOTS_FIELD_NUMBER: _builtins.int
+    BUCKET_DIGESTS_FIELD_NUMBER: _builtins.int
+    LISTING_REQUEST_FIELD_NUMBER: _builtins.int
+    LISTING_PAGE_FIELD_NUMBER: _builtins.int
+    ABSENCE_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway_messages(self) -> Global___GatewayMessages: ...
     @_builtins.property
@@ -200,6 +506,20 @@ class Control(_message.Message):
     def layout_notice(self) -> Global___LayoutNotice: ...
     @_builtins.property
     def signals_delivered(self) -> Global___SignalsDelivered: ...
+    @_builtins.property
+    def digest_request(self) -> Global___DigestRequest: ...
+    @_builtins.property
+    def instance_roots(self) -> Global___InstanceRoots: ...
+    @_builtins.property
+    def bucket_digests(self) -> Global___BucketDigests: ...
+    @_builtins.property
+    def listing_request(self) -> Global___ListingRequest: ...
+    @_builtins.property
+    def listing_page(self) -> Global___ListingPage: ...
+    @_builtins.property
+    def absence(self) -> Global___Absence: ...
+    @_builtins.property
+    def fenced(self) -> Global___Fenced: ...
     def __init__(
         self,
         *,
@@ -207,12 +527,19 @@ class Control(_message.Message):
         gateway_confirm: Global___GatewayConfirm | None = ...,
         layout_notice: Global___LayoutNotice | None = ...,
         signals_delivered: Global___SignalsDelivered | None = ...,
+        digest_request: Global___DigestRequest | None = ...,
+        instance_roots: Global___InstanceRoots | None = ...,
+        bucket_digests: Global___BucketDigests | None = ...,
+        listing_request: Global___ListingRequest | None = ...,
+        listing_page: Global___ListingPage | None = ...,
+        absence: Global___Absence | None = ...,
+        fenced: Global___Fenced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "signals_delivered"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -220,7 +547,9 @@ Global___Control: _TypeAlias = Control  # noqa: Y015
 
 @_typing.final
 class BrokerSubscription(_message.Message):
-    """broker -> router, as the attachment of every heartbeat: forward me what my partition needs."""
+    """broker -> router, as the attachment of every heartbeat: forward me what my partition needs.
+    router -> gateway likewise: say what you hold of my partition.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -244,21 +573,27 @@ Global___BrokerSubscription: _TypeAlias = BrokerSubscription  # noqa: Y015
 
 @_typing.final
 class SubscriptionState(_message.Message):
-    """router -> broker, as the attachment of the heartbeat's reply."""
+    """router -> broker and gateway -> router, as the attachment of the heartbeat's reply."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBSCRIBED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     subscribed: _builtins.bool
     """false: the router does not know the broker (it restarted): take a snapshot again"""
+    @_builtins.property
+    def digest(self) -> Global___Digest:
+        """what the one who answers holds of the asker's rooms"""
+
     def __init__(
         self,
         *,
         subscribed: _builtins.bool = ...,
+        digest: Global___Digest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["subscribed", b"subscribed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "subscribed", b"subscribed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,64 @@
+"""Saying that a room has no member here, when a record for it came all the same. Pure.
+
+At most once a second for each room, with the last GatewayMsgID that this gateway made: routers and brokers drop what is
+not newer. A leave whose message is still under way says the same; to say it twice does no harm.
+
+Source: DESIGN sections 9 and 10, "Negative feedback".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pixiu.healing import encode_absence
+from pixiu.ids import EndpointID
+
+INTERVAL_S: Final = 1.0
+"""A room is named at most once in so long."""
+MAX_ROOMS: Final = 10_000
+"""Rooms that were named within the last interval, or wait to be. Policy: a further one is not named; its next record will."""
+ROOMS_A_MESSAGE: Final = 128
+"""8 bytes each, so that they fit one datagram."""
+
+
+class Feedback:
+    """The rooms that got a record and have no member."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, None] = {}
+        self._said: dict[int, float] = {}
+        """Room → when it was named, oldest first."""
+        self.said = 0
+        self.left_out = 0
+        """Not named because `MAX_ROOMS` were."""
+
+    def note(self, room: int) -> None:
+        """A record came for a room without a member."""
+        if room in self._said or room in self._waiting:
+            return
+        if len(self._said) + len(self._waiting) >= MAX_ROOMS:
+            self.left_out += 1
+            return
+        self._waiting[room] = None
+
+    def due(self, now: float) -> list[int]:
+        """The rooms to name now."""
+        while self._said:
+            room, at = next(iter(self._said.items()))
+            if now - at < INTERVAL_S:
+                break
+            del self._said[room]
+        rooms = list(self._waiting)
+        self._waiting.clear()
+        self._said.update(dict.fromkeys(rooms, now))
+        self.said += len(rooms)
+        return rooms
+
+
+def absences(by_router: dict[EndpointID, list[int]], as_of: int) -> list[tuple[EndpointID, list[bytes]]]:
+    """The messages for each router."""
+    found: list[tuple[EndpointID, list[bytes]]] = []
+    for router, rooms in by_router.items():
+        parts = [rooms[start : start + ROOMS_A_MESSAGE] for start in range(0, len(rooms), ROOMS_A_MESSAGE)]
+        found.append((router, [encode_absence(as_of, part) for part in parts]))
+    return found

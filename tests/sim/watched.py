@@ -1,0 +1,101 @@
+"""The production map, with what must never happen to it checked at every change, and the faults that a test puts back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from pixiu.ids import gateway_instance
+from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Chunk, Key, Membership
+
+
+class Watched(Membership):
+    """Snapshots of many parts; no register goes back; nothing goes that its gateway has.
+
+    `is_true(key, id)`: whether the gateway of a key lives and has exactly this login.
+    """
+
+    def __init__(self, is_true: Callable[[Key, int], bool]) -> None:
+        super().__init__()
+        self.is_true = is_true
+        self.highest: dict[Key, int] = {}
+        self.watching = True
+
+    def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = 2) -> Iterator[Chunk]:
+        """Of many parts, so that much happens between the first and the last."""
+        return super().snapshot(partition, partitions, chunk_entries)
+
+    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+        """Last-writer-wins, checked."""
+        applied = super().apply(batch, now)
+        for change in applied.changes:
+            key = Key(change.room, change.uin, gateway_instance(change.id))
+            assert change.id >= self.highest.get(key, 0), f"{key} went back to an older message"
+            self.highest[key] = change.id
+        return applied
+
+    def lose(self, key: Key) -> None:
+        """A live entry goes, as no message would make it go."""
+        self.watching = False
+        self._remove(*key)
+        self.watching = True
+        self.highest.pop(key, None)
+
+    def revive(self, change: Change) -> None:
+        """An old login is here, as if what came after it had never come."""
+        key = Key(change.room, change.uin, gateway_instance(change.id))
+        found = self.get(*key)
+        self.highest[key] = change.id
+        self._add(*key, change.id, found is None or not found[1])
+
+    def _remove(self, room: int, uin: int, instance: int) -> bool:
+        self._check(Key(room, uin, instance))
+        return super()._remove(room, uin, instance)
+
+    def _drop(self, room: int, instance: int) -> list[Key]:
+        for uin in self._rooms[room][instance]:
+            self._check(Key(room, uin, instance))
+        return super()._drop(room, instance)
+
+    def _check(self, key: Key) -> None:
+        if self.watching:
+            id_ = self._rooms[key.room][key.instance][key.uin]
+            assert not self.is_true(key, id_), f"{key} was removed although its gateway has it"
+
+
+class ByGateway(Watched):
+    """Fault: a message applies when it is the newest of its gateway, as the seed has it."""
+
+    def __init__(self, is_true: Callable[[Key, int], bool]) -> None:
+        super().__init__(is_true)
+        self._newest: dict[int, int] = {}
+
+    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+        """In the order of the gateway's numbers only."""
+        kept = []
+        for change in batch:
+            instance = change.id >> INSTANCE_SHIFT
+            if change.id > self._newest.get(instance, 0):
+                self._newest[instance] = change.id
+                kept.append(change)
+        return super().apply(kept, now)
+
+
+class WithoutTombstones(Watched):
+    """Fault: a logout leaves nothing."""
+
+    def _bury(self, key: Key, id_: int, now: float) -> None:
+        return
+
+
+class HastyFeedback(Watched):
+    """Fault: negative feedback removes everybody on the gateway, also who came after it was said."""
+
+    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
+        """Without a look at the GatewayMsgIDs."""
+        instance = gateway_instance(as_of)
+        gone = []
+        for room in rooms:
+            for uin in list(self._rooms.get(room, {}).get(instance, {})):
+                self._remove(room, uin, instance)
+                gone.append(Change(as_of, room, uin, False))
+        return Applied(gone, list(rooms))
