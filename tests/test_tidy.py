@@ -18,7 +18,8 @@ IMPURE = {
     "threading", "secrets", "subprocess", "aiohttp", "prometheus_client", "selectors", "signal",
 }  # fmt: skip
 PURE_MODULES = {
-    "gateway/presence.py", "gateway/rooms.py", "gateway/patient.py", "proxy/big_rooms.py", "proxy/limits.py",
+    "gateway/presence.py", "gateway/rooms.py", "gateway/patient.py", "gateway/admission.py", "gateway/rates.py",
+    "gateway/connections.py", "proxy/big_rooms.py", "proxy/limits.py",
     "pixiu/vrooms.py", "pixiu/token_bucket.py",
     "pixiu/partition.py", "pixiu/record.py", "pixiu/routing.py", "pixiu/softstore.py", "pixiu/notices.py",
     "pixiu/links/head.py", "pixiu/links/sequence.py", "pixiu/links/window.py", "pixiu/links/liveness.py", "pixiu/links/link.py",
