@@ -48,7 +48,7 @@ CROWDS = 2
 """Processes that the members live in."""
 GROUP = 250
 """Members that connect at a time."""
-SETTINGS = [f"cluster.big_rooms=[{ROOM},{ROOM + 1}]"]
+SETTINGS = [f"cluster.big_rooms=[{ROOM},{ROOM + 1}]", "gateway.connect_rate_per_s=0"]
 PAYLOAD = b"x" * 100
 
 

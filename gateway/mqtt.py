@@ -6,11 +6,15 @@ Source: DESIGN section 15.
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
 from typing import Protocol
 
-from gateway.connections import Backlog
+from gateway.connections import Backlog, Grade
 from gateway.options import Options
-from pixiu.errors import LeaseExpired, PixiuError
+from gateway.rates import PublishRates
+from gateway.slow import SlowConsumers
+from pixiu.errors import LeaseExpired, Overloaded, PixiuError
 from pixiu.ids import RoomID, SnowflakeID, uin_of_name
 from pixiu.mqtt.events import (
     Close,
@@ -25,14 +29,22 @@ from pixiu.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from pixiu.mqtt.packets import Publish
+from pixiu.mqtt.packets import ConnackCode, Connect, Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX
 from pixiu.record import Flag, Kind, encode, with_topic
 from pixiu.vrooms import VRooms
 
-WRITE_BUFFER_BYTES = 256 << 10
-"""Bytes that asyncio may hold for a connection; beyond it messages wait in our own bounded backlog."""
+WRITE_BYTES = 64 << 10
+"""A client that catches up is written so much at a time. What it does not take at once waits in asyncio's buffer; as long
+as something is there, messages wait in our own bounded backlog."""
+MAX_ANSWER_BYTES = 256 << 10
+"""Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+CLOSE_TIMEOUT_S = 5.0
+"""How long a client that is closed may take to read what was written before."""
+REFUSAL_DELAY_S = 1.0
+"""A client that is refused because too many connect is told after half of this to all of it, at random: it has no other
+way to learn when to come again, and many try at once."""
 MAX_RETRIES = 3
 """How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
 
@@ -47,12 +59,17 @@ class Hub(Protocol):
     limits: SessionLimits
     max_record_bytes: int
     vrooms: VRooms
+    rates: PublishRates
+    slow: SlowConsumers
 
     def now(self) -> float:
         """Monotonic seconds."""
 
-    def admit(self) -> int:
-        """A number for a new connection. Raises `Overloaded` or `Draining`."""
+    def arrived(self, connection: MQTTConnection) -> int:
+        """A number for a new connection, which has not said who it is yet."""
+
+    def admit(self, connection: MQTTConnection) -> None:
+        """The client says who it is. Raises `Overloaded` or `Draining`."""
 
     def opened(self, connection: MQTTConnection, uin: int) -> None:
         """The client said who it is."""
@@ -123,6 +140,8 @@ class MQTTConnection(asyncio.Protocol):
         self._out: bytes | None = None
         self._out_count = 0
         self._paused = False
+        self._refusing = False
+        self._refusal: list[Effect] = []
         self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self._unacknowledged: dict[int, SnowflakeID] = {}
@@ -135,36 +154,65 @@ class MQTTConnection(asyncio.Protocol):
         """A client connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        try:
-            self.id = self._hub.admit()
-        except PixiuError:
-            transport.abort()
-            return
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._session = ServerSession(self._hub.now(), f"pixiu-{self.id:x}", self._hub.limits, vrooms=self._hub.vrooms)
+        self.id = self._hub.arrived(self)
+        transport.set_write_buffer_limits(high=0)
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._hub.options.socket_send_buffer_bytes)
+        name = f"pixiu-{self.id:x}"
+        self._session = ServerSession(self._hub.now(), name, self._hub.limits, self._admit, self._hub.vrooms)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a client."""
-        if self._session is not None:
-            self._perform(self._session.receive(data, self._hub.now()))
+        if self._session is None:
+            return
+        effects = self._session.receive(data, self._hub.now())
+        if self._refusing:
+            self._refuse_later(effects)
+        else:
+            self._perform(effects)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._transport = None
+        self._hub.slow.discard(self)
+        self._refuse()
         if self._session is not None:
             self._perform(self._session.connection_lost(self._hub.now()))
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: messages wait in the backlog."""
+        """The client did not take all: messages wait in the backlog."""
         self._paused = True
+        self._backlog.leaving(self._hub.now())
+        self._hub.slow.add(self)
 
     def resume_writing(self) -> None:
-        """The client caught up: write what waits."""
+        """The client took what was written: write what waits, at once or, when it is behind, in a while."""
         self._paused = False
+        grade = self._backlog.grade(self._hub.now())
+        self._backlog.left()
+        if self._backlog and grade is not Grade.PROMPT:
+            self._hub.slow.catch_up_in_a_batch(self)
+        else:
+            self.catch_up()
+
+    # What the slow consumers' timers call.
+
+    def catch_up(self) -> None:
+        """Write what waits, as far as the client takes it."""
         while self._backlog and not self._paused and self._transport is not None:
-            chunks, _ = self._backlog.take(WRITE_BUFFER_BYTES)
+            chunks, _ = self._backlog.take(WRITE_BYTES)
             self._transport.write(b"".join(chunks))
+            if not self._paused:
+                self._backlog.left()
+        if not self._backlog and not self._paused:
+            self._hub.slow.discard(self)
+
+    def check(self, now: float) -> Grade:
+        """How far the client is behind; ends the connection when that has lasted too long."""
+        if not self._backlog.patient(now):
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
+        return self._backlog.grade(now)
 
     # What the gateway calls.
 
@@ -182,7 +230,7 @@ class MQTTConnection(asyncio.Protocol):
         self._out, self._out_count = None, 0
         if data is None or self._transport is None:
             return
-        if not self._paused:
+        if not self._paused and not self._backlog:
             self._transport.write(data)
             return
         before = self._backlog.dropped
@@ -190,7 +238,7 @@ class MQTTConnection(asyncio.Protocol):
         if self._backlog.dropped != before:
             self._hub.count_dropped(self._backlog.dropped - before)
         if not patient:
-            self.end(CloseReason.SLOW_CONSUMER, "the client does not read its messages fast enough")
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
     def answer(self, request: int, known: bool) -> None:
         """A subscription has taken effect."""
@@ -204,6 +252,11 @@ class MQTTConnection(asyncio.Protocol):
         """The gateway is going."""
         self.end(CloseReason.DRAINING, reason)
 
+    def evict(self) -> None:
+        """Too many connections have not said who they are, and this is the oldest."""
+        self._refuse()
+        self.end(CloseReason.EVICTED, "no CONNECT, and others came")
+
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection."""
         if self._session is not None:
@@ -212,8 +265,9 @@ class MQTTConnection(asyncio.Protocol):
     def publish_resolved(self, message: Confirmable, error: PixiuError | None) -> None:
         """A message of QoS 1 is accepted, lost, or cannot be taken.
 
-        A message that a broker did not confirm is sent again with the same ID while it is the newest that this client
-        sent to the room; an older one is acknowledged and counted, because sending it again would break the order.
+        A message that a broker did not confirm, or that a proxy refused for now, is sent again with the same ID while it
+        is the newest that this client sent to the room; an older one is acknowledged and counted, because sending it
+        again would break the order.
         """
         if self._session is None:
             return
@@ -224,6 +278,13 @@ class MQTTConnection(asyncio.Protocol):
                 self._confirm_by_hub(message)
                 return
             self._hub.count_unroutable(1)
+        elif isinstance(error, Overloaded) and error.retry_after_ms:
+            if self._newest.get(message.key) == message.snowflake:
+                wait_s = error.retry_after_ms / 1000 * random.uniform(1.0, 1.25)
+                self._hold(wait_s)
+                self._loop.call_later(wait_s, self._again, message)
+                return
+            self._hub.count_unroutable(1)
         elif error is not None:
             self._perform(self._session.publish_refused(str(error), self._hub.now()))
             return
@@ -231,6 +292,39 @@ class MQTTConnection(asyncio.Protocol):
         self._perform(self._session.publish_accepted((message.packet_id,), self._hub.now()))
 
     # Inside.
+
+    def _admit(self, connect: Connect) -> ConnackCode:
+        try:
+            self._hub.admit(self)
+        except PixiuError:
+            self._refusing = True
+            return ConnackCode.SERVER_UNAVAILABLE
+        return ConnackCode.ACCEPTED
+
+    def _refuse_later(self, effects: list[Effect]) -> None:
+        """Keep the refusal for a while. Until it is told the connection counts among those that are not connected."""
+        if effects:
+            self._refusal = effects
+            self._read(False)
+            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
+
+    def _refuse(self) -> None:
+        effects, self._refusal = self._refusal, []
+        self._perform(effects)
+
+    def _again(self, message: Confirmable) -> None:
+        if self._session is not None:
+            self._confirm_by_hub(message)
+
+    def _hold(self, seconds: float) -> None:
+        """Read nothing from the client for so long."""
+        if self._session is not None and seconds:
+            now = self._hub.now()
+            self._perform(self._session.hold_reading(now + seconds, now))
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._arm()
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -253,6 +347,8 @@ class MQTTConnection(asyncio.Protocol):
                 self._closed(effect)
         if effects:
             self._arm()
+        if self._paused and self._transport is not None and self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
+            self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
     def _connected(self, effect: Connected) -> None:
         self._client_id = effect.client_id
@@ -263,13 +359,19 @@ class MQTTConnection(asyncio.Protocol):
     def _closed(self, effect: Close) -> None:
         self._hub.count_closed(effect.reason)
         self._session = None
+        self._hub.slow.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._client_id is not None:
             self._hub.gone(self._client_id, self, self._unacknowledged)
         self._hub.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self._transport is not None:
+            if effect.reason is CloseReason.SLOW_CONSUMER:
+                self._transport.abort()  # who does not read would keep what is buffered for ever
+                return
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _read(self, wanted: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -280,6 +382,8 @@ class MQTTConnection(asyncio.Protocol):
 
     def _publish(self, messages: list[tuple[RoomID, Publish]]) -> None:
         plain: list[tuple[int, bytes]] = []
+        if self._hub.rates.any:
+            messages = self._within_rates(messages)
         for room, message in messages:
             try:
                 snowflake = self._snowflake(message)
@@ -305,6 +409,21 @@ class MQTTConnection(asyncio.Protocol):
                 return
         if plain:
             self._hub.publish(plain)
+
+    def _within_rates(self, messages: list[tuple[RoomID, Publish]]) -> list[tuple[RoomID, Publish]]:
+        """Those that may pass: all of QoS 1, for which the client then waits."""
+        rates, client, now = self._hub.rates, self._client_id or "", self._hub.now()
+        passed: list[tuple[RoomID, Publish]] = []
+        hold_s = 0.0
+        for room, message in messages:
+            size = len(message.payload)
+            if message.qos:
+                hold_s = max(hold_s, rates.spend(client, room, size, now))
+            elif not rates.take(client, room, size, now):
+                continue
+            passed.append((room, message))
+        self._hold(hold_s)
+        return passed
 
     def _encode(self, room: RoomID, message: Publish, snowflake: SnowflakeID) -> bytes:
         free = not message.topic.startswith(ROOM_PREFIX)
@@ -340,6 +459,7 @@ class MQTTConnection(asyncio.Protocol):
             self._arm()
 
 
+SLOW = "the client does not read its messages fast enough"
 _LOGOUT_REASONS = {
     CloseReason.KEEP_ALIVE: 2,
     CloseReason.CONNECTION_LOST: 2,

@@ -36,6 +36,25 @@ class Options(RoleOptions):
     """Name of the table's folder in it. Empty: made of the registry's root, mqtt_host and the MQTT port."""
     signal_table_mb: int = bounded(16, 1, 4096)
     """MiB of memory for the table, taken at the start: for each, the last 4 000 signals, up to twice as many, are remembered."""
+    socket_send_buffer_bytes: int = bounded(256 << 10, 4096, 1 << 30)
+    """Bytes that the kernel holds for one MQTT connection; what it holds counts as delivered, so it must not be much."""
+    connect_rate_per_s: int = bounded(1000, 0, 1_000_000)
+    """Clients that may connect in a second; more are refused and told to come again. 0: no limit."""
+    connect_burst: int = bounded(2000, 1, 10_000_000)
+    """Clients that may connect at once after a silence."""
+    max_pending_connections: int = bounded(1000, 1, 1_000_000)
+    """Connections that have not said who they are; beyond it the oldest is closed."""
+    client_messages_per_s: int = bounded(0, 0, 100_000_000)
+    """Messages that one MQTT client may publish in a second. More of QoS 0 is dropped, at QoS 1 the client is not read from.
+    0: no limit."""
+    client_bytes_per_s: int = bounded(0, 0, 1 << 40)
+    """The same in bytes."""
+    room_messages_per_s: int = bounded(0, 0, 100_000_000)
+    """Messages that MQTT clients may publish to one room through this gateway in a second; likewise. 0: no limit."""
+    room_bytes_per_s: int = bounded(0, 0, 1 << 40)
+    """The same in bytes."""
+    limit_burst_s: float = bounded(1.0, 0.01, 60.0)
+    """Seconds' worth of these rates that may come at once after a silence."""
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)
     """Seconds over which clients are moved when the gateway drains, so that they do not reconnect all at once."""
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
 import random
+import socket
 from collections import OrderedDict
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from gateway.connections import Connection
+from gateway.admission import Admission
+from gateway.connections import Connection, Pending
 from gateway.core import Core
 from gateway.events import (
     Answer,
@@ -48,8 +51,10 @@ from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
 from gateway.patient import PatientDeliveries
 from gateway.publishing import ConfirmedPublisher
+from gateway.rates import PublishRates, Rates
 from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
+from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
@@ -67,7 +72,11 @@ MAX_REMEMBERED_CLIENTS = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended; the oldest go first."""
 DRAIN_POLL_S = 0.05
 SIGNAL_TABLE_IN_MEMORY = "signal_table_in_memory"
+ACCEPTS_A_TURN = 64
 LISTEN_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+RETRY_SPREAD_S = 1.0
+"""Clients that are refused are told to come again after half to one and a half times this, at least."""
 
 
 class Service:
@@ -85,7 +94,25 @@ class Service:
         name = gateway_publisher(context.endpoint_id)
         self._publisher, self._big_publisher = ConfirmedPublisher(name), ConfirmedPublisher(name)
         self._connections: dict[int, Connection] = {}
-        self._admitted = 0
+        options = context.options
+        self._admission = Admission(
+            rate_per_s=options.connect_rate_per_s,
+            burst=options.connect_burst,
+            max_pending=options.max_pending_connections,
+            max_connections=options.max_connections,
+            now=context.now(),
+        )
+        self._pending: dict[int, Pending] = {}
+        self.slow = SlowConsumers(context.now)
+        self.rates = PublishRates(
+            Rates(
+                client_messages_per_s=options.client_messages_per_s,
+                client_bytes_per_s=options.client_bytes_per_s,
+                room_messages_per_s=options.room_messages_per_s,
+                room_bytes_per_s=options.room_bytes_per_s,
+                burst_s=options.limit_burst_s,
+            )
+        )
         self._numbers = itertools.count(1)
         self._by_client: dict[str, MQTTConnection] = {}
         self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
@@ -115,6 +142,9 @@ class Service:
         """Take clients."""
         assert self._server is not None
         await self._server.start_serving()
+        for listener in self._server.sockets:
+            with socket.socket(fileno=os.dup(listener.fileno())) as sock:
+                sock.listen(LISTEN_BACKLOG)
 
     async def drain(self) -> None:
         """Move the clients elsewhere, spread over `drain_jitter_s`, and tell the routers that they left."""
@@ -137,6 +167,7 @@ class Service:
                 handle.cancel()
         if self._server is not None:
             self._server.close()
+        self.slow.close()
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await asyncio.gather(self._publisher.close(), self._big_publisher.close())
@@ -210,24 +241,36 @@ class Service:
         """Monotonic seconds."""
         return self._context.now()
 
-    def admit(self) -> int:
-        """A number for a new connection. Raises `Overloaded` or `Draining`."""
+    def arrived(self, connection: Pending) -> int:
+        """A number for a new connection, which has not said who it is yet. An older one may have to go for it."""
+        number = next(self._numbers)
+        self._pending[number] = connection
+        oldest = self._admission.arrived(number)
+        if oldest is not None:
+            self._pending.pop(oldest).evict()
+        return number
+
+    def admit(self, connection: Pending) -> None:
+        """A client says who it is. Raises `Overloaded` or `Draining`."""
         if self._draining:
             raise Draining("this gateway is going; connect to another one")
-        if self._admitted >= self.options.max_connections:
-            text = f"this gateway has {self.options.max_connections} connections (gateway.max_connections); use another one"
-            raise Overloaded(text, retry_after_ms=1_000)
-        self._admitted += 1
-        return next(self._numbers)
+        wait_s = self._admission.connect(connection.id, self.now())
+        if wait_s:
+            # Who comes again must not come together.
+            retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
+            text = "too many clients connect to this gateway, or are connected (gateway.connect_rate_per_s, max_connections)"
+            raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
+        self._pending.pop(connection.id, None)
 
     def opened(self, connection: Connection, uin: int) -> None:
         """A client said who it is."""
         self._connections[connection.id] = connection
         self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection)))
 
-    def closed(self, connection: Connection, reason: int) -> None:
-        """An admitted client is gone."""
-        self._admitted -= 1
+    def closed(self, connection: Pending, reason: int) -> None:
+        """A connection is gone."""
+        self._admission.gone(connection.id)
+        self._pending.pop(connection.id, None)
         if self._connections.pop(connection.id, None) is not None:
             self._step(Closed(connection.id, reason))
 
@@ -299,8 +342,9 @@ class Service:
         host, port = self.options.mqtt_host, self.options.mqtt_port
         loop = asyncio.get_running_loop()
         try:
+            # The backlog is also how many connections asyncio accepts in a turn, while nobody else is served.
             self._server = await loop.create_server(
-                lambda: MQTTConnection(self), host, port, backlog=LISTEN_BACKLOG, start_serving=False
+                lambda: MQTTConnection(self), host, port, backlog=ACCEPTS_A_TURN, start_serving=False
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -409,6 +453,13 @@ class Service:
         samples["connections"] = len(self._connections)
         table = self._signal_table
         samples["signal_table_shared"] = int(table is not None and not table.problem)
+        samples["connections_pending"] = self._admission.pending
+        samples["connections_evicted_total"] = self._admission.evicted
+        samples["connections_refused_total"] = self._admission.refused
+        samples["connections_behind{grade}"] = self.slow.counts()
+        samples["connections_behind_total{grade}"] = {grade.value: count for grade, count in self.slow.entered.items()}
+        samples["publish_over_rate_dropped_total"] = self.rates.dropped
+        samples["publish_over_rate_held_total"] = self.rates.held
         samples["connections_closed_total{reason}"] = dict(self._closed_by_reason)
         if self._core is not None:
             samples |= {f"{name}_total": value for name, value in asdict(self._core.counters).items()}

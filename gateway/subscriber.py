@@ -13,9 +13,10 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from gateway.connections import Backlog
+from gateway.connections import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.options import Options
-from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
+from gateway.slow import SlowConsumers
+from pixiu.errors import GRPC_STATUS, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import MAX_ID, MAX_ROOM, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.vrooms import VRooms
@@ -33,6 +34,8 @@ REASON_LEFT, REASON_SEND_FAILED = 1, 3
 MAX_WAITING_REPLIES = 10_000
 """Answers that wait to be written; a client with more is not reading."""
 
+SLOW = "the client does not read its messages fast enough"
+
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
 
@@ -41,12 +44,16 @@ class Hub(Protocol):
 
     options: Options
     vrooms: VRooms
+    slow: SlowConsumers
 
     def now(self) -> float:
         """Monotonic seconds."""
 
-    def admit(self) -> int:
-        """A number for a new connection. Raises `Overloaded` or `Draining`."""
+    def arrived(self, connection: _Stream) -> int:
+        """A number for a new connection, which has not said who it is yet."""
+
+    def admit(self, connection: _Stream) -> None:
+        """The client says who it is. Raises `Overloaded` or `Draining`."""
 
     def opened(self, connection: _Stream, uin: int) -> None:
         """The client said who it is."""
@@ -67,8 +74,9 @@ class Hub(Protocol):
 class _Stream:
     """One Subscribe stream."""
 
-    def __init__(self, hub: Hub, number: int) -> None:
-        self.id = number
+    def __init__(self, hub: Hub) -> None:
+        self.id = hub.arrived(self)
+        self.hello: asyncio.Future[wire_pb2.SubscribeRequest] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
         self._hub = hub
         self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
@@ -77,11 +85,26 @@ class _Stream:
         self._wake = asyncio.Event()
         self._ended = False
         self.closing: str | None = None
+        self.cut = asyncio.Event()
+
+    def evict(self) -> None:
+        if self.hello is not None:
+            self.hello.cancel()
+
+    def catch_up(self) -> None:
+        """Nothing: the writer of the stream takes what is there."""
+
+    def check(self, now: float) -> Grade:
+        if not self._backlog.patient(now):
+            self.close(SLOW)
+            self.cut.set()
+        return self._backlog.grade(now)
 
     def deliver(self, data: bytes, count: int) -> None:
-        before = self._backlog.dropped
-        if not self._backlog.put(data, count, self._hub.now()):
-            self.close("the client does not read its messages fast enough")
+        now, before = self._hub.now(), self._backlog.dropped
+        self._backlog.put(data, count, now)
+        if self._backlog.behind_s(now) >= BATCHED_FROM_S:
+            self._hub.slow.add(self)
         if self._backlog.dropped != before:
             self._hub.count_dropped(self._backlog.dropped - before)
         self._wake.set()
@@ -117,11 +140,16 @@ class _Stream:
                 for reply in replies:
                     await context.write(reply)
                 if self._backlog:
+                    if self._backlog.grade(self._hub.now()) is not Grade.PROMPT:
+                        await asyncio.sleep(BATCH_S)
                     chunks, count = self._backlog.take(MAX_BATCH_BYTES)
                     dropped = self._backlog.dropped - self._told_dropped
                     self._told_dropped += dropped
                     batch = b"".join(chunks) if len(chunks) > 1 else chunks[0]
                     await context.write(wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped))
+                    self._backlog.left()
+                    if not self._backlog:
+                        self._hub.slow.discard(self)
             if self.closing is not None or self._ended:
                 return
 
@@ -143,25 +171,30 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         context: Context,
     ) -> None:
         """One connection of one user."""
-        try:
-            number = self._hub.admit()
-        except PixiuError as error:
-            await context.abort(_status(error), str(error))
-        stream = _Stream(self._hub, number)
+        stream = _Stream(self._hub)
         tasks: list[asyncio.Task[None]] = []
         try:
-            first = await self._first(request_iterator, context)
+            first = await self._first(stream, request_iterator)
             uin = _uin(first)
+            self._hub.admit(stream)
             self._hub.opened(stream, uin)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
             tasks.append(asyncio.create_task(stream.write_all(context)))
+            tasks.append(asyncio.create_task(_until(stream.cut)))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        except Overloaded as error:
+            # Known to gRPC: when a client may try again.
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(error.retry_after_ms)),))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except PixiuError as error:
             await context.abort(_status(error), str(error))
         finally:
+            if stream.hello is not None:
+                stream.hello.cancel()
+            self._hub.slow.discard(stream)
             self._hub.closed(stream, REASON_SEND_FAILED if stream.closing else REASON_LEFT)
             await self._finish(stream, tasks)
         if stream.closing is not None:
@@ -172,16 +205,21 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         stream.end()
         if tasks:
             tasks[0].cancel()
+            tasks[-1].cancel()
             await asyncio.wait(tasks, timeout=FINISH_TIMEOUT_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first(self, requests: AsyncIterator[wire_pb2.SubscribeRequest], context: Context) -> wire_pb2.SubscribeRequest:
-        try:
-            return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
-        except (StopAsyncIteration, TimeoutError):
-            raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s") from None
+    async def _first(self, stream: _Stream, requests: AsyncIterator[wire_pb2.SubscribeRequest]) -> wire_pb2.SubscribeRequest:
+        stream.hello = hello = asyncio.ensure_future(anext(requests))
+        await asyncio.wait({hello}, timeout=HELLO_TIMEOUT_S)
+        if hello.cancelled():
+            raise Overloaded("too many streams of this gateway have not said who they are", retry_after_ms=1_000)
+        if not hello.done() or isinstance(hello.exception(), StopAsyncIteration):
+            hello.cancel()
+            raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s")
+        return hello.result()
 
     async def _read(
         self, stream: _Stream, first: wire_pb2.SubscribeRequest, requests: AsyncIterator[wire_pb2.SubscribeRequest]
@@ -208,6 +246,10 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             self._hub.join(stream, request.request, joins)
         elif request.request:
             stream.answer(request.request, True)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _uin(request: wire_pb2.SubscribeRequest) -> int:

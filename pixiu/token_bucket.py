@@ -82,10 +82,14 @@ class Meter:
 
     def take(self, messages: int, size: int, now: float) -> float:
         """Take a batch. 0 when it was taken, else the seconds to wait, and nothing is taken."""
-        wait_s = max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
+        wait_s = self.wait_s(now)
         if not wait_s:
             self.spend(messages, size, now)
         return wait_s
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until something can be taken; 0 when it can be now."""
+        return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
     def spend(self, messages: int, size: int, now: float) -> float:
         """Take a batch in any case. Returns the seconds until its debt is paid, 0 for none."""
@@ -119,12 +123,16 @@ class Meters(Generic[Key]):
 
     def take(self, key: Key, messages: int, size: int, now: float) -> float:
         """Take a batch of a key. 0 when it was taken, else the seconds to wait."""
+        return self.of(key, now).take(messages, size, now)
+
+    def of(self, key: Key, now: float) -> Meter:
+        """A key's meter. Not to be kept: it may be forgotten."""
         meter = self._meters.get(key)
         if meter is None:
             meter = self._meters[key] = Meter(*self._rates, now)
             self._make_room(now)
         self._meters.move_to_end(key)
-        return meter.take(messages, size, now)
+        return meter
 
     def forget(self, key: Key) -> None:
         """A key is gone."""

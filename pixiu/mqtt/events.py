@@ -39,6 +39,8 @@ class CloseReason(Enum):
     DRAINING = "draining"
     SLOW_CONSUMER = "slow_consumer"
     STOPPED = "stopped"
+    EVICTED = "evicted"
+    """It had not sent its CONNECT when there were too many such connections."""
 
 
 class Send(NamedTuple):

@@ -209,6 +209,7 @@ class ServerSession:
         self._order: deque[int] = deque()
         self._accepted: set[int] = set()
         self._paused = False
+        self._held_until = 0.0
         self._client_id = ""
 
     # ------------------------------------------------------------------------------------------ what can be seen
@@ -253,6 +254,8 @@ class ServerSession:
                 deadlines.append(self._inflight[self._order[0]] + self._limits.answer_timeout_s)
             if self._pending:
                 deadlines.append(next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+            if self._held_until:
+                deadlines.append(self._held_until)
         return min(deadlines, default=None)
 
     # ------------------------------------------------------------------------------------------ what happens
@@ -300,6 +303,11 @@ class ServerSession:
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
+        if self._held_until and now >= self._held_until:
+            self._held_until = 0.0
+            effects: list[Effect] = []
+            self._pause_or_resume(now, effects)
+            return effects
         if self._state is State.CONNECTING:
             problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
         elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
@@ -307,6 +315,14 @@ class ServerSession:
         else:
             problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
         return self._run(Event.TIMEOUT, problem, now)
+
+    def hold_reading(self, until: float, now: float) -> list[Effect]:
+        """Read nothing more from this client until then: it sends faster than it may."""
+        effects: list[Effect] = []
+        if self._state is State.CONNECTED and until > max(now, self._held_until):
+            self._held_until = until
+            self._pause_or_resume(now, effects)
+        return effects
 
     def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
         """The shell wants the connection closed."""
@@ -448,10 +464,10 @@ class ServerSession:
             self._pause_or_resume(now, effects)
 
     def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
-        if not self._paused and self.waiting >= self._limits.max_inflight:
+        if not self._paused and (self._held_until or self.waiting >= self._limits.max_inflight):
             self._paused = True
             effects.append(PauseReading())
-        elif self._paused and self.waiting <= self._limits.max_inflight // 2:
+        elif self._paused and not self._held_until and self.waiting <= self._limits.max_inflight // 2:
             self._paused = False
             self._last_packet = now
             effects.append(ResumeReading())

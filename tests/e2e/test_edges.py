@@ -3,29 +3,87 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import contextlib
+import os
+import socket
+import struct
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 
 import pixiu
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Overloaded
+from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster
 
 WAIT_S = 60.0
 BIG = 1000
-SETTINGS = ("cluster.big_rooms=[1000,1010]",)
+SLOW = 6
+"""Clients that do not read."""
+FLOOD = 1500
+"""Messages to each of them."""
+PENDING = 100
+SETTINGS = (
+    "cluster.big_rooms=[1000,1010]",
+    "proxy.big_room_vrooms_per_s=400",
+    f"gateway.max_pending_connections={PENDING}",
+    "gateway.connection_buffer_bytes=524288",
+    "gateway.slow_consumer_timeout_s=2",
+)
+LIMITS = (
+    "proxy.publisher_messages_per_s=1000",
+    "gateway.client_messages_per_s=200",
+    "gateway.connect_rate_per_s=5",
+    "gateway.connect_burst=5",
+)
+
+
+@contextmanager
+def edges_cluster(folder: Path, settings: tuple[str, ...], gateways: int) -> Iterator[LocalCluster]:
+    """One router, two brokers."""
+    arguments = ["--broker-replicas", "1", "--routers", "1", "--router-replicas", "1", "--gateways", str(gateways)]
+    for setting in settings:
+        arguments += ["--set", setting]
+    with running_cluster(folder, *arguments) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two of everything that clients meet, with limits that a test can reach."""
-    arguments = ["--broker-replicas", "1", "--routers", "1", "--router-replicas", "1"]
-    for setting in SETTINGS:
-        arguments += ["--set", setting]
-    with running_cluster(tmp_path_factory.mktemp("edges"), *arguments) as running:
+    """With big rooms, and bounds that a test can reach."""
+    with edges_cluster(tmp_path_factory.mktemp("edges"), SETTINGS, 2) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """With rates that a test can exceed."""
+    with edges_cluster(tmp_path_factory.mktemp("limited"), LIMITS, 1) as running:
+        yield running
+
+
+def metrics(process: dict[str, Any]) -> dict[str, float]:
+    """What a process counts."""
+    with urllib.request.urlopen(f"{process['http']}/metrics", timeout=WAIT_S) as reply:
+        lines = reply.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")}
+
+
+def metric(process: dict[str, Any], name: str) -> float:
+    """One of them; 0 where nothing was counted yet."""
+    return metrics(process).get(f"pixiu_{process['role']}_{name}", 0.0)
+
+
+def resident_bytes(process: dict[str, Any]) -> int:
+    """The memory that a process has."""
+    return int(Path(f"/proc/{process['pid']}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Member:
@@ -51,9 +109,8 @@ async def members(ports: list[int], topic: str, uins: range) -> AsyncIterator[li
         await asyncio.gather(*(member.client.close() for member in found))
 
 
-async def until(condition: object, what: str) -> None:
+async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition."""
-    assert callable(condition)
     try:
         async with asyncio.timeout(WAIT_S):
             while not condition():
@@ -105,3 +162,189 @@ async def test_a_vrooms_own_number_is_refused_everywhere(cluster: LocalCluster) 
     with pytest.raises(SubscriptionRefused):
         await member.client.subscribe([f"room/{vroom}"])
     await member.client.close()
+
+
+def deaf_client(port: int, room: int) -> socket.socket:
+    """An MQTT client that subscribes to a room and then reads nothing more."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(WAIT_S)
+    sock.connect(("127.0.0.1", port))
+    name, topic = b"deaf-%d" % room, b"room/%d" % room
+    hello = b"\x00\x04MQTT\x04\x02\x00\x00" + struct.pack(">H", len(name)) + name
+    sock.sendall(bytes((0x10, len(hello))) + hello)
+    filters = b"\x00\x01" + struct.pack(">H", len(topic)) + topic + b"\x00"
+    sock.sendall(bytes((0x82, len(filters))) + filters)
+    got = b""
+    while len(got) < 9:
+        got += sock.recv(9 - len(got))
+    assert got == b"\x20\x02\x00\x00\x90\x03\x00\x01\x00"
+    return sock
+
+
+async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(cluster: LocalCluster) -> None:
+    gateway = cluster.processes("gateway")[0]
+    port = int(gateway["mqtt"].rpartition(":")[2])
+    deaf = [await asyncio.to_thread(deaf_client, port, 500 + number) for number in range(SLOW)]
+    before = resident_bytes(gateway)
+    most = before
+    try:
+        async with members([port], "room/499", range(1, 6)) as found, members([port], "room/498", range(9, 10)) as (sender,):
+            for number in range(FLOOD):
+                for room in range(500, 500 + SLOW):
+                    sender.client.publish(f"room/{room}", b"x" * 8000)
+                sender.client.publish("room/499", b"%d" % number)
+                if number % 20 == 0:
+                    await sender.client.drain()
+                    await asyncio.sleep(0.01)
+                    most = max(most, resident_bytes(gateway))
+            expected = [b"%d" % number for number in range(FLOOD)]
+            await until(lambda: all(len(member.messages) == FLOOD for member in found), "honest clients lost messages")
+            assert all([payload for _, payload in member.messages] == expected for member in found)
+            most = max(most, resident_bytes(gateway))
+            await until(
+                lambda: metric(gateway, 'connections_closed_total{reason="slow_consumer"}') == SLOW,
+                "the deaf clients are still there",
+            )
+            assert all(member.client.connected for member in found)
+    finally:
+        for sock in deaf:
+            sock.close()
+    counted = metrics(gateway)
+    assert counted["pixiu_gateway_slow_consumer_dropped_total"] > SLOW * FLOOD / 2
+    assert counted['pixiu_gateway_connections_behind_total{grade="stalled"}'] >= SLOW
+    assert counted['pixiu_gateway_connections_behind{grade="stalled"}'] == 0
+    # 72 MB were sent to those that do not read; each may keep half a megabyte waiting.
+    assert most - before < 40 << 20
+
+
+async def test_a_stream_that_is_not_read_is_told_and_ended(cluster: LocalCluster) -> None:
+    gateway = cluster.processes("gateway")[0]
+    port = int(gateway["mqtt"].rpartition(":")[2])
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with grpc.aio.insecure_channel(gateway["address"], options=options) as channel:
+        call = wire_pb2_grpc.SubscriberStub(channel).Subscribe()
+        await call.write(wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(client="deaf"), join_rooms=[497], request=1))
+        while True:
+            reply = await asyncio.wait_for(call.read(), WAIT_S)
+            assert isinstance(reply, wire_pb2.SubscribeReply)
+            if reply.request == 1:
+                break
+        closed = metric(gateway, 'connections_behind_total{grade="stalled"}')
+        async with members([port], "room/496", range(9, 10)) as (sender,):
+
+            async def flood() -> None:
+                while metric(gateway, 'connections_behind_total{grade="stalled"}') == closed or metric(
+                    gateway, 'connections_behind{grade="stalled"}'
+                ):
+                    for _ in range(50):
+                        sender.client.publish("room/497", b"x" * 8000)
+                    await sender.client.drain()
+                    await asyncio.sleep(0.05)
+
+            await asyncio.wait_for(flood(), WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async with asyncio.timeout(WAIT_S):
+                while await call.read():
+                    pass
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "does not read" in (raised.value.details() or "")
+
+
+async def test_a_storm_of_half_open_connections_keeps_nobody_out(cluster: LocalCluster) -> None:
+    gateway = cluster.processes("gateway")[1]
+    port = int(gateway["mqtt"].rpartition(":")[2])
+    half_open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    async with members([port], "room/480", range(1, 2)) as (early,):
+        try:
+            for _ in range(300):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"\x10")  # the first byte of a CONNECT, and never the rest
+                half_open.append((reader, writer))
+            async with members([port], "room/480", range(2, 22)) as late:
+                for number, member in enumerate(late):
+                    await asyncio.wait_for(member.client.publish_with_ack("room/480", b"%d" % number), WAIT_S)
+                everybody = [early, *late]
+                await until(lambda: all(len(member.messages) == 20 for member in everybody), "somebody was not heard")
+            assert metric(gateway, "connections_evicted_total") >= 300 - PENDING
+            assert metric(gateway, "connections_pending") <= PENDING
+            for reader, _ in half_open[: 300 - PENDING]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        finally:
+            for _, writer in half_open:
+                writer.close()
+
+
+async def test_a_publisher_over_its_rate_is_told_when_to_try_again(limited: LocalCluster) -> None:
+    async with pixiu.connect(limited.target, uin=77) as px:
+        receipts = [await px.room(42).send(b"%d" % number) for number in range(6000)]
+        results = await asyncio.wait_for(asyncio.gather(*receipts, return_exceptions=True), WAIT_S)
+        refused = [result for result in results if result is not None]
+        assert refused
+        assert len(refused) < len(results)
+        assert all(isinstance(error, Overloaded) and error.retry_after_ms > 0 for error in refused)
+        assert "sends faster than proxy.publisher_messages_per_s" in str(refused[0])
+        last = refused[-1]
+        assert isinstance(last, Overloaded)
+        await asyncio.sleep(last.retry_after_ms / 1000)
+        await asyncio.wait_for(await px.room(42).send(b"again"), WAIT_S)
+
+
+async def test_an_mqtt_client_over_its_rate_waits_at_qos_1_and_loses_qos_0(limited: LocalCluster) -> None:
+    (gateway,) = limited.processes("gateway")
+    port = int(gateway["mqtt"].rpartition(":")[2])
+    async with members([port], "room/43", range(1, 2)) as (reader,), members([port], "room/44", range(2, 3)) as (sender,):
+        answers = [sender.client.publish_with_ack("room/43", b"%d" % number) for number in range(600)]
+        await asyncio.wait_for(asyncio.gather(*answers), WAIT_S)
+        await until(lambda: len(reader.messages) == 600, "a message of QoS 1 was lost")
+        assert [payload for _, payload in reader.messages] == [b"%d" % number for number in range(600)]
+        assert metric(gateway, "publish_over_rate_held_total") > 0
+        for number in range(2000):
+            sender.client.publish("room/43", b"%d" % number)
+        await asyncio.wait_for(sender.client.publish_with_ack("room/43", b"end"), WAIT_S)
+        await until(lambda: any(payload == b"end" for _, payload in reader.messages), "the last message is missing")
+        dropped = metric(gateway, "publish_over_rate_dropped_total")
+        assert dropped > 0
+        await until(lambda: len(reader.messages) == 600 + 2000 + 1 - dropped, "what was not dropped did not all arrive")
+
+
+async def test_a_storm_of_clients_is_let_in_at_the_rate_and_told_so(limited: LocalCluster) -> None:
+    (gateway,) = limited.processes("gateway")
+    port = int(gateway["mqtt"].rpartition(":")[2])
+    refused: list[ConnectionRefused] = []
+
+    async def come_in(number: int) -> MQTTClient:
+        while True:
+            client = MQTTClient("127.0.0.1", port, f"storm-{number}", str(5000 + number))
+            try:
+                await client.connect()
+            except ConnectionRefused as error:
+                refused.append(error)
+            else:
+                return client
+
+    clients = await asyncio.wait_for(asyncio.gather(*(come_in(number) for number in range(20))), WAIT_S)
+    try:
+        assert refused
+        assert {error.return_code for error in refused} == {3}
+        assert metric(gateway, "connections_refused_total") >= len(refused)
+        async with grpc.aio.insecure_channel(gateway["address"]) as channel:
+            stub = wire_pb2_grpc.SubscriberStub(channel)
+            told: list[grpc.aio.AioRpcError] = []
+
+            async def subscribe(uin: int) -> None:
+                hello = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=uin))
+                try:
+                    async for _ in stub.Subscribe(iter([hello])):
+                        pass
+                except grpc.aio.AioRpcError as error:
+                    told.append(error)
+
+            await asyncio.wait_for(asyncio.gather(*(subscribe(uin) for uin in range(1, 30))), WAIT_S)
+            assert told
+            assert {error.code() for error in told} == {grpc.StatusCode.UNAVAILABLE}
+            for error in told:
+                assert int(error.trailing_metadata()["grpc-retry-pushback-ms"]) >= 500
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))

@@ -461,3 +461,40 @@ def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
     assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1)]
     assert isinstance(send(session, Publish("room/64640", b"x"))[0], PublishMessages)
     assert closed(send(session, Publish("room/64639", b"x", qos=1, packet_id=2))) is CloseReason.PUBLISH_TOPIC
+
+
+def test_a_client_that_is_held_is_not_read_from_until_then_and_its_silence_is_ours() -> None:
+    session = connected(keep_alive_s=10)
+    assert session.hold_reading(60.0, 2.0) == [PauseReading()]
+    assert session.hold_reading(30.0, 2.0) == []
+    assert session.next_deadline() == 60.0
+    assert session.timeout(59.0) == []
+    assert session.timeout(60.0) == [ResumeReading()]
+    assert session.next_deadline() == 75.0
+    assert closed(session.timeout(75.0)) is CloseReason.KEEP_ALIVE
+
+
+def test_a_hold_can_grow_and_outlives_the_answers_that_are_waited_for() -> None:
+    session = connected(SessionLimits(max_inflight=2), keep_alive_s=0)
+    effects = send(session, Publish("room/1", b"x", qos=1, packet_id=1), Publish("room/1", b"x", qos=1, packet_id=2))
+    assert PauseReading() in effects
+    assert session.hold_reading(5.0, 2.0) == []
+    assert session.hold_reading(8.0, 3.0) == []
+    assert ResumeReading() not in session.publish_accepted([1, 2], 4.0)
+    assert session.timeout(5.0) == []
+    assert session.timeout(8.0) == [ResumeReading()]
+
+
+def test_a_hold_that_ends_leaves_the_pause_for_unanswered_messages() -> None:
+    session = connected(SessionLimits(max_inflight=2), keep_alive_s=0)
+    send(session, Publish("room/1", b"x", qos=1, packet_id=1), Publish("room/1", b"x", qos=1, packet_id=2))
+    session.hold_reading(5.0, 2.0)
+    assert session.timeout(5.0) == []
+    assert session.paused
+    assert ResumeReading() in session.publish_accepted([1, 2], 6.0)
+
+
+def test_who_is_not_connected_cannot_be_held() -> None:
+    session = ServerSession(0.0, "assigned")
+    assert session.hold_reading(9.0, 1.0) == []
+    assert session.next_deadline() == 5.0

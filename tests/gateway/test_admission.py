@@ -1,0 +1,81 @@
+"""Who may connect: rates, bounds, and that half-open connections never keep out an honest one."""
+
+from __future__ import annotations
+
+import random
+
+from gateway.admission import Admission
+
+
+def admission(rate: float = 0, burst: float = 10, pending: int = 100, connections: int = 1000) -> Admission:
+    return Admission(rate_per_s=rate, burst=burst, max_pending=pending, max_connections=connections, now=0.0)
+
+
+def test_connections_beyond_the_rate_are_refused_and_told_when_to_come() -> None:
+    door = admission(rate=5)
+    for number in range(30):
+        assert door.arrived(number) is None
+    waits = [door.connect(number, 0.0) for number in range(30)]
+    assert waits[:10] == [0.0] * 10
+    assert all(wait_s > 0 for wait_s in waits[10:])
+    assert (door.connected, door.pending, door.refused) == (10, 20, 20)
+    assert door.connect(29, 0.25) == 0.0
+
+
+def test_a_full_gateway_refuses_until_somebody_goes() -> None:
+    door = admission(connections=2)
+    for number in range(3):
+        door.arrived(number)
+    assert [door.connect(number, 0.0) > 0 for number in range(3)] == [False, False, True]
+    door.gone(0)
+    assert door.connect(2, 0.0) == 0.0
+
+
+def test_too_many_pending_connections_cost_the_oldest() -> None:
+    door = admission(pending=3)
+    assert [door.arrived(number) for number in range(5)] == [None, None, None, 0, 1]
+    assert door.pending == 3
+    assert door.evicted == 2
+
+
+def test_a_connected_client_is_never_the_one_that_goes() -> None:
+    door = admission(pending=1)
+    door.arrived(0)
+    door.connect(0, 0.0)
+    assert [door.arrived(number) for number in range(1, 4)] == [None, 1, 2]
+    assert door.connected == 1
+
+
+def test_pending_connections_take_no_place_of_connected_ones() -> None:
+    door = admission(pending=50, connections=10)
+    for number in range(50):
+        door.arrived(number)
+    assert [door.connect(number, 0.0) for number in range(10)] == [0.0] * 10
+
+
+def test_an_honest_client_gets_in_during_a_storm_of_half_open_connections() -> None:
+    """It says who it is while at most some of the others that came after it are accepted."""
+    chance = random.Random(7)
+    door = admission(pending=64)
+    number = 0
+    for _ in range(500):
+        honest = number
+        gone = {door.arrived(honest)}
+        for number in range(honest + 1, honest + 1 + chance.randrange(64)):
+            gone.add(door.arrived(number))
+        number += 1
+        assert honest not in gone
+        assert door.connect(honest, 0.0) == 0.0
+        door.gone(honest)
+    assert door.pending <= 64
+
+
+def test_nothing_is_kept_of_who_is_gone() -> None:
+    door = admission()
+    for number in range(100):
+        door.arrived(number)
+        if number % 2:
+            door.connect(number, 0.0)
+    for number in range(100):
+        door.gone(number)
+    assert (door.pending, door.connected) == (0, 0)
