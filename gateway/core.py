@@ -1,4 +1,4 @@
-"""The gateway's core: its clients' rooms, what it tells the routers, and the fan-out of what brokers send.
+"""The gateway's core: its clients' rooms, what it tells routers and relays, and the fan-out of what it is sent.
 
 The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
 loop; a connection gets one write for all of them.
@@ -12,35 +12,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
+from gateway.devices import DeviceIndex
 from gateway.events import (
+    Answer,
     Closed,
     Confirmed,
     Deliver,
+    DevicesConfirmed,
     Effect,
     EndOfTurn,
     Event,
     Join,
     Leave,
+    MembershipMessage,
     Opened,
     ProxiesChanged,
     Publish,
     RecordsArrived,
+    RelaysChanged,
     Replica,
     RoutersChanged,
+    SendDevices,
+    SendMembership,
     SendRecords,
     Settled,
     Tick,
 )
-from gateway.presence import Presence
+from gateway.presence import MESSAGES_A_PARCEL, Presence
 from gateway.rooms import Channel, Client, RoomIndex
+from pixiu.devices import MESSAGES_A_CONTROL, DeviceChange
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
+from pixiu.partition import serves
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
 from pixiu.routing import Routes
 
 DEDUPE_GENERATION = 65_536
 """The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
+ROOM_KIND = int(Kind.ROOM)
 
 
 @dataclass(slots=True)
@@ -78,9 +88,17 @@ class Core:
         self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy)
         self._partitions_of: dict[EndpointID, int] = {}
         self._held: list[tuple[int, bytes]] = []
-        self.presence = Presence(self._next_id, self._next_token)
+        self.presence: Presence[MembershipMessage] = Presence(self._next_token, SendMembership, MESSAGES_A_PARCEL)
+        self.devices = DeviceIndex(self._next_id)
+        self.device_presence: Presence[DeviceChange] = Presence(self._next_token, SendDevices, MESSAGES_A_CONTROL)
+        self._relay_partitions = 0
+        self._relays: dict[EndpointID, int] = {}
+        """Relay → its partition."""
+        self._halves: dict[int, dict[int, bool | None]] = {}
+        """Connection → request that routers and relays both have to confirm → what the first of them said."""
         self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
             RoutersChanged: self._on_routers,
+            RelaysChanged: self._on_relays,
             ProxiesChanged: self._on_proxies,
             Opened: self._on_opened,
             Closed: self._on_closed,
@@ -88,6 +106,7 @@ class Core:
             Leave: self._on_leave,
             Publish: self._on_publish,
             Confirmed: self._on_confirmed,
+            DevicesConfirmed: self._on_devices_confirmed,
             Settled: self._on_settled,
             EndOfTurn: self._on_end_of_turn,
             Tick: self._on_tick,
@@ -101,7 +120,7 @@ class Core:
         return self._handlers[type(event)](event, now)
 
     def records_arrived(self, event: RecordsArrived) -> bool:
-        """Take a batch from a broker. False when it is malformed: then nothing of it is delivered."""
+        """Take a batch from a broker or a relay. False when it is malformed: then nothing of it is delivered."""
         records = _split(event.data, event.start, event.end, event.count)
         if records is None:
             self.counters.batches_malformed += 1
@@ -123,7 +142,7 @@ class Core:
             if record[5] & Flag.TOPIC:
                 channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
             else:
-                channel = rooms.get(key)
+                channel = rooms.get(key) if record[4] == ROOM_KIND else self._addressee(record[4], record[5], key)
             if channel is None:
                 self.counters.without_members += 1
                 continue
@@ -138,8 +157,19 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds; None for never."""
-        due = [time for time in (self.presence.next_deadline(), self._proxy_routes.deadline) if time is not None]
-        return min(due, default=None)
+        due = (self.presence.next_deadline(), self.device_presence.next_deadline(), self._proxy_routes.deadline)
+        return min([time for time in due if time is not None], default=None)
+
+    @property
+    def unconfirmed(self) -> int:
+        """What was said and some partition has not confirmed."""
+        return self.presence.unconfirmed + self.device_presence.unconfirmed
+
+    def _addressee(self, kind: int, flags: int, key: int) -> Channel | None:
+        """The channel of a record that is no room message."""
+        if kind == Kind.SIGNAL and flags & Flag.TO_ROOM:
+            return self.index.rooms.get(key)
+        return self.index.users.get(key) if kind in (Kind.CHAT, Kind.SIGNAL) else None
 
     def _next_id(self) -> int:
         self._counter += 1
@@ -156,7 +186,19 @@ class Core:
     def _on_routers(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, RoutersChanged)
         self._partitions_of = {replica.endpoint: replica.partition for replica in event.replicas}
-        self.presence.set_routers(event.partitions, event.replicas, now)
+        self.presence.set_replicas(event.partitions, event.replicas, now)
+        return []
+
+    def _on_relays(self, event: Event, now: float) -> list[Effect]:
+        """Relays that were all gone know nothing: tell the ones that come everything."""
+        assert isinstance(event, RelaysChanged)
+        before = set(self._relays.values()) if self._relay_partitions else set()
+        self._relay_partitions = event.partitions
+        self._relays = {replica.endpoint: replica.partition for replica in event.replicas}
+        self.device_presence.set_replicas(event.partitions or 1, event.replicas, now)
+        new = set(self._relays.values()) - before
+        if event.partitions and new:
+            self.device_presence.announce(self.devices.all(lambda uin: any(serves(p, uin, event.partitions) for p in new)), now)
         return []
 
     def _on_proxies(self, event: Event, now: float) -> list[Effect]:
@@ -170,16 +212,30 @@ class Core:
     def _on_opened(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Opened)
         self.index.clients[event.connection] = Client(event.uin, event.packets)
+        opened = self.devices.opened(event.connection, event.uin, event.device, event.device_class, event.wall_ms)
+        self._say_devices(opened, now)
         return []
+
+    def _say_devices(self, changes: list[DeviceChange], now: float) -> None:
+        """Tell the relays, where the cluster has any; else it is said when they come."""
+        if self._relay_partitions:
+            self.device_presence.announce(changes, now)
+
+    def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
+        self.presence.announce([MembershipMessage(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
     def _on_closed(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Closed)
         client = self.index.clients.get(event.connection)
         if client is not None:
             left = self.index.leave(event.connection, list(client.channels))
+            self.index.leave_user(event.connection)
             del self.index.clients[event.connection]
             self.presence.forget(event.connection)
-            self.presence.change(left, client.uin, False, event.reason, now)
+            self.device_presence.forget(event.connection)
+            self._halves.pop(event.connection, None)
+            self._say_rooms(left, client.uin, False, event.reason, now)
+            self._say_devices(self.devices.closed(event.connection, event.reason), now)
         return []
 
     def _on_join(self, event: Event, now: float) -> list[Effect]:
@@ -188,14 +244,44 @@ class Core:
         if client is None:
             return []
         entered = self.index.join(event.connection, event.channels)
-        self.presence.change(entered, client.uin, True, 0, now)
-        return self.presence.request(event.connection, event.request, {room for room, _ in event.channels}, client.uin, now)
+        self._say_rooms(entered, client.uin, True, 0, now)
+        pairs = {(room, client.uin) for room, _ in event.channels}
+        if not event.chat:
+            return self.presence.request(event.connection, event.request, pairs, now)
+        self.index.join_user(event.connection)
+        self._say_devices(self.devices.chat(event.connection, True), now)
+        self._halves.setdefault(event.connection, {})[event.request] = None
+        return self._answered(
+            self.presence.request(event.connection, event.request, pairs, now)
+            + self.device_presence.request(event.connection, event.request, [self.devices.pair(event.connection)], now)
+        )
+
+    def _answered(self, effects: list[Effect]) -> list[Effect]:
+        """Answers that may go out: one that needs both routers and relays goes with the second."""
+        if not self._halves:
+            return effects
+        found: list[Effect] = []
+        for answer in effects:
+            assert isinstance(answer, Answer)
+            halves = self._halves.get(answer.connection, {})
+            if answer.request not in halves:
+                found.append(answer)
+            elif halves[answer.request] is None:
+                halves[answer.request] = answer.known
+            else:
+                found.append(Answer(answer.connection, answer.request, bool(halves.pop(answer.request)) and answer.known))
+                if not halves:
+                    del self._halves[answer.connection]
+        return found
 
     def _on_leave(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Leave)
         client = self.index.clients.get(event.connection)
         if client is not None:
-            self.presence.change(self.index.leave(event.connection, event.channels), client.uin, False, 1, now)
+            self._say_rooms(self.index.leave(event.connection, event.channels), client.uin, False, 1, now)
+            if event.chat:
+                self.index.leave_user(event.connection)
+                self._say_devices(self.devices.chat(event.connection, False), now)
         return []
 
     def _on_publish(self, event: Event, now: float) -> list[Effect]:
@@ -209,22 +295,37 @@ class Core:
     def _on_confirmed(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Confirmed)
         partition = self._partitions_of.get(event.peer)
-        return [] if partition is None else self.presence.confirmed(partition, event.ids)
+        return [] if partition is None else self._answered(self.presence.confirmed(partition, event.ids))
+
+    def _on_devices_confirmed(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, DevicesConfirmed)
+        partition = self._relays.get(event.peer)
+        if partition is None:
+            return []
+        for number, time in event.newer:
+            change = self.device_presence.message(number)
+            if change is not None:
+                self.device_presence.announce(self.devices.overtaken(change, time), now)
+        for number in event.ids:
+            change = self.device_presence.message(number)
+            if change is not None:
+                self.devices.confirmed(change)
+        return self._answered(self.device_presence.confirmed(partition, event.ids))
 
     def _on_settled(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Settled)
         for token, handled in event.parcels:
-            if not self.presence.settled(token, handled, now):
+            if not self.presence.settled(token, handled, now) and not self.device_presence.settled(token, handled, now):
                 self._proxy_routes.settled(token)
         return []
 
     def _on_tick(self, event: Event, now: float) -> list[Effect]:
         self._proxy_routes.expire(now)
-        return self.presence.expire(now)
+        return self._answered(self.presence.expire(now) + self.device_presence.expire(now))
 
     def _on_end_of_turn(self, event: Event, now: float) -> list[Effect]:
         """Presence first, so that routers know of it before a message that a client sends after it."""
-        effects = self.presence.flush(now)
+        effects = self.presence.flush(now) + self.device_presence.flush(now)
         if self._held and not self._proxy_routes.held:
             effects += self._published()
         effects += self._deliveries()

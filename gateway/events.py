@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pixiu.devices import DeviceChange
 from pixiu.ids import EndpointID
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that a gateway may send to: of a router partition, or a proxy (partition 0)."""
+    """A replica that a gateway may send to: of a router or relay partition, or a proxy (partition 0)."""
 
     endpoint: EndpointID
     partition: int
@@ -24,6 +25,14 @@ class Replica:
 @dataclass(frozen=True, slots=True)
 class RoutersChanged:
     """The Running router replicas that are not dead, the number of partitions and the next one while it doubles."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaysChanged:
+    """The same for relays. `partitions` is 0 where the cluster's layout has no relays."""
 
     partitions: int
     replicas: tuple[Replica, ...]
@@ -43,6 +52,10 @@ class Opened:
     connection: int
     uin: int
     packets: bool
+    device: int = 0
+    device_class: int = 0
+    wall_ms: int = 0
+    """Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ class Join:
     connection: int
     request: int
     channels: list[tuple[int, bytes | None]]
+    chat: bool = False
+    """It wants the messages to its user as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +83,12 @@ class Leave:
 
     connection: int
     channels: list[tuple[int, bytes | None]]
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsArrived:
-    """A batch came from a broker: records in data[start:end]."""
+    """A batch came from a broker or a relay: records in data[start:end]."""
 
     data: bytes
     start: int
@@ -101,6 +117,18 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicesConfirmed:
+    """A relay says that these relay messages are known to its partition.
+
+    `newer`: (ID, connect time) of those whose device has a newer connection on another gateway.
+    """
+
+    peer: EndpointID
+    ids: list[int]
+    newer: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """What became of parcels: (token, whether the peer handled all of it)."""
 
@@ -114,6 +142,7 @@ class Tick:
 
 Event = (
     RoutersChanged
+    | RelaysChanged
     | ProxiesChanged
     | Opened
     | Closed
@@ -123,6 +152,7 @@ Event = (
     | EndOfTurn
     | Publish
     | Confirmed
+    | DevicesConfirmed
     | Settled
     | Tick
 )
@@ -138,6 +168,16 @@ class MembershipMessage:
     login: bool
     reason: int = 0
 
+    @property
+    def partition_key(self) -> int:
+        """What chooses the partition."""
+        return self.room
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """What it speaks of, on this gateway."""
+        return self.room, self.uin
+
 
 @dataclass(frozen=True, slots=True)
 class SendMembership:
@@ -145,6 +185,15 @@ class SendMembership:
 
     peer: EndpointID
     messages: list[MembershipMessage]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendDevices:
+    """Send relay messages to a relay."""
+
+    peer: EndpointID
+    messages: list[DeviceChange]
     token: int
 
 
@@ -176,4 +225,4 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendRecords | Deliver | Answer
+Effect = SendMembership | SendDevices | SendRecords | Deliver | Answer

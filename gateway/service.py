@@ -9,6 +9,7 @@ import asyncio
 import errno
 import itertools
 import random
+import time
 from collections import OrderedDict
 from dataclasses import asdict, replace
 
@@ -21,6 +22,7 @@ from gateway.events import (
     Closed,
     Confirmed,
     Deliver,
+    DevicesConfirmed,
     Effect,
     EndOfTurn,
     Event,
@@ -30,8 +32,10 @@ from gateway.events import (
     ProxiesChanged,
     Publish,
     RecordsArrived,
+    RelaysChanged,
     Replica,
     RoutersChanged,
+    SendDevices,
     SendMembership,
     SendRecords,
     Settled,
@@ -42,6 +46,7 @@ from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
 from gateway.publishing import ConfirmedPublisher
 from gateway.subscriber import SubscriberService
+from pixiu.devices import encode_devices
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
@@ -79,7 +84,7 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._closed_by_reason: dict[str, int] = {}
-        self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0}
+        self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0, "chat_offline": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
         context.metrics.collect_from(self._samples)
 
@@ -108,7 +113,7 @@ class Service:
             text = "the gateway is going; connect to another one"
             # Who can be told leaves by itself in the first half, after it has found another gateway.
             loop.call_later(random.uniform(0.5, 1.0) * self.options.drain_jitter_s, connection.close, text)
-        while self._connections or (self._core is not None and self._core.presence.unconfirmed):
+        while self._connections or (self._core is not None and self._core.unconfirmed):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
@@ -129,12 +134,13 @@ class Service:
         return {
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
-            "unconfirmed": core.presence.unconfirmed if core else 0,
+            "devices": len(core.devices) if core else 0,
+            "unconfirmed": core.unconfirmed if core else 0,
         }
 
     def on_view(self, view: View) -> None:
-        """Heartbeat every router and proxy; send to those that are Running."""
-        nodes = (*view.of_role("router"), *view.of_role("proxy"))
+        """Heartbeat every router, relay and proxy; send to those that are Running."""
+        nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._publisher.set_proxies(tuple(f"{node.host}:{node.port}" for node in view.running("proxy")))
         self._peers_changed()
@@ -142,12 +148,12 @@ class Service:
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        """A broker sent messages."""
+        """A broker or a relay sent messages."""
         self._end_turn_soon()
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router confirms."""
+        """A router or a relay confirms."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -156,6 +162,10 @@ class Service:
                 return False
             if control.HasField("gateway_confirm"):
                 self._step(Confirmed(peer, list(control.gateway_confirm.ids)))
+            elif control.HasField("relay_confirm"):
+                confirm = control.relay_confirm
+                newer = [(found.id, found.connect_time) for found in confirm.newer]
+                self._step(DevicesConfirmed(peer, list(confirm.ids), newer))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -163,7 +173,7 @@ class Service:
         self._step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A router or proxy is doubted, dead, or back."""
+        """A router, relay or proxy is doubted, dead, or back."""
         self._peers_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
@@ -186,10 +196,16 @@ class Service:
         self._admitted += 1
         return next(self._numbers)
 
-    def opened(self, connection: Connection, uin: int) -> None:
+    def opened(self, connection: Connection, uin: int, device: int, device_class: int) -> None:
         """A client said who it is."""
         self._connections[connection.id] = connection
-        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection)))
+        wall_ms = time.time_ns() // 1_000_000
+        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms))
+
+    @property
+    def serves_users(self) -> bool:
+        """Whether the cluster has relays, so that messages to users can come."""
+        return "relay" in self._context.view.layout.roles
 
     def closed(self, connection: Connection, reason: int) -> None:
         """An admitted client is gone."""
@@ -214,13 +230,13 @@ class Service:
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 
-    def join(self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+    def join(self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """A client subscribes."""
-        self._step(Join(connection.id, request, channels))
+        self._step(Join(connection.id, request, channels, chat))
 
-    def leave(self, connection: Connection, channels: list[tuple[int, bytes | None]]) -> None:
+    def leave(self, connection: Connection, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """A client unsubscribes."""
-        self._step(Leave(connection.id, channels))
+        self._step(Leave(connection.id, channels, chat))
 
     def publish(self, records: list[tuple[int, bytes]]) -> None:
         """Messages of QoS 0: (key, record)."""
@@ -241,6 +257,10 @@ class Service:
     def count_unroutable(self, messages: int) -> None:
         """Published messages that could not be passed on."""
         self._counts["unroutable"] += messages
+
+    def count_offline(self) -> None:
+        """A client's message of QoS 1 went to a user who is not there."""
+        self._counts["chat_offline"] += 1
 
     def count_closed(self, reason: CloseReason) -> None:
         """A connection ended for this reason."""
@@ -265,6 +285,8 @@ class Service:
     def _peers_changed(self) -> None:
         view = self._context.view
         self._step(RoutersChanged(view.layout.partitions("router"), self._replicas(view, "router")))
+        partitions = view.layout.partitions("relay") if self.serves_users else 0
+        self._step(RelaysChanged(partitions, self._replicas(view, "relay") if partitions else ()))
         self._step(ProxiesChanged(tuple(replace(proxy, partition=0) for proxy in self._replicas(view, "proxy"))))
 
     def _replicas(self, view: View, role: str) -> tuple[Replica, ...]:
@@ -322,6 +344,8 @@ class Service:
                 links.send_records(effect.peer, effect.records, effect.lane, effect.token)
             elif isinstance(effect, SendMembership):
                 links.send_control(effect.peer, [_control(effect)], effect.token)
+            elif isinstance(effect, SendDevices):
+                links.send_control(effect.peer, encode_devices(effect.messages), effect.token)
             elif isinstance(effect, Answer):
                 self._answer(effect)
         for connection in written.values():
@@ -343,6 +367,9 @@ class Service:
             samples["presences"] = self._core.index.presences
             samples["presences_unconfirmed"] = self._core.presence.unconfirmed
             samples["gateway_messages_resent_total"] = self._core.presence.resent
+            samples["devices"] = len(self._core.devices)
+            samples["devices_unconfirmed"] = self._core.device_presence.unconfirmed
+            samples["relay_messages_resent_total"] = self._core.device_presence.resent
         return samples
 
 

@@ -15,12 +15,14 @@ import grpc.aio
 
 from gateway.connections import Backlog
 from gateway.options import Options
+from pixiu.devices import MAX_DEVICE
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
-from pixiu.ids import MAX_ID, MAX_ROOM, uin_of_name
+from pixiu.ids import MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
+MAX_CLASS_BYTES = 64
 MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_CHANNELS_A_REQUEST = 10_000
@@ -46,13 +48,17 @@ class Hub(Protocol):
     def admit(self) -> int:
         """A number for a new connection. Raises `Overloaded` or `Draining`."""
 
-    def opened(self, connection: _Stream, uin: int) -> None:
+    @property
+    def serves_users(self) -> bool:
+        """Whether messages to users can come."""
+
+    def opened(self, connection: _Stream, uin: int, device: int, device_class: int) -> None:
         """The client said who it is."""
 
     def closed(self, connection: _Stream, reason: int) -> None:
         """The client is gone."""
 
-    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """The client subscribes."""
 
     def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
@@ -150,7 +156,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         try:
             first = await self._first(request_iterator, context)
             uin = _uin(first)
-            self._hub.opened(stream, uin)
+            hello = first.hello
+            device = hello.device or device_of_name(hello.client)
+            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class))
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
             tasks.append(asyncio.create_task(stream.write_all(context)))
@@ -193,6 +201,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             leaves = _channels(request.leave_rooms, request.leave_topics)
             joins = _channels(request.join_rooms, request.join_topics)
             most = self._hub.options.max_subscriptions
+            chat = request.hello.chat
+            if chat and not self._hub.serves_users:
+                raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
             if len(stream.channels.difference(leaves).union(joins)) > most:
                 raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
         except PixiuError as error:
@@ -201,9 +212,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         if leaves:
             stream.channels.difference_update(leaves)
             self._hub.leave(stream, leaves)
-        if joins:
+        if joins or chat:
             stream.channels.update(joins)
-            self._hub.join(stream, request.request, joins)
+            self._hub.join(stream, request.request, joins, chat)
         elif request.request:
             stream.answer(request.request, True)
 
@@ -216,6 +227,10 @@ def _uin(request: wire_pb2.SubscribeRequest) -> int:
         raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
     if hello.uin > MAX_ID:
         raise InvalidArgument("a UIN is below 2^63")
+    if hello.device > MAX_DEVICE:
+        raise InvalidArgument(f"a DeviceID is at most {MAX_DEVICE}")
+    if len(hello.device_class.encode()) > MAX_CLASS_BYTES:
+        raise InvalidArgument(f"a device class has at most {MAX_CLASS_BYTES} bytes")
     return hello.uin or uin_of_name(hello.client)
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pixiu.version import __version__
 
 if TYPE_CHECKING:
-    from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+    from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
     from pixiu.client.directory import ClusterMap
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
+    from pixiu.client.presence import UserPresence
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
-    from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, connect_sync
+    from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, SyncUser, connect_sync
     from pixiu.errors import (
         ConfigurationError,
         Dropped,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         LocalError,
         MalformedData,
         NotConnected,
+        Offline,
         Overloaded,
         PixiuError,
         RecordTooLarge,
@@ -51,6 +53,7 @@ __all__ = [
     "MalformedData",
     "Message",
     "NotConnected",
+    "Offline",
     "Overloaded",
     "PixiuError",
     "Receipt",
@@ -63,8 +66,11 @@ __all__ = [
     "SyncClient",
     "SyncReceipt",
     "SyncSubscription",
+    "SyncUser",
     "Topic",
     "Unavailable",
+    "User",
+    "UserPresence",
     "__version__",
     "connect",
     "connect_sync",

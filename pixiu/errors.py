@@ -11,6 +11,7 @@
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
+    │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   └── Draining             the process is going: use another
     └── LimitError             a bound was reached
@@ -93,6 +94,12 @@ class Dropped(RemoteError):
     code = "DROPPED"
 
 
+class Offline(RemoteError):
+    """The user has no device online that takes messages; nobody got it, and it is not kept."""
+
+    code = "OFFLINE"
+
+
 class WrongPartition(RemoteError):
     """The process does not serve this key."""
 
@@ -138,6 +145,7 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "DROPPED": grpc.StatusCode.ABORTED,
+    "OFFLINE": grpc.StatusCode.NOT_FOUND,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,

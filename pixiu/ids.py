@@ -92,6 +92,19 @@ def uin_of_name(name: str) -> UIN:
     return UIN(xxhash.xxh3_64_intdigest(name.encode()) & MAX_ID)
 
 
+def device_of_name(name: str) -> DeviceID:
+    """The DeviceID of a client that is known by its name alone: 1 to 65535, by xxh3.
+
+    Two of a user's devices share a number once in 65 535 pairs; then they count as one device.
+    """
+    return DeviceID(xxhash.xxh3_64_intdigest(name.encode()) % 0xFFFF + 1)
+
+
+def device_class_of_name(name: str) -> int:
+    """The number of a device class such as "phone": 0 for the empty name, else 1 to 65535, by xxh3."""
+    return xxhash.xxh3_64_intdigest(name.encode()) % 0xFFFF + 1 if name else 0
+
+
 def topic_room(topic: str) -> RoomID:
     """The room that carries a free topic: chosen by its first level. Source: DESIGN section 8."""
     first = topic.split("/", 1)[0]

@@ -1,4 +1,4 @@
-"""Takes snapshots of a router's membership over gRPC, for brokers and for routers.
+"""Takes snapshots of a replica's map over gRPC, for brokers, routers and relays.
 
 Source: seed 004 §2.3 step 4, §5.2 step 7, §5.3 step 7 (loading); DESIGN section 10, "Start-up".
 """
@@ -28,7 +28,7 @@ class SnapshotReader:
 
     Args:
         endpoint: this process; the router sends it live messages from the moment of the snapshot on.
-        role: "broker" or "router".
+        role: of this process.
         on_chunk: called in the event loop for each part.
         on_finished: called once at the end with None, or with why it failed.
     """

@@ -56,6 +56,15 @@ class Change(NamedTuple):
     reason: int = 0
     """A `Reason` of control.proto; passed on, not kept."""
 
+    @property
+    def partition_key(self) -> int:
+        """What chooses the partition."""
+        return self.room
+
+    def in_range(self) -> bool:
+        """Whether all IDs are possible ones."""
+        return 0 < self.id <= MAX_ID and self.room <= MAX_ID and self.uin <= MAX_ID
+
 
 class Key(NamedTuple):
     """The key of one register."""

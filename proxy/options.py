@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixiu.runtime.fields import bounded
+from pixiu.runtime.fields import bounded, choices
 from pixiu.runtime.options import RoleOptions
 
 
@@ -18,3 +18,6 @@ class Options(RoleOptions):
     """Publishers' streams at one time; more are refused."""
     max_lent_workers: int = bounded(256, 0, 4096)
     """SnowflakeID worker numbers lent to publishers at one time; 4096 exist in a cluster."""
+    kinds: tuple[str, ...] = choices(("room", "chat"), "room", "chat")
+    """What this proxy takes: messages to rooms, messages to users. Others are refused; SDKs go by all proxies, so
+    proxies that differ are for back ends that name theirs."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("proxy", "router", "broker", "gateway")
+ROLES = ("proxy", "router", "broker", "relay", "gateway")
 PACKAGES = ("pixiu", "registry", *ROLES)
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
@@ -20,6 +20,9 @@ IMPURE = {
 PURE_MODULES = {
     "gateway/presence.py", "gateway/rooms.py",
     "pixiu/partition.py", "pixiu/record.py", "pixiu/routing.py", "pixiu/softstore.py", "pixiu/notices.py",
+    "pixiu/devices.py", "pixiu/hybridclock.py",
+    "pixiu/replicas/core.py", "pixiu/replicas/events.py", "pixiu/replicas/forwards.py", "pixiu/replicas/registers.py",
+    "pixiu/replicas/subscribers.py", "relay/chat.py", "router/codec.py", "relay/codec.py", "gateway/devices.py", "proxy/chat.py",
     "pixiu/links/head.py", "pixiu/links/sequence.py", "pixiu/links/window.py", "pixiu/links/liveness.py", "pixiu/links/link.py",
     "pixiu/discovery/node.py", "pixiu/discovery/view.py", "pixiu/discovery/paths.py",
     "pixiu/mqtt/codec.py", "pixiu/mqtt/server.py", "pixiu/mqtt/client.py", "pixiu/mqtt/topics.py",
@@ -27,7 +30,7 @@ PURE_MODULES = {
     "pixiu/client/publisher.py", "pixiu/client/events.py", "pixiu/client/message.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
-UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"router/store.py"}}
+UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"pixiu/replicas/store.py"}}
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""

@@ -1,12 +1,13 @@
-"""The SDK: publish to rooms and topics, subscribe to them. Users import it as `pixiu`."""
+"""The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
 
-from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
 from pixiu.client.directory import ClusterMap
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
+from pixiu.client.presence import UserPresence
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
-from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, connect_sync
+from pixiu.client.sync import SyncClient, SyncReceipt, SyncSubscription, SyncUser, connect_sync
 
 __all__ = [
     "Client",
@@ -21,7 +22,10 @@ __all__ = [
     "SyncClient",
     "SyncReceipt",
     "SyncSubscription",
+    "SyncUser",
     "Topic",
+    "User",
+    "UserPresence",
     "connect",
     "connect_sync",
 ]

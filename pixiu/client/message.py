@@ -7,14 +7,16 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import RoomID, SnowflakeID, snowflake_time_ms
-from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, offsets
+from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
+from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 TYPE_MASK: Final = 63
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
 TRACED: Final = int(Flag.TRACED)
 TOPIC: Final = int(Flag.TOPIC)
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
+TO_ROOM: Final = int(Flag.TO_ROOM)
+ROOM_KIND: Final = int(Kind.ROOM)
 MAX_TOPIC_BYTES: Final = 65_535
 """MQTT's own limit, and that of the length in the record."""
 
@@ -23,7 +25,7 @@ class Message(NamedTuple):
     """A message as a subscriber sees it."""
 
     room: RoomID
-    """The room it was sent to; for a topic the room that carries the topic."""
+    """The room it was sent to; for a topic the room that carries the topic; 0 for a message to a user."""
     topic: str | None
     """The topic's name, None for a message to a room."""
     sender: int
@@ -42,6 +44,8 @@ class Message(NamedTuple):
     """JSON headers of the application, empty where it sent none."""
     lifetime_min: int
     """For how many minutes it is of use, 0 without limit."""
+    user: UIN = UIN(0)
+    """The user it was sent to; 0 for a message to a room or topic."""
 
 
 def message_of(record: bytes) -> Message:
@@ -49,7 +53,7 @@ def message_of(record: bytes) -> Message:
 
     Reads the header once and makes one object: `pixiu.record.decode` and its `Record` would take three times as long.
     """
-    _, _, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
+    _, kind, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
     start = HEADER_SIZE + length
     end = len(record)
     if flags & TRACED:
@@ -67,8 +71,9 @@ def message_of(record: bytes) -> Message:
             topic = record[name:start].decode()
         except UnicodeDecodeError:
             raise MalformedData("the topic's name is not UTF-8") from None
+    to_user = kind != ROOM_KIND and not flags & TO_ROOM
     return Message(
-        RoomID(key),
+        RoomID(0 if to_user else key),
         topic,
         sender,
         record[start:end],
@@ -78,6 +83,7 @@ def message_of(record: bytes) -> Message:
         0 if flags & DERIVED_ID else snowflake_time_ms(message_id),
         extension,
         lifetime_min,
+        UIN(key if to_user else 0),
     )
 
 
@@ -134,7 +140,7 @@ def _check(topic: str) -> str:
         raise InvalidArgument("a topic must be text that UTF-8 can carry: it has a lone surrogate") from error
     if size > MAX_TOPIC_BYTES:
         raise InvalidArgument(f"a topic has at most {MAX_TOPIC_BYTES} bytes, this one {size}")
-    for prefix, instead in (("room/", "room(…) or room="), ("user/", "a user's own stream")):
+    for prefix, instead in (("room/", "room(…) or room="), ("user/", "user(…) or chat=True")):
         if topic.startswith(prefix):
             raise InvalidArgument(f"{topic!r}: names that begin with {prefix!r} are not free topics; use {instead}")
     return topic

@@ -8,13 +8,14 @@ What is promised to stock clients, and where MQTT leaves a choice:
   publish it would be a lie that shows only on the day it matters, and code 3 would make clients try for ever.
 - *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from
   [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
-- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0; `user/…`, `$…` and wildcards get
-  0x80. SUBACK waits for the whole cluster: a message published after it is delivered.
-- *PUBLISH of QoS 0 is done as far as possible*: to `user/…` and `$…` it is dropped and counted. RETAIN is taken as "discard
+- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
+  `user/{UIN}` by the shell; another user's, `$…` and wildcards get 0x80. SUBACK waits for the whole
+  cluster: a message published after it is delivered.
+- *PUBLISH of QoS 0 is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard
   the retained copy at once", which [MQTT-3.3.1-7] allows; subscribers get it without the flag.
 - *PUBLISH of QoS 1 is done as asked or the connection is closed*: MQTT 3.1.1 has no negative PUBACK
   [MQTT-3.3.5-2], and a PUBACK for a message that is not published, or not retained as [MQTT-3.3.1-5] demands, would be a
-  lie. So `user/…`, `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
+  lie. So `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
   of the PUBLISHes [MQTT-4.6.0-2].
 
 Source: OASIS MQTT 3.1.1; DESIGN section 15.
@@ -29,7 +30,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from pixiu.errors import ConfigurationError
-from pixiu.ids import RoomID
+from pixiu.ids import UIN, RoomID
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import (
     Close,
@@ -64,7 +65,7 @@ from pixiu.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from pixiu.mqtt.topics import Refusal, resolve
+from pixiu.mqtt.topics import Refusal, destination
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ class ServerSession:
         self._connect_by = now + self._limits.connect_timeout_s
         self._silence_s = 0.0
         self._last_packet = now
-        self._subscriptions: dict[str, RoomID] = {}
+        self._subscriptions: dict[str, RoomID | UIN] = {}
         self._pending: dict[int, _PendingSubscribe] = {}
         self._pending_filters = 0
         self._inflight: dict[int, float] = {}
@@ -210,7 +211,7 @@ class ServerSession:
         return self._client_id
 
     @property
-    def subscriptions(self) -> dict[str, RoomID]:
+    def subscriptions(self) -> dict[str, RoomID | UIN]:
         """The filters that the client has or waits for, and their rooms. Not to be changed."""
         return self._subscriptions
 
@@ -324,7 +325,7 @@ class ServerSession:
             code = self._admit(packet)
         return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
 
-    def _judge_publish(self, packet: Publish, room: RoomID | Refusal) -> _Problem | None:
+    def _judge_publish(self, packet: Publish, room: RoomID | UIN | Refusal) -> _Problem | None:
         if packet.qos == 2:
             return _Problem(CloseReason.PUBLISH_QOS_2, "QoS 2 is not served; publish with QoS 0 or 1")
         if packet.retain and packet.payload:
@@ -352,7 +353,7 @@ class ServerSession:
 
     def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
         """Publish, or drop and count where no room carries the topic."""
-        room = resolve(packet.topic)
+        room = destination(packet.topic)
         if packet.qos:
             problem = self._judge_publish(packet, room)
             if problem is not None:
@@ -381,9 +382,9 @@ class ServerSession:
             self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
             return
         answers: list[str | None] = []
-        joined: dict[str, RoomID] = {}
+        joined: dict[str, RoomID | UIN] = {}
         for name, _ in packet.filters:
-            room = resolve(name)
+            room = destination(name)
             full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions
             if isinstance(room, Refusal) or full:
                 answers.append(None)

@@ -19,8 +19,8 @@ import pytest
 
 import broker.core
 import broker.events as be
+import pixiu.replicas.events as re
 import router.core
-import router.events as re
 from broker.feeds import FeedState
 from pixiu.ids import EndpointID, gateway_instance, gateway_msg_id
 from pixiu.partition import rendezvous

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpixiu/wire/v1/control.proto\x12\x08pixiu.v1\"{\n\x0eGatewayMessage\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\x12 \n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Action\x12 \n\x06reason\x18\x05 \x01(\x0e\x32\x10.pixiu.v1.Reason\"=\n\x0fGatewayMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pixiu.v1.GatewayMessage\"\x1d\n\x0eGatewayConfirm\x12\x0b\n\x03ids\x18\x01 \x03(\x06\"\x1f\n\x0cLayoutNotice\x12\x0f\n\x07version\x18\x01 \x01(\r\"\xae\x01\n\x07\x43ontrol\x12\x35\n\x10gateway_messages\x18\x01 \x01(\x0b\x32\x19.pixiu.v1.GatewayMessagesH\x00\x12\x33\n\x0fgateway_confirm\x18\x02 \x01(\x0b\x32\x18.pixiu.v1.GatewayConfirmH\x00\x12/\n\rlayout_notice\x18\x03 \x01(\x0b\x32\x16.pixiu.v1.LayoutNoticeH\x00\x42\x06\n\x04\x62ody\";\n\x12\x42rokerSubscription\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\"\'\n\x11SubscriptionState\x12\x12\n\nsubscribed\x18\x01 \x01(\x08\"z\n\tHeartbeat\x12\r\n\x05reply\x18\x01 \x01(\x08\x12\x0f\n\x07sent_us\x18\x02 \x01(\x04\x12\x13\n\x0bnext_record\x18\x03 \x01(\x06\x12\x14\n\x0cnext_control\x18\x04 \x01(\x06\x12\x12\n\nattachment\x18\x05 \x01(\x0c\x12\x0e\n\x06target\x18\x06 \x01(\x06*E\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_LOGIN\x10\x01\x12\x11\n\rACTION_LOGOUT\x10\x02*\x89\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_LEFT\x10\x01\x12\x19\n\x15REASON_HEARTBEAT_LOST\x10\x02\x12\x16\n\x12REASON_SEND_FAILED\x10\x03\x12\x10\n\x0cREASON_MOVED\x10\x04\x12\x11\n\rREASON_KICKED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpixiu/wire/v1/control.proto\x12\x08pixiu.v1\"{\n\x0eGatewayMessage\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\x12 \n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Action\x12 \n\x06reason\x18\x05 \x01(\x0e\x32\x10.pixiu.v1.Reason\"=\n\x0fGatewayMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pixiu.v1.GatewayMessage\"\x1d\n\x0eGatewayConfirm\x12\x0b\n\x03ids\x18\x01 \x03(\x06\"\x1f\n\x0cLayoutNotice\x12\x0f\n\x07version\x18\x01 \x01(\r\"\xb5\x01\n\x0cRelayMessage\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0b\n\x03uin\x18\x02 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\r\x12 \n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Action\x12 \n\x06reason\x18\x05 \x01(\x0e\x32\x10.pixiu.v1.Reason\x12\x14\n\x0c\x63onnect_time\x18\x06 \x01(\x06\x12\x14\n\x0c\x64\x65vice_class\x18\x07 \x01(\r\x12\x0c\n\x04\x63hat\x18\x08 \x01(\x08\"9\n\rRelayMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pixiu.v1.RelayMessage\"3\n\x0fNewerConnection\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x02 \x01(\x06\"E\n\x0cRelayConfirm\x12\x0b\n\x03ids\x18\x01 \x03(\x06\x12(\n\x05newer\x18\x02 \x03(\x0b\x32\x19.pixiu.v1.NewerConnection\"$\n\x0b\x43hatOffline\x12\x15\n\rsnowflake_ids\x18\x01 \x03(\x06\"\xc1\x02\n\x07\x43ontrol\x12\x35\n\x10gateway_messages\x18\x01 \x01(\x0b\x32\x19.pixiu.v1.GatewayMessagesH\x00\x12\x33\n\x0fgateway_confirm\x18\x02 \x01(\x0b\x32\x18.pixiu.v1.GatewayConfirmH\x00\x12/\n\rlayout_notice\x18\x03 \x01(\x0b\x32\x16.pixiu.v1.LayoutNoticeH\x00\x12\x31\n\x0erelay_messages\x18\n \x01(\x0b\x32\x17.pixiu.v1.RelayMessagesH\x00\x12/\n\rrelay_confirm\x18\x0b \x01(\x0b\x32\x16.pixiu.v1.RelayConfirmH\x00\x12-\n\x0c\x63hat_offline\x18\x0c \x01(\x0b\x32\x15.pixiu.v1.ChatOfflineH\x00\x42\x06\n\x04\x62ody\";\n\x12\x42rokerSubscription\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\"\'\n\x11SubscriptionState\x12\x12\n\nsubscribed\x18\x01 \x01(\x08\"z\n\tHeartbeat\x12\r\n\x05reply\x18\x01 \x01(\x08\x12\x0f\n\x07sent_us\x18\x02 \x01(\x04\x12\x13\n\x0bnext_record\x18\x03 \x01(\x06\x12\x14\n\x0cnext_control\x18\x04 \x01(\x06\x12\x12\n\nattachment\x18\x05 \x01(\x0c\x12\x0e\n\x06target\x18\x06 \x01(\x06*E\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_LOGIN\x10\x01\x12\x11\n\rACTION_LOGOUT\x10\x02*\x89\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_LEFT\x10\x01\x12\x19\n\x15REASON_HEARTBEAT_LOST\x10\x02\x12\x16\n\x12REASON_SEND_FAILED\x10\x03\x12\x10\n\x0cREASON_MOVED\x10\x04\x12\x11\n\rREASON_KICKED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACTION']._serialized_start=696
-  _globals['_ACTION']._serialized_end=765
-  _globals['_REASON']._serialized_start=768
-  _globals['_REASON']._serialized_end=905
+  _globals['_ACTION']._serialized_start=1248
+  _globals['_ACTION']._serialized_end=1317
+  _globals['_REASON']._serialized_start=1320
+  _globals['_REASON']._serialized_end=1457
   _globals['_GATEWAYMESSAGE']._serialized_start=41
   _globals['_GATEWAYMESSAGE']._serialized_end=164
   _globals['_GATEWAYMESSAGES']._serialized_start=166
@@ -43,12 +43,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GATEWAYCONFIRM']._serialized_end=258
   _globals['_LAYOUTNOTICE']._serialized_start=260
   _globals['_LAYOUTNOTICE']._serialized_end=291
-  _globals['_CONTROL']._serialized_start=294
-  _globals['_CONTROL']._serialized_end=468
-  _globals['_BROKERSUBSCRIPTION']._serialized_start=470
-  _globals['_BROKERSUBSCRIPTION']._serialized_end=529
-  _globals['_SUBSCRIPTIONSTATE']._serialized_start=531
-  _globals['_SUBSCRIPTIONSTATE']._serialized_end=570
-  _globals['_HEARTBEAT']._serialized_start=572
-  _globals['_HEARTBEAT']._serialized_end=694
+  _globals['_RELAYMESSAGE']._serialized_start=294
+  _globals['_RELAYMESSAGE']._serialized_end=475
+  _globals['_RELAYMESSAGES']._serialized_start=477
+  _globals['_RELAYMESSAGES']._serialized_end=534
+  _globals['_NEWERCONNECTION']._serialized_start=536
+  _globals['_NEWERCONNECTION']._serialized_end=587
+  _globals['_RELAYCONFIRM']._serialized_start=589
+  _globals['_RELAYCONFIRM']._serialized_end=658
+  _globals['_CHATOFFLINE']._serialized_start=660
+  _globals['_CHATOFFLINE']._serialized_end=696
+  _globals['_CONTROL']._serialized_start=699
+  _globals['_CONTROL']._serialized_end=1020
+  _globals['_BROKERSUBSCRIPTION']._serialized_start=1022
+  _globals['_BROKERSUBSCRIPTION']._serialized_end=1081
+  _globals['_SUBSCRIPTIONSTATE']._serialized_start=1083
+  _globals['_SUBSCRIPTIONSTATE']._serialized_end=1122
+  _globals['_HEARTBEAT']._serialized_start=1124
+  _globals['_HEARTBEAT']._serialized_end=1246
 # @@protoc_insertion_point(module_scope)

@@ -161,30 +161,185 @@ class LayoutNotice(_message.Message):
 Global___LayoutNotice: _TypeAlias = LayoutNotice  # noqa: Y015
 
 @_typing.final
+class RelayMessage(_message.Message):
+    """A user's first connection of a device on a gateway is there, says something new, or the last one is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    UIN_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CONNECT_TIME_FIELD_NUMBER: _builtins.int
+    DEVICE_CLASS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """GatewayMsgID"""
+    uin: _builtins.int
+    device: _builtins.int
+    """DeviceID, 16 bits"""
+    action: Global___Action.ValueType
+    """login: connected; logout: disconnected"""
+    reason: Global___Reason.ValueType
+    connect_time: _builtins.int
+    """hybrid clock: 48 bits Unix ms, 16 bits count"""
+    device_class: _builtins.int
+    """16 bits, 0 none"""
+    chat: _builtins.bool
+    """a connection of the device takes the user's own messages"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        uin: _builtins.int = ...,
+        device: _builtins.int = ...,
+        action: Global___Action.ValueType = ...,
+        reason: Global___Reason.ValueType = ...,
+        connect_time: _builtins.int = ...,
+        device_class: _builtins.int = ...,
+        chat: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "chat", b"chat", "connect_time", b"connect_time", "device", b"device", "device_class", b"device_class", "id", b"id", "reason", b"reason", "uin", b"uin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayMessage: _TypeAlias = RelayMessage  # noqa: Y015
+
+@_typing.final
+class RelayMessages(_message.Message):
+    """gateway -> relay, relay -> its peers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___RelayMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayMessages: _TypeAlias = RelayMessages  # noqa: Y015
+
+@_typing.final
+class NewerConnection(_message.Message):
+    """Another connection of the same device is newer than the one that message `id` told of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CONNECT_TIME_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    connect_time: _builtins.int
+    """the highest that the relay knows"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        connect_time: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect_time", b"connect_time", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewerConnection: _TypeAlias = NewerConnection  # noqa: Y015
+
+@_typing.final
+class RelayConfirm(_message.Message):
+    """relay -> gateway: every replica of the partition was handed these."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    NEWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def newer(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewerConnection]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        newer: _abc.Iterable[Global___NewerConnection] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayConfirm: _TypeAlias = RelayConfirm  # noqa: Y015
+
+@_typing.final
+class ChatOffline(_message.Message):
+    """relay -> proxy: no device of the user took these; sent before the acknowledgement of the datagram that brought them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNOWFLAKE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snowflake_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        snowflake_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snowflake_ids", b"snowflake_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatOffline: _TypeAlias = ChatOffline  # noqa: Y015
+
+@_typing.final
 class Control(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_MESSAGES_FIELD_NUMBER: _builtins.int
     GATEWAY_CONFIRM_FIELD_NUMBER: _builtins.int
     LAYOUT_NOTICE_FIELD_NUMBER: _builtins.int
+    RELAY_MESSAGES_FIELD_NUMBER: _builtins.int
+    RELAY_CONFIRM_FIELD_NUMBER: _builtins.int
+    CHAT_OFFLINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway_messages(self) -> Global___GatewayMessages: ...
     @_builtins.property
     def gateway_confirm(self) -> Global___GatewayConfirm: ...
     @_builtins.property
     def layout_notice(self) -> Global___LayoutNotice: ...
+    @_builtins.property
+    def relay_messages(self) -> Global___RelayMessages: ...
+    @_builtins.property
+    def relay_confirm(self) -> Global___RelayConfirm: ...
+    @_builtins.property
+    def chat_offline(self) -> Global___ChatOffline: ...
     def __init__(
         self,
         *,
         gateway_messages: Global___GatewayMessages | None = ...,
         gateway_confirm: Global___GatewayConfirm | None = ...,
         layout_notice: Global___LayoutNotice | None = ...,
+        relay_messages: Global___RelayMessages | None = ...,
+        relay_confirm: Global___RelayConfirm | None = ...,
+        chat_offline: Global___ChatOffline | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chat_offline", b"chat_offline", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "relay_confirm", b"relay_confirm", "relay_messages", b"relay_messages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chat_offline", b"chat_offline", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "layout_notice", b"layout_notice", "relay_confirm", b"relay_confirm", "relay_messages", b"relay_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "relay_messages", "relay_confirm", "chat_offline"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -1,7 +1,8 @@
-"""The Router DB: a router's membership in LMDB, written behind the live stream, read at a start without a live peer.
+"""A replica's map in LMDB, written behind the live stream, read at a start without a live peer.
 
-    key    RoomID u64 | UIN u64 | gateway instance u16        big-endian
-    value  GatewayMsgID u64 little-endian | 1 login, 0 tombstone
+    key    RoomID u64 | UIN u64 | gateway instance u16        big-endian (Router DB)
+           UIN u64 | DeviceID u64 | gateway instance u16      (Relay DB)
+    value  as the role's codec writes it
     key    "alive"                                            Unix ms u64 little-endian: kept up to date until then
 
 Called in one thread at a time, never in the event loop's.
@@ -15,15 +16,15 @@ import fcntl
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import lmdb
 
 from pixiu.errors import PixiuError
-from pixiu.softstore import CHUNK_ENTRIES, ENTRY, INSTANCE_SHIFT, Change, Chunk, Key
+from pixiu.replicas.registers import Codec
+from pixiu.softstore import CHUNK_ENTRIES, Chunk, Key
 
 KEY: Final = struct.Struct(">QQH")
-VALUE: Final = struct.Struct("<QB")
 ALIVE_KEY: Final = b"alive"
 ALIVE: Final = struct.Struct("<Q")
 READ_ENTRIES: Final = CHUNK_ENTRIES
@@ -31,28 +32,31 @@ READ_ENTRIES: Final = CHUNK_ENTRIES
 
 
 class StoreError(PixiuError):
-    """The Router DB cannot be opened, read or written. The text says why and what to do."""
+    """The database cannot be opened, read or written. The text says why and what to do."""
 
 
 class Write(NamedTuple):
     """One operation: changes to put, then keys to delete."""
 
-    puts: Sequence[Change]
+    puts: Sequence[Any]
     deletes: Sequence[Key]
 
 
-class RouterStore:
-    """One Router DB.
+class ReplicaStore:
+    """One database.
 
     Args:
         folder: made when it is missing.
         map_bytes: the most that the file may grow to.
+        role: whose it is, for people.
+        codec: how rows are written.
 
     Every method raises `StoreError`.
     """
 
-    def __init__(self, folder: Path, map_bytes: int) -> None:
+    def __init__(self, folder: Path, map_bytes: int, role: str, codec: Codec[Any]) -> None:
         self._folder = folder
+        self._role, self._codec = role, codec
         self._map_bytes = map_bytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -62,17 +66,22 @@ class RouterStore:
             raise self._error("opened", error) from error
 
     def _lock_folder(self) -> TextIO:
-        """One process has a Router DB; the lock goes with the process, however it ends."""
+        """One process has a database; the lock goes with the process, however it ends."""
         lock = open(self._folder / "lock", "w")  # noqa: SIM115 (held until close)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise StoreError(f"the Router DB in {self._folder} is in use: give every router its own data_dir") from None
+            raise StoreError(f"the {self.name} in {self._folder} is in use: give every {self._role} its own data_dir") from None
         return lock
 
+    @property
+    def name(self) -> str:
+        """As people say it."""
+        return f"{self._role.capitalize()} DB"
+
     def age_s(self, now_ms: int) -> float | None:
-        """Seconds since the membership was last kept up to date, by Unix milliseconds; None when it never was."""
+        """Seconds since the map was last kept up to date, by Unix milliseconds; None when it never was."""
         try:
             with self._db.begin() as transaction:
                 found = transaction.get(ALIVE_KEY)
@@ -86,14 +95,14 @@ class RouterStore:
     def write(self, operations: Iterable[Write], now_ms: int | None) -> None:
         """Carry out operations, in order, in one synced transaction: all of it or nothing.
 
-        `now_ms`: Unix milliseconds until which the Router DB is up to date with this; None: it lacks more.
+        `now_ms`: Unix milliseconds until which the database is up to date with this; None: it lacks more.
         """
         try:
             with self._db.begin(write=True) as transaction:
-                put, pack_key, pack_value = transaction.put, KEY.pack, VALUE.pack
+                put, pack_key = transaction.put, KEY.pack
                 for puts, deletes in operations:
-                    for id_, room, uin, login, _ in puts:
-                        put(pack_key(room, uin, id_ >> INSTANCE_SHIFT), pack_value(id_, login))
+                    for row, value in self._codec.rows(puts):
+                        put(pack_key(*row), value)
                     for key in deletes:
                         transaction.delete(pack_key(*key))
                 if now_ms is not None:
@@ -110,17 +119,16 @@ class RouterStore:
             raise self._error("cleared", error) from error
 
     def load(self) -> Iterator[Chunk]:
-        """Everything that the Router DB holds. Entries of another size are left out."""
+        """Everything that the database holds. Entries of another size are left out."""
         live: list[bytes] = []
         dead: list[bytes] = []
         try:
             with self._db.begin() as transaction:
                 for key, value in transaction.cursor():
-                    if len(key) != KEY.size or len(value) != VALUE.size:
+                    found = self._codec.entry(Key(*KEY.unpack(key)), value) if len(key) == KEY.size else None
+                    if found is None:
                         continue
-                    room, uin, _ = KEY.unpack(key)
-                    id_, login = VALUE.unpack(value)
-                    (live if login else dead).append(ENTRY.pack(room, uin, id_))
+                    (live if found[0] else dead).append(found[1])
                     if len(live) + len(dead) >= READ_ENTRIES:
                         yield Chunk(b"".join(live), b"".join(dead))
                         live.clear()
@@ -145,9 +153,9 @@ class RouterStore:
 
     def _error(self, what: str, error: Exception) -> StoreError:
         if isinstance(error, lmdb.MapFullError):
-            advice = f"it reached {self._map_bytes >> 20} MiB: raise router.store_mb and start again"
+            advice = f"it reached {self._map_bytes >> 20} MiB: raise {self._role}.store_mb and start again"
         elif isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
-            advice = "the file is damaged: move it away; the router fills a new one from its peers"
+            advice = f"the file is damaged: move it away; the {self._role} fills a new one from its peers"
         else:
             advice = "check the disk's free space and the folder's owner"
-        return StoreError(f"the Router DB in {self._folder} cannot be {what}: {error}; {advice}")
+        return StoreError(f"the {self.name} in {self._folder} cannot be {what}: {error}; {advice}")

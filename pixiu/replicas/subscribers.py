@@ -1,4 +1,4 @@
-"""Who takes the live messages of a router: brokers, peers, and routers of a partition that is being made. Pure.
+"""Who takes the live messages of a replica: its peers, those of a partition that is being made, and brokers. Pure.
 
 A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
 heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
@@ -31,9 +31,9 @@ class Subscriber:
     heard: float
     """When it last said that it is there, monotonic seconds."""
 
-    def wants(self, room: int) -> bool:
-        """Whether a room is one of its partition's."""
-        return room % self.partitions == self.partition % self.partitions
+    def wants(self, key: int) -> bool:
+        """Whether a room or user is one of its partition's."""
+        return key % self.partitions == self.partition % self.partitions
 
 
 def valid_filter(partition: int, partitions: int) -> bool:
@@ -42,7 +42,7 @@ def valid_filter(partition: int, partitions: int) -> bool:
 
 
 class Subscribers:
-    """The subscriptions of one router replica.
+    """The subscriptions of one replica.
 
     Args:
         expire_s: a subscription without a heartbeat for so long ends, seconds.

@@ -1,0 +1,56 @@
+"""What a replica of a soft role is in, what it counts, and the registry's view as its core needs it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pixiu.ids import EndpointID
+from pixiu.replicas.events import Gateway, Replica
+
+
+class State(Enum):
+    """Of a replica; Draining is the shell's matter, the core works on."""
+
+    STARTING = "Starting"
+    """The registry's view or the own database is not known yet."""
+    LOADING = "Loading"
+    """Reading the own database."""
+    SYNCING = "Syncing"
+    """Taking the first snapshot from a peer, or waiting to try again."""
+    RUNNING = "Running"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the replica has done since its start."""
+
+    messages_from_gateways: int = 0
+    messages_from_replicas: int = 0
+    messages_malformed: int = 0
+    messages_stale_sender: int = 0
+    """For keys of another partition; passed on to it."""
+    messages_unroutable: int = 0
+    """For keys of a partition that has no replica now; not confirmed, so the gateway sends them again."""
+    messages_queued: int = 0
+    queue_overflows: int = 0
+    confirmed: int = 0
+    snapshots_served: int = 0
+    snapshots_refused: int = 0
+    snapshots_taken: int = 0
+    snapshots_failed: int = 0
+    subscriptions_ended: int = 0
+    store_failures: int = 0
+    store_skipped: int = 0
+    """Changes that were not written because the database had failed; it is written anew later."""
+
+
+@dataclass(slots=True)
+class ClusterView:
+    """The registry's view as the core needs it."""
+
+    version: int = 0
+    partitions: int = 1
+    replicas: dict[EndpointID, Replica] = field(default_factory=dict)
+    brokers: frozenset[EndpointID] = frozenset()
+    gateways: tuple[Gateway, ...] = ()
