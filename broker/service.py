@@ -22,6 +22,7 @@ from broker.events import (
     Gateway,
     HealingReceived,
     MessagesReceived,
+    NotTaken,
     PeerAlive,
     PeerDead,
     RecordsReceived,
@@ -142,20 +143,21 @@ class Service:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """A proxy's batch; or another broker's, whose partition the room has left."""
-        send, malformed = self._context.links.send_records, False
+        send = self._context.links.send_records
+        taken: bool | None = True
         for effect in self._core.step(RecordsReceived(peer, data, start, end, count), self._context.now()):
             if isinstance(effect, SendRecords):
                 send(effect.peer, effect.records, effect.lane)
             elif isinstance(effect, SendControl):
                 self._context.links.send_control(effect.peer, effect.messages)
             else:
-                malformed = True
-        return not malformed
+                taken = None if isinstance(effect, NotTaken) else False
+        return taken
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """Gateway messages from a router; another broker's layout notice needs nothing, the registry brings it anyway."""
+        """Gateway messages and what heals them, from a router; or another broker knows a newer layout."""
         changes: list[Change] = []
         try:
             for data in messages:
@@ -166,6 +168,8 @@ class Service:
                     self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
                 elif is_healing(control):
                     self._step(HealingReceived(peer, control))
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
             return False
         if changes:

@@ -202,7 +202,7 @@ class Service:
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router confirms, asks what is here, or refuses this generation."""
+        """A router confirms, asks what is here, knows a newer layout, or refuses this generation."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -215,6 +215,8 @@ class Service:
                 self._step(HealingReceived(peer, control))
             elif control.HasField("fenced"):
                 self._step(FenceReceived(peer, control.fenced.floor))
+            elif control.HasField("layout_notice"):
+                self._context.layout_noticed(control.layout_notice.version)
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:

@@ -117,13 +117,15 @@ class Service:
         return self._core.counters.batches_malformed == malformed
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A gateway delivered signals. A broker's notice of a newer layout needs nothing: the registry brings it anyway."""
+        """A gateway delivered signals, or a broker knows a newer layout."""
         signals: list[int] = []
         try:
             for message in messages:
                 control = control_pb2.Control.FromString(message)
                 if control.HasField("signals_delivered"):
                     signals.extend(control.signals_delivered.ids)
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
             return False
         if signals:

@@ -352,9 +352,11 @@ class LinkCore:
         refusal, raised = Refusal.MALFORMED_RECORDS, ""
         try:
             if records:
-                if self._handler.on_records(link.id, data, HEAD_SIZE, end, count):
+                taken = self._handler.on_records(link.id, data, HEAD_SIZE, end, count)
+                if taken:
                     counts.records_received += count
                     return
+                refusal = Refusal.NOT_TAKEN if taken is None else refusal
             else:
                 receiver.urgent = True
                 refusal = Refusal.MALFORMED_CONTROL

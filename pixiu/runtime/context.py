@@ -78,6 +78,9 @@ class Context(Generic[OptionsT_co]):
     crash: Callable[[BaseException], None]
     """Ends the process with exit code 1 and this error in its log; for the end of a task that the role cannot live without."""
 
+    layout_noticed: Callable[[int], None] = lambda _version: None
+    """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
+
     @property
     def view(self) -> View:
         """The newest view of the cluster."""
