@@ -39,7 +39,8 @@ from broker.events import (
 )
 from broker.feeds import FeedState
 from broker.options import Options
-from pixiu.discovery.node import NodeState
+from broker.router_root import RouterRoot
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
@@ -77,12 +78,19 @@ class Service:
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
+        self._router_root = RouterRoot(context, self._take_view) if context.cluster.router_root else None
         self._restate = Restate(context.membership, context.crash)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
+
+    async def prepare(self, node: Node) -> Node:
+        """Read where the routers are, when that is another root."""
+        if self._router_root is not None:
+            await self._router_root.start()
+        return node
 
     async def start(self) -> None:
         """Returns when the snapshots of all router partitions that share rooms are merged; waits for routers for ever."""
@@ -106,6 +114,8 @@ class Service:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._router_root is not None:
+            await self._router_root.close()
         await self._restate.close()
         await self._snapshots.close()
 
@@ -122,6 +132,13 @@ class Service:
         }
 
     def on_view(self, view: View) -> None:
+        """The own root's; with another root's routers and gateways in it, where they are there."""
+        if self._router_root is not None:
+            self._router_root.set_own(view)
+        else:
+            self._take_view(view)
+
+    def _take_view(self, view: View) -> None:
         """Heartbeat and reach routers, gateways and the other brokers."""
         me = self._context.endpoint_id
         nodes = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
@@ -181,6 +198,8 @@ class Service:
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """A router, gateway or broker died or came back."""
+        if self._router_root is not None and state in (PeerState.DEAD, PeerState.ALIVE):
+            self._router_root.mark(peer, dead=state is PeerState.DEAD)
         if state is PeerState.DEAD:
             self._step(PeerDead(peer))
         elif state is PeerState.ALIVE:
@@ -211,7 +230,8 @@ class Service:
                 case SetAttachment(peer, attachment):
                     links.set_attachment(peer, attachment)
                 case TakeSnapshot(source, partition, partitions):
-                    self._snapshots.take(source, self._context.view, partition, partitions)
+                    view = self._router_root.view() if self._router_root is not None else self._context.view
+                    self._snapshots.take(source, view, partition, partitions)
                 case WaitingForRouters(partitions, waited_s):
                     self._context.log.warning(
                         WAITING_FOR_ROUTERS,

@@ -64,8 +64,10 @@ class Service:
                 room_bytes_per_s=options.room_bytes_per_s,
                 burst_s=options.limit_burst_s,
             ),
+            receipts=not context.cluster.router_root,
         )
-        self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
+        # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
+        self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}

@@ -86,6 +86,11 @@ class Context(Generic[OptionsT_co]):
         """The newest view of the cluster."""
         return self.current_view()
 
+    @property
+    def router_root(self) -> str:
+        """Of the cluster with the routers and gateways: another one's, or the own root."""
+        return self.cluster.router_root or self.root
+
     def now(self) -> float:
         """Monotonic seconds."""
         return time.monotonic()

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import pixiu
 from pixiu.discovery import paths
-from pixiu.discovery.node import Node
 from pixiu.discovery.view import Layout, RoleLayout
-from registry.embedded import EmbeddedZooKeeper
 from registry.layout import read_layout
-from tests.support.roles import Roles
-from tests.support.zookeeper import connected
+from tests.support.roles import WAIT_S, Roles, at_least, until
 
 pytestmark = [pytest.mark.timeout(300)]
 
-WAIT_S = 120.0
 ROOMS = range(1, 9)
-
-
-@pytest.fixture
-async def roles(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Roles]:
-    zookeeper = await connected(own_server)
-    found = Roles(tmp_path, own_server, zookeeper)
-    try:
-        yield found
-    finally:
-        await asyncio.to_thread(found.stop)
-        await zookeeper.close()
-
-
-async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await condition():
-            await asyncio.sleep(0.05)
-    assert await condition(), what
-
-
-async def running(roles: Roles, *names: str) -> list[Node]:
-    found: list[Node] = []
-    for name in names:
-        await until(f"{name} Running", lambda name=name: roles.node(name))  # type: ignore[misc]
-        node = await roles.node(name)
-        assert node is not None
-        found.append(node)
-    return found
 
 
 async def write(roles: Roles, n: int, following: int) -> Layout:
@@ -66,18 +32,15 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
     await roles.layout(router=1, broker=1)
     roles.start("router-0", partition=0)
     roles.start("broker-0", partition=0)
-    await running(roles, "router-0", "broker-0")
+    await roles.running("router-0", "broker-0")
     await write(roles, 1, 2)
     roles.start("router-1", partition=1)
     roles.start("broker-1", partition=1)
-    await running(roles, "router-1", "broker-1")
+    await roles.running("router-1", "broker-1")
     roles.start("gateway-0", deaf=True)
-    await running(roles, "gateway-0")
+    await roles.running("gateway-0")
     roles.start("proxy-0", deaf=True)
-    gateway, proxy, broker, router = await running(roles, "gateway-0", "proxy-0", "broker-0", "router-0")
-
-    async def metric(node: Node, name: str) -> float:
-        return await asyncio.to_thread(roles.metric, node, name)
+    gateway, proxy, broker, router = await roles.running("gateway-0", "proxy-0", "broker-0", "router-0")
 
     async with pixiu.connect(proxy.address, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=ROOMS) as subscription:
         sent: dict[int, list[bytes]] = {room: [] for room in ROOMS}
@@ -93,9 +56,9 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
         await send(5)
         newest = await write(roles, 2, 2)
         # Until the proxy knows of it, and beyond.
-        await until("the brokers know", lambda: _at_least(metric(broker, "layout_version"), newest.version))
+        await until("the brokers know", lambda: at_least(roles.metric(broker, "layout_version"), newest.version))
         await send(50)
-        await until("the proxy knows", lambda: _at_least(metric(proxy, "layout_version"), newest.version))
+        await until("the proxy knows", lambda: at_least(roles.metric(proxy, "layout_version"), newest.version))
         await send(50)
         assert px.stats().failed == 0
         got: dict[int, list[bytes]] = {room: [] for room in ROOMS}
@@ -104,18 +67,14 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
                 message = await anext(subscription)
                 got[message.room].append(message.payload)
         assert got == sent, "each once, in order"
-        assert await metric(broker, "records_passed_on_total") > 0
-        assert await metric(broker, "records_unroutable_total") == 0
-        assert await metric(proxy, "layout_refreshes_total") == 1
+        assert await roles.metric(broker, "records_passed_on_total") > 0
+        assert await roles.metric(broker, "records_unroutable_total") == 0
+        assert await roles.metric(proxy, "layout_refreshes_total") == 1
 
         # A room of the router partition that the gateway does not know of as its room's.
         async with px.subscribe(room=11) as late:
-            await until("the gateway knows", lambda: _at_least(metric(gateway, "layout_version"), newest.version))
-            assert await metric(router, "messages_stale_sender_total") > 0
+            await until("the gateway knows", lambda: at_least(roles.metric(gateway, "layout_version"), newest.version))
+            assert await roles.metric(router, "messages_stale_sender_total") > 0
             await px.room(11).send_and_wait(b"to the new partition")
             async with asyncio.timeout(WAIT_S):
                 assert (await anext(late)).payload == b"to the new partition"
-
-
-async def _at_least(found: Awaitable[float], least: float) -> bool:
-    return await found >= least

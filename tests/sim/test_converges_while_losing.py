@@ -13,7 +13,7 @@ import os
 
 from tests.sim.cluster import HEARTBEAT_S, Cluster, Settings
 
-SEEDS = max(100, int(os.environ.get("PIXIU_SIM_SEEDS", "100")))
+SEEDS = min(max(100, int(os.environ.get("PIXIU_SIM_SEEDS", "100"))), 600)
 DROP, REPEAT, LATE = 0.05, 0.02, 0.05
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
 """Partitions of routers and of brokers."""

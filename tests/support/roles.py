@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+
+import pytest
 
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
@@ -16,19 +20,22 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
-from tests.support.cluster import wait_for
+from tests.support.zookeeper import connected
 
 PROJECT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+"""For what must come; generous, because machines are loaded."""
 SETTINGS = {"log_format": "json", "session_timeout_ms": "4000", "cluster.heartbeat_interval_ms": "250"}
 
 
 class Roles:
-    """Starts and ends them. Used from a thread's point of view: `zookeeper` is for the test's own reads and writes."""
+    """Starts and ends them. `zookeeper` is for the test's own reads and writes."""
 
     def __init__(self, folder: Path, server: EmbeddedZooKeeper, zookeeper: ZooKeeper) -> None:
         self.folder, self.server, self.zookeeper = folder, server, zookeeper
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._places: dict[str, tuple[str, str, int]] = {}
+        self._refused: set[str] = set()
 
     def target(self, root: str = DEFAULT_ROOT) -> str:
         """What a client connects to."""
@@ -55,6 +62,12 @@ class Roles:
             )  # fmt: skip
         self._places[name] = (root, role, partition)
 
+    async def refused(self, name: str) -> str:
+        """What a process logged that ended because its options cannot be."""
+        assert await asyncio.to_thread(self._processes[name].wait, WAIT_S) == 2, self.log(name)
+        self._refused.add(name)
+        return self.log(name)
+
     def log(self, name: str) -> str:
         """What a process logged."""
         return (self.folder / f"{name}.log").read_text()
@@ -75,8 +88,7 @@ class Roles:
             pass
         return None
 
-    def metric(self, node: Node, name: str) -> float:
-        """The sum of a metric over its labels; 0 where there is none."""
+    def _metric(self, node: Node, name: str) -> float:
         with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/metrics", timeout=30) as reply:
             found = re.findall(rf"^pixiu_{node.role}_{name}(?:{{[^}}]*}})? (\S+)", reply.read().decode(), re.MULTILINE)
         return sum(map(float, found))
@@ -94,8 +106,46 @@ class Roles:
                     process.kill()
                     process.wait(60)
         for name, process in self._processes.items():
-            assert process.returncode == 0, self.log(name)
+            assert process.returncode == (2 if name in self._refused else 0), self.log(name)
             assert "Traceback" not in self.log(name), self.log(name)
 
+    async def running(self, *names: str) -> list[Node]:
+        """Their nodes, once all are Running."""
+        found: list[Node] = []
+        for name in names:
+            await until(f"{name} Running", lambda name=name: self.node(name))  # type: ignore[misc]
+            node = await self.node(name)
+            assert node is not None
+            found.append(node)
+        return found
 
-__all__ = ["Roles", "wait_for"]
+    async def metric(self, node: Node, name: str) -> float:
+        """The sum of a metric over its labels; 0 where there is none."""
+        return await asyncio.to_thread(self._metric, node, name)
+
+
+@pytest.fixture
+async def roles(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Roles]:
+    """Processes and their ZooKeeper, ended with the test."""
+    zookeeper = await connected(own_server)
+    found = Roles(tmp_path, own_server, zookeeper)
+    try:
+        yield found
+    finally:
+        await asyncio.to_thread(found.stop)
+        await zookeeper.close()
+
+
+async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition holds."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{what}: not within {WAIT_S:.0f} s")
+
+
+async def at_least(found: Awaitable[float], least: float) -> bool:
+    """For `until`."""
+    return await found >= least
