@@ -17,7 +17,7 @@ from typing import Final
 
 from pixiu import errors
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous
+from pixiu.partition import rendezvous, weighted_rendezvous
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
 from pixiu.routing import Routes
 from pixiu.vrooms import VRooms
@@ -218,8 +218,12 @@ class Core:
         replicas = self._by_partition.get(key % self._partitions)
         if not replicas:
             return None
-        usable = [replica.endpoint for replica in replicas if replica.usable]
-        return self._targets[EndpointID(rendezvous(key, usable or [replica.endpoint for replica in replicas]))]
+        weights = {replica.endpoint: replica.weight for replica in replicas if replica.usable}
+        if not weights:
+            weights = {replica.endpoint: replica.weight for replica in replicas}
+        # Most clusters have no weights, and this is cheaper.
+        chosen = rendezvous(key, weights) if len(set(weights.values())) == 1 else weighted_rendezvous(key, weights.items())
+        return self._targets[EndpointID(chosen)]
 
     def _brokers_changed(self, event: BrokersChanged, now: float) -> None:
         self._partitions = event.partitions

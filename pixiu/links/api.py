@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from pixiu.ids import EndpointID
+from pixiu.links.quality import Quality
 
 
 class PeerState(Enum):
@@ -74,3 +75,6 @@ class Links(Protocol):
 
     def state(self, peer: EndpointID) -> PeerState:
         """What is known of a peer; UNKNOWN for one that was never set."""
+
+    def quality(self, peer: EndpointID) -> Quality:
+        """How well a peer answers heartbeats, over the last few; `UNMEASURED` for one that was never set."""

@@ -77,6 +77,9 @@ class ClusterOptions(Options):
     big_rooms: tuple[int, int] = (0, 0)
     """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
     reserved with them. Both 0: there are none."""
+    weighted_routing: bool = False
+    """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: half, or a
+    quarter."""
     router_root: str = ""
     """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
     Empty: the cluster has its own."""

@@ -62,6 +62,10 @@ class Roles:
             )  # fmt: skip
         self._places[name] = (root, role, partition)
 
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """To one process."""
+        self._processes[name].send_signal(number)
+
     async def refused(self, name: str) -> str:
         """What a process logged that ended because its options cannot be."""
         assert await asyncio.to_thread(self._processes[name].wait, WAIT_S) == 2, self.log(name)
