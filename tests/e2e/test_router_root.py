@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 
 import pytest
 
 import pixiu
 from pixiu.discovery import paths
+from tests.support.cluster import PIXIU
 from tests.support.roles import WAIT_S, Roles, at_least, until
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -51,6 +53,10 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
         assert len({message.message_id for message in got}) == len(sent)
         with pytest.raises(pixiu.errors.InvalidArgument, match="router_root"):
             await (await second.room(1).signal(b"whose receipt nobody would bring", receipt=True))
+
+    command = [PIXIU, "status", "--target", roles.target(SECOND), "--json"]
+    status = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert status.returncode == 0, status.stdout
 
     # The routers tell the brokers of both clusters who has left.
     for broker in brokers:
