@@ -25,6 +25,7 @@ from broker.events import (
     HealingReceived,
     MalformedBatch,
     MessagesReceived,
+    NotTaken,
     PeerAlive,
     PeerDead,
     RecordsReceived,
@@ -164,6 +165,7 @@ class Core:
     # --- records
 
     def _on_records(self, event: RecordsReceived, now: float, effects: list[Effect]) -> None:
+        lost = self.fanout.counters.records_unroutable
         found = self.fanout.route(event.data, event.start, event.end, event.count)
         if found is None:
             effects.append(MalformedBatch(event.peer))
@@ -172,6 +174,8 @@ class Core:
         effects.extend(parcels)
         if stale:
             self._notice(event.peer, now, effects)
+            if self.fanout.counters.records_unroutable != lost:
+                effects.append(NotTaken(event.peer))
 
     def _serves(self, room: int) -> bool:
         return serves(self.partition, room, self._partitions)

@@ -167,6 +167,13 @@ class MalformedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class NotTaken:
+    """Records of a batch are for rooms of another partition and cannot be passed on: the sender must not take it as accepted."""
+
+    peer: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
 class SetAttachment:
     """What heartbeats to a peer carry from now on."""
 
@@ -201,4 +208,14 @@ class BecomeRunning:
     """The membership is complete: register as Running."""
 
 
-Effect = SendRecords | SendControl | MalformedBatch | SetAttachment | TakeSnapshot | WaitingForRouters | BecomeInit | BecomeRunning
+Effect = (
+    SendRecords
+    | SendControl
+    | MalformedBatch
+    | NotTaken
+    | SetAttachment
+    | TakeSnapshot
+    | WaitingForRouters
+    | BecomeInit
+    | BecomeRunning
+)

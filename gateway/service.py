@@ -214,7 +214,7 @@ class Service:
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router or relay confirms, asks what is here, or refuses this generation; a relay ends a login."""
+        """A router or relay confirms, asks what is here, knows a newer layout, or refuses this generation; a relay ends a login."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -231,6 +231,8 @@ class Service:
                 self._step(HealingReceived(peer, control, self._is_relay(peer)))
             elif control.HasField("fenced"):
                 self._step(FenceReceived(peer, control.fenced.floor))
+            elif control.HasField("layout_notice"):
+                self._context.layout_noticed(control.layout_notice.version)
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:

@@ -218,6 +218,8 @@ class _Doubt:
 
     mask: int
     at: float
+    asked: int = 0
+    """Those of which a listing was asked for."""
 
 
 @dataclass(slots=True)
@@ -280,7 +282,21 @@ class Keeper:
                 self.verified.whole(instance, digest.as_of)
             return []
         self.counters.digests_differing += 1
-        return [_request(rule, [] if instance is None else [instance])]
+        # What differed at the heartbeat before is asked for at once: fewer messages, of which each may be lost.
+        doubts = self._fresh(holder, now)
+        again = [
+            _listing_request(rule, number, [(bucket, (0, 0)) for bucket in _numbers(doubt.asked)])
+            for number, doubt in doubts.items()
+            if doubt.asked and (instance is None or number == instance)
+        ]
+        if instance is not None:
+            return [_request(rule, [instance]), *again]
+        return [_request(rule, []), *([_request(rule, list(doubts)[:MAX_ASKED])] if doubts else []), *again[:MAX_ASKED]]
+
+    def _fresh(self, holder: EndpointID, now: float) -> dict[int, _Doubt]:
+        """The instances that differed from a holder's lately."""
+        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
+        return {key[1]: doubt for key, doubt in self._doubts.items() if key[0] == holder and doubt.at > oldest and doubt.mask}
 
     def forget(self, holder: EndpointID) -> None:
         """A holder is gone."""
@@ -336,10 +352,10 @@ class Keeper:
             return outcome
         if len(self._doubts) >= MAX_DOUBTS:
             self._doubts.clear()
-        self._doubts[key] = _Doubt(mask, now)
         oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
         repair = mask & before.mask if before is not None and before.at > oldest else 0
-        numbers = [number for number in range(BUCKETS) if repair >> number & 1]
+        self._doubts[key] = _Doubt(mask, now, repair)
+        numbers = _numbers(repair)
         self.counters.buckets_repaired += len(numbers)
         if numbers:
             outcome.messages = [_listing_request(rule, found.instance, [(number, (0, 0)) for number in numbers])]
@@ -364,6 +380,10 @@ class Keeper:
         if page.more and end is not None:
             outcome.messages = [_listing_request(rule, page.instance, [(page.bucket, end)])]
         return outcome
+
+
+def _numbers(mask: int) -> list[int]:
+    return [number for number in range(BUCKETS) if mask >> number & 1]
 
 
 def _request(rule: Rule, instances: list[int]) -> bytes:

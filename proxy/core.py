@@ -104,6 +104,7 @@ class Core:
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
         kinds: what is taken: "room", "chat".
+        receipts: False where the gateways belong to another cluster, whose proxies alone hear from them.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Core:
         vrooms_per_s: float = 100.0,
         rates: Rates = NO_LIMITS,
         kinds: frozenset[str] = ALL_KINDS,
+        receipts: bool = True,
     ) -> None:
         self._max_size = max_record_bytes - SIZE_FIELD
         self._kinds = kinds
@@ -132,6 +134,7 @@ class Core:
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self._limits = Limits(rates) if rates.any else None
+        self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
         self.counters = Counters()
@@ -248,7 +251,10 @@ class Core:
             return
         batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data, event.copy, event.receipt)
         batches.append(batch)
-        if self._limits is None or self._within_rate(self._limits, batch, event.count, now):
+        if event.receipt and not self._receipts:
+            self.counters.records_refused += event.count
+            batch.failures.append(Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
+        elif self._limits is None or self._within_rate(self._limits, batch, event.count, now):
             self._route(event.data, 0, len(event.data), event.count, batch, effects)
         if not batch.pending:
             self._reply(batches, effects)
@@ -464,6 +470,7 @@ class Core:
 
 OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
 NOT_CONFIRMED = "a broker or relay did not confirm it: it may be lost; sending it again with the same ID is safe"
+NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): send it through a proxy of the cluster that has them"
 PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"
 ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
 TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous
+from pixiu.partition import rendezvous, weighted_rendezvous
 from pixiu.routing import Routes
 from proxy.events import Replica
 from proxy.signals import replica_of_copy
@@ -64,8 +64,12 @@ class Destinations(Generic[Owner]):
         replicas = self._of(key)
         if not replicas:
             return None
-        usable = [replica.endpoint for replica in replicas if replica.usable]
-        return self.targets[EndpointID(rendezvous(key, usable or [replica.endpoint for replica in replicas]))]
+        weights = {replica.endpoint: replica.weight for replica in replicas if replica.usable}
+        if not weights:
+            weights = {replica.endpoint: replica.weight for replica in replicas}
+        # Most clusters have no weights, and this is cheaper.
+        equal = len(set(weights.values())) == 1
+        return self.targets[EndpointID(rendezvous(key, weights) if equal else weighted_rendezvous(key, weights.items()))]
 
     def of_copy(self, key: int, signal: int, copy: int) -> Target[Owner] | None:
         """The replica that gets a copy of a signal; see `proxy.signals`."""

@@ -15,6 +15,8 @@ class Replica:
     partition: int
     usable: bool = True
     """False while heartbeats doubt it: chosen only when its partition has no other."""
+    weight: float = 1.0
+    """Its share of the rooms, beside the others of its partition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,10 @@ from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
+from pixiu.links.quality import Quality
 from pixiu.runtime.context import Context
 from pixiu.vrooms import VRooms
+from pixiu.weights import Weights
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
 from proxy.events import (
@@ -46,6 +48,8 @@ from proxy.publisher import PublisherService, PublisherStream
 from registry.leases import WorkerLeases
 
 DRAIN_POLL_S = 0.05
+MAX_BROKERS_SHOWN = 256
+"""Brokers whose weight is a metric each, the oldest ones."""
 
 
 class Service:
@@ -68,16 +72,20 @@ class Service:
                 room_bytes_per_s=options.room_bytes_per_s,
                 burst_s=options.limit_burst_s,
             ),
+            receipts=not context.cluster.router_root,
         )
-        self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
+        # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
+        self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
         self._numbers = itertools.count(1)
         self._draining = False
+        self._weights = Weights()
         self._timer: asyncio.TimerHandle | None = None
         self._presence = PresenceService(lambda: context.view)
+        self._measure_timer: asyncio.TimerHandle | None = None
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
@@ -87,6 +95,8 @@ class Service:
     async def start(self) -> None:
         """Nothing to wait for: a proxy without brokers refuses with a clear error."""
         self._leases.start()
+        if self._context.cluster.weighted_routing:
+            self._measure()
 
     async def drain(self) -> None:
         """Tell publishers to use another proxy, and wait until what is under way is resolved."""
@@ -98,8 +108,9 @@ class Service:
 
     async def stop(self) -> None:
         """Give the worker numbers back, as far as they were not lent on."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._measure_timer):
+            if timer is not None:
+                timer.cancel()
         await self._presence.close()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
@@ -125,8 +136,7 @@ class Service:
         return self._core.counters.batches_malformed == malformed
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A gateway delivered signals; a relay names messages that nobody took. A notice of a newer layout needs nothing: the
-        registry brings it anyway."""
+        """A gateway delivered signals; a relay names messages that nobody took; a broker or relay knows a newer layout."""
         signals: list[int] = []
         offline: list[int] = []
         try:
@@ -136,6 +146,8 @@ class Service:
                     signals.extend(control.signals_delivered.ids)
                 elif control.HasField("chat_offline"):
                     offline.extend(control.chat_offline.snowflake_ids)
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
             return False
         if signals:
@@ -231,8 +243,19 @@ class Service:
             state = links.state(node.endpoint)
             if node.state is not NodeState.INIT and state is not PeerState.DEAD:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
-                replicas.append(Replica(node.endpoint, node.partition, usable))
+                replicas.append(Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
         return tuple(replicas)
+
+    def _measure(self) -> None:
+        """Once in a heartbeat interval: let brokers that answer late or seldom have fewer rooms."""
+        interval_s = self._context.cluster.heartbeat_interval_ms / 1000
+        self._measure_timer = asyncio.get_running_loop().call_later(interval_s, self._measure)
+        partitions: dict[int, dict[EndpointID, Quality]] = {}
+        for node in self._context.view.running("broker"):
+            quality = self._context.links.quality(node.endpoint)
+            partitions.setdefault(node.partition, {})[node.endpoint] = quality
+        if self._weights.measure(partitions.values()):
+            self._replicas_changed()
 
     def _perform(self, effects: list[Effect]) -> None:
         links = self._context.links
@@ -258,11 +281,15 @@ class Service:
         self._timer = None
         self._perform(self._core.step(Tick(), self._context.now()))
 
-    def _samples(self) -> dict[str, float]:
-        samples: dict[str, float] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
+    def _samples(self) -> dict[str, object]:
+        samples: dict[str, object] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
         samples |= {
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
         }
+        if self._context.cluster.weighted_routing:
+            brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]
+            samples["broker_weight{peer}"] = {f"broker:{node.address}": self._weights.weight(node.endpoint) for node in brokers}
+            samples["broker_weight_changes_total"] = self._weights.changes
         return samples

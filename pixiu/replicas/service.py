@@ -199,6 +199,8 @@ class ReplicaService:
                     changes += decode_messages(control.gateway_messages)
                 elif control.HasField("absence"):
                     self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
                 elif is_healing(control):
                     self._step(HealingReceived(peer, control))
         except DecodeError:
