@@ -38,6 +38,7 @@ from broker.events import (
 )
 from broker.feeds import FeedState
 from broker.options import Options
+from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
@@ -115,6 +116,7 @@ class Service:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
+            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
             "rooms": core.membership.rooms,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
             "degraded": f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None,

@@ -56,6 +56,7 @@ from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
+from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
@@ -182,9 +183,16 @@ class Service:
         return {
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
+            "members_digests": self._members_digests(),
             "unconfirmed": core.presence.unconfirmed if core else 0,
             "degraded": self._degraded() or None,
         }
+
+    def _members_digests(self) -> dict[str, str]:
+        """By router partition: what the maps of routers and brokers say of this gateway when they are equal to it."""
+        partitions = self._context.view.layout.partitions("router")
+        sums = self._core.presence.own.digest if self._core is not None else Digest()
+        return {str(partition): str(sums.total(Rule(partition, partitions))) for partition in range(partitions)}
 
     def on_view(self, view: View) -> None:
         """Heartbeat every router and proxy; send to those that are Running."""

@@ -166,6 +166,7 @@ class Process(Generic[OptionsT]):
                 secret=secret,
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
+                udp_address_of=self._udp_address_of,
             )
 
         self._endpoint, port = await bind_both(options, self._server, new_endpoint)
@@ -214,6 +215,8 @@ class Process(Generic[OptionsT]):
             settings_hash=self._cluster.settings_hash(),
             started_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
+            udp_host=self._options.advertised_udp_host,
+            udp_port=self._options.advertised_udp_port,
         )
 
     async def _drain(self) -> None:
@@ -305,6 +308,10 @@ class Process(Generic[OptionsT]):
 
     def _layout_version(self) -> int:
         return self._discovery.view.layout.version
+
+    def _udp_address_of(self, endpoint: EndpointID) -> tuple[str, int] | None:
+        node = self._discovery.view.by_endpoint(endpoint)
+        return node.udp_address if node is not None else None
 
     def _crash(self, error: BaseException) -> None:
         if self._error is None:
