@@ -19,21 +19,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from math import sqrt
 from statistics import median
-from typing import Any
 
 import pytest
 
 import pixiu
-from pixiu.cli.http import fetch, samples
 from pixiu.links.head import RECORDS
-from pixiu.mqtt.client_io import MQTTClient
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.fleet import WAIT_S, Fleet, Player, until
 from tests.support.lossy import Counts, Faults, LossyNetwork, Path
 
 TIMES = int(os.environ.get("PIXIU_LOSSY_TIMES", "1"))
 SEED = int(os.environ.get("PIXIU_LOSSY_SEED", "1"))
-WAIT_S = 60.0
 LOSSY = Faults(lost=0.05, repeated=0.02, reordered=0.05)
 USERS = 240
 ROOMS = 60
@@ -42,104 +39,23 @@ SIGNALS = 1000 * TIMES
 APART_S = 0.004
 PAUSE_S = 0.002
 """Between two signals, so that each copy travels in a datagram of its own: else they would be lost together."""
-ARGUMENTS = "--brokers 1 --broker-replicas 3 --routers 2 --router-replicas 2 --proxies 3 --gateways 2".split()
+ARGUMENTS = ["--brokers", "1", "--broker-replicas", "3", "--routers", "2", "--router-replicas", "2", "--proxies", "3"]
 RoomsOf = Callable[[int], Sequence[int]]
 """The rooms of the n-th player."""
 
 pytestmark = pytest.mark.timeout(300 + 120 * TIMES)
 
 
-class Fleet:
+class LossyFleet(Fleet):
     """The cluster's processes and the network between them."""
 
     def __init__(self, cluster: LocalCluster, network: LossyNetwork) -> None:
-        self.target = cluster.target
+        super().__init__(cluster)
         self.network = network
-        self.processes: dict[str, dict[str, Any]] = {}
-        """By the name that metrics give a peer."""
-        for role in ("gateway", "router", "broker", "proxy"):
-            self.processes |= {f"{role}:{process['address']}": process for process in cluster.processes(role)}
-
-    def of(self, role: str) -> list[dict[str, Any]]:
-        """The processes of a role."""
-        return [process for process in self.processes.values() if process["role"] == role]
-
-    @property
-    def mqtt_ports(self) -> list[int]:
-        """Of the gateways."""
-        return [int(process["mqtt"].rpartition(":")[2]) for process in self.of("gateway")]
-
-    async def page(self, process: dict[str, Any], path: str) -> bytes:
-        """One of a process's HTTP pages."""
-        host, _, port = process["http"].removeprefix("http://").rpartition(":")
-        return (await fetch(host, int(port), path, WAIT_S))[1]
-
-    async def unequal(self) -> dict[str, str]:
-        """Which routers and brokers do not know what the gateways say, and in which digests they differ."""
-        said = await asyncio.gather(*(self.page(process, "/health") for process in self.processes.values()))
-        health = {name: json.loads(page)["service"] for name, page in zip(self.processes, said, strict=True)}
-        truth: dict[int, tuple[int, int]] = {}
-        for name, service in health.items():
-            if name.startswith("gateway:"):
-                for partition, text in service["members_digests"].items():
-                    truth[int(partition)] = added(truth.get(int(partition), (0, 0)), text)
-        whole = (0, 0)
-        for xor, entries in truth.values():
-            whole = (whole[0] ^ xor, whole[1] + entries)
-        found = {}
-        for name, process in self.processes.items():
-            if process["role"] in ("router", "broker"):
-                wanted = truth[process["partition"]] if process["role"] == "router" else whole
-                has = added((0, 0), health[name]["members_digest"])
-                if has != wanted:
-                    found[name] = f"{has[1]} members, {wanted[1]} on the gateways"
-        return found
-
-    async def heartbeats(self) -> dict[tuple[str, str], float]:
-        """How many each router and broker has sent to each peer."""
-        keepers = [name for name, process in self.processes.items() if process["role"] in ("router", "broker")]
-        pages = await asyncio.gather(*(self.page(self.processes[name], "/metrics") for name in keepers))
-        return {
-            (keeper, labels["peer"]): value
-            for keeper, page in zip(keepers, pages, strict=True)
-            for name, labels, value in samples(page)
-            if name.endswith("_peer_heartbeats_sent_total")
-        }
-
-    async def until_equal(self) -> None:
-        """Wait until all maps are equal."""
-        unequal: dict[str, str] = {}
-        try:
-            async with asyncio.timeout(WAIT_S):
-                while unequal := await self.unequal():
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(unequal) from None
-
-    async def links(self) -> dict[Path, Counter[str]]:
-        """By (sender, receiver): what each side has counted of items."""
-        found: dict[Path, Counter[str]] = {}
-        pages = await asyncio.gather(*(self.page(process, "/metrics") for process in self.processes.values()))
-        for own, page in zip(self.processes, pages, strict=True):
-            for name, labels, value in samples(page):
-                what = name.partition("_peer_")[2]
-                if what in ("records_sent_total", "control_sent_total"):
-                    found.setdefault((own, labels["peer"]), Counter())["sent"] += int(value)
-                elif what in ("records_received_total", "control_received_total"):
-                    found.setdefault((labels["peer"], own), Counter())["received"] += int(value)
-                elif what == "lost_items":
-                    found.setdefault((labels["peer"], own), Counter())["gaps"] += int(value)
-        return found
-
-
-def added(digest: tuple[int, int], text: str) -> tuple[int, int]:
-    """The sum of a digest and one in a page."""
-    xor, entries = text.split("/")
-    return digest[0] ^ int(xor, 16), digest[1] + int(entries)
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyFleet]:
     """Three proxies and three replicas of one broker partition, so that a signal's copies have nothing in common."""
     folder = tmp_path_factory.mktemp("lossy")
     with EmbeddedZooKeeper(folder / "zookeeper") as server:
@@ -148,49 +64,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         network.start()
         try:
             with running_cluster(folder, "--registry", registry, *ARGUMENTS, *network.settings()) as cluster:
-                yield Fleet(cluster, network)
+                yield LossyFleet(cluster, network)
         finally:
             network.stop()
 
 
-class Player:
-    """An MQTT client that counts what it gets. An MQTT client of a gateway sees what the gateway repeats."""
-
-    def __init__(self, port: int, uin: int, rooms: Sequence[int]) -> None:
-        self.uin, self.port, self.rooms = uin, port, set(rooms)
-        self.got: Counter[bytes] = Counter()
-        self.client = self._new()
-
-    def _new(self) -> MQTTClient:
-        client = MQTTClient("127.0.0.1", self.port, f"lossy-{self.uin}", str(self.uin), keep_alive_s=0)
-        client.on_message = lambda _topic, payload: self.got.update((payload,))
-        return client
-
-    async def come(self) -> None:
-        await self.client.connect()
-        await self.join(*sorted(self.rooms))
-
-    async def join(self, *rooms: int) -> None:
-        self.rooms |= set(rooms)
-        await self.client.subscribe([f"room/{room}" for room in rooms])
-
-    async def leave(self, *rooms: int) -> None:
-        self.rooms -= set(rooms)
-        await self.client.unsubscribe([f"room/{room}" for room in rooms])
-
-    async def move(self, port: int) -> None:
-        await self.client.close()
-        self.port = port
-        self.client = self._new()
-        await self.come()
-
-    async def go(self) -> None:
-        self.rooms = set()
-        await self.client.close()
-
-
 @contextlib.asynccontextmanager
-async def players(fleet: Fleet, number: int, first_uin: int, rooms_of: RoomsOf) -> AsyncIterator[list[Player]]:
+async def players(fleet: LossyFleet, number: int, first_uin: int, rooms_of: RoomsOf) -> AsyncIterator[list[Player]]:
     """Connected, in their rooms, on all gateways in turn; every router and broker knows it."""
     ports = fleet.mqtt_ports
     found = [Player(ports[index % len(ports)], first_uin + index, rooms_of(index)) for index in range(number)]
@@ -211,17 +91,7 @@ async def one_by_one(actions: Sequence[Coroutine[None, None, None]]) -> None:
     await asyncio.gather(*tasks)
 
 
-async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait for a condition; fails with what is missing."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(what()) from None
-
-
-async def send_signals(fleet: Fleet, room_of: Callable[[int], int], *, receipts: bool) -> list[bytes]:
+async def send_signals(fleet: LossyFleet, room_of: Callable[[int], int], *, receipts: bool) -> list[bytes]:
     """Signals one after the other; returns their payloads when the outcome of all is known."""
     payloads = [b"%d" % number for number in range(SIGNALS)]
     async with pixiu.connect(fleet.target) as px:
@@ -236,7 +106,7 @@ async def send_signals(fleet: Fleet, room_of: Callable[[int], int], *, receipts:
     return payloads
 
 
-async def the_end(fleet: Fleet, room: int, found: Sequence[Player]) -> None:
+async def the_end(fleet: LossyFleet, room: int, found: Sequence[Player]) -> None:
     """What is sent last, over a whole network, comes last: nothing else is under way."""
     await settle(fleet)
     async with pixiu.connect(fleet.target) as px:
@@ -246,7 +116,7 @@ async def the_end(fleet: Fleet, room: int, found: Sequence[Player]) -> None:
         del player.got[b"the end"]
 
 
-async def settle(fleet: Fleet) -> None:
+async def settle(fleet: LossyFleet) -> None:
     """With a whole network again: wait until nothing is held back and every sender's last item is known to its receiver."""
     async with asyncio.timeout(WAIT_S):
         while fleet.network.held:
@@ -255,7 +125,7 @@ async def settle(fleet: Fleet) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_memberships_are_equal_within_ten_heartbeats_of_the_last_join(fleet: Fleet) -> None:
+async def test_memberships_are_equal_within_ten_heartbeats_of_the_last_join(fleet: LossyFleet) -> None:
     """Users join, leave and move on, all under loss."""
     chance = random.Random(SEED)
     for round_ in range(TIMES):
@@ -291,7 +161,7 @@ async def test_memberships_are_equal_within_ten_heartbeats_of_the_last_join(flee
         assert lost > 0, "no message of a gateway was lost: this has tested nothing"
 
 
-async def test_signals_with_receipts_reach_each_player_exactly_once(fleet: Fleet) -> None:
+async def test_signals_with_receipts_reach_each_player_exactly_once(fleet: LossyFleet) -> None:
     """Ten signals, or more, to each of a hundred players, each in a room of his own."""
     async with players(fleet, PLAYERS, 200_000, lambda index: [8000 + index]) as found:
         with fleet.network.faults(LOSSY):
@@ -305,7 +175,7 @@ async def test_signals_with_receipts_reach_each_player_exactly_once(fleet: Fleet
         assert [player.got for player in found] == wanted, "something came twice"
 
 
-async def test_a_receipt_of_a_room_says_that_a_gateway_has_delivered(fleet: Fleet) -> None:
+async def test_a_receipt_of_a_room_says_that_a_gateway_has_delivered(fleet: LossyFleet) -> None:
     """A room on two gateways: each signal reaches everybody on one of them at least, and nobody twice. The other gateway may miss
     one, as often as without a receipt, because nobody repeats what was answered."""
     room = 8400
@@ -324,7 +194,7 @@ async def test_a_receipt_of_a_room_says_that_a_gateway_has_delivered(fleet: Flee
 
 
 @pytest.mark.parametrize("loss", [0.05, 0.3])
-async def test_signals_without_receipts_are_lost_as_often_as_three_ways_of_two_hops(fleet: Fleet, loss: float) -> None:
+async def test_signals_without_receipts_are_lost_as_often_as_three_ways_of_two_hops(fleet: LossyFleet, loss: float) -> None:
     """A room of a hundred on two gateways. Above 5 % only records are lost, or processes would take each other for dead."""
     room, p = 8500, loss
     faults = LOSSY if loss == LOSSY.lost else Faults(loss, LOSSY.repeated, LOSSY.reordered, frozenset({RECORDS}))
@@ -341,7 +211,7 @@ async def test_signals_without_receipts_are_lost_as_often_as_three_ways_of_two_h
         assert abs(lost - expected) < 5 * error
 
 
-async def test_records_lost_on_each_hop_are_the_gaps_counted(fleet: Fleet) -> None:
+async def test_records_lost_on_each_hop_are_the_gaps_counted(fleet: LossyFleet) -> None:
     """Room messages: sent = received + gaps on each path, and the network's own count is that of the gaps."""
     room, messages = 8600, 1000 * TIMES
     async with players(fleet, PLAYERS, 400_000, lambda index: [room + index % 20]) as found:
