@@ -183,13 +183,13 @@ class MQTTConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client did not take all: messages wait in the backlog."""
         self._paused = True
-        self._backlog.leaving(self._hub.now())
+        self._backlog.leaving(self._hub.slow.now())
         self._hub.slow.add(self)
 
     def resume_writing(self) -> None:
         """The client took what was written: write what waits, at once or, when it is behind, in a while."""
         self._paused = False
-        grade = self._backlog.grade(self._hub.now())
+        grade = self._backlog.grade(self._hub.slow.now())
         self._backlog.left()
         if self._backlog and grade is not Grade.PROMPT:
             self._hub.slow.catch_up_in_a_batch(self)
@@ -234,7 +234,7 @@ class MQTTConnection(asyncio.Protocol):
             self._transport.write(data)
             return
         before = self._backlog.dropped
-        patient = self._backlog.put(data, count, self._hub.now())
+        patient = self._backlog.put(data, count, self._hub.slow.now())
         if self._backlog.dropped != before:
             self._hub.count_dropped(self._backlog.dropped - before)
         if not patient:
