@@ -6,8 +6,10 @@ Source: DESIGN section 15.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
+import struct
 from typing import Protocol
 
 from gateway.connections import Backlog, Grade
@@ -45,6 +47,8 @@ CLOSE_TIMEOUT_S = 5.0
 REFUSAL_DELAY_S = 1.0
 """A client that is refused because too many connect is told after half of this to all of it, at random: it has no other
 way to learn when to come again, and many try at once."""
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""Linger for no time at all."""
 MAX_RETRIES = 3
 """How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
 
@@ -367,11 +371,20 @@ class MQTTConnection(asyncio.Protocol):
         self._hub.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self._transport is not None:
             if effect.reason is CloseReason.SLOW_CONSUMER:
-                self._transport.abort()  # who does not read would keep what is buffered for ever
+                self._reset()
                 return
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+                self._loop.call_later(CLOSE_TIMEOUT_S, self._reset)
+
+    def _reset(self) -> None:
+        """Drop the connection with all that it has not taken: who does not read would keep it in our memory, and, after an
+        ordinary close, for minutes in the kernel's."""
+        if self._transport is not None:
+            sock: socket.socket = self._transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            self._transport.abort()
 
     def _read(self, wanted: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():
