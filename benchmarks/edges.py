@@ -63,13 +63,19 @@ def member(port: int, number: int) -> socket.socket:
     return sock
 
 
+def ready() -> None:
+    """Say that all are connected. Elsewhere they have machines of their own: from now on they take what the servers leave."""
+    print("ready", flush=True)
+    os.nice(19)
+
+
 def readers(port: int) -> None:
     """Members that read until the input ends."""
     selector, buffer = selectors.DefaultSelector(), bytearray(1 << 16)
     for number in range(MEMBERS):
         selector.register(member(port, number), selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
-    print("ready", flush=True)
+    ready()
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
@@ -93,7 +99,7 @@ def slow_readers(port: int) -> None:
     for number in range(MEMBERS):
         come(number)
     poll.register(sys.stdin, select.EPOLLIN)
-    print("ready", flush=True)
+    ready()
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == sys.stdin.fileno():
@@ -120,7 +126,7 @@ def slow_starters(port: int) -> None:
     for _ in range(STARTERS):
         come()
     selector.register(sys.stdin, selectors.EVENT_READ)
-    print("ready", flush=True)
+    ready()
     due = time.monotonic()
     while True:
         for key, _ in selector.select(max(due - time.monotonic(), 0.0)):

@@ -100,9 +100,12 @@ async def send_signals(fleet: LossyFleet, room_of: Callable[[int], int], *, rece
             pending.append(await px.room(room_of(number)).signal(payload, receipt=receipts))
             await asyncio.sleep(PAUSE_S)
         for receipt in pending:
-            # Without a receipt this is a broker's acceptance, which may be lost as well.
-            with contextlib.suppress(*(() if receipts else (pixiu.RemoteError,))):
+            # Without a receipt this is a broker's acceptance, which may be lost as well; with one it may come too late on a
+            # machine that stands still for a second. Whether the signal came is for the players to say.
+            with contextlib.suppress(pixiu.RemoteError):
                 await receipt
+        if receipts:
+            assert px.stats().signals.delivered > 0.9 * SIGNALS
     return payloads
 
 
