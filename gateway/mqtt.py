@@ -42,6 +42,9 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+CONNECT_SPREAD_S = 1.0
+"""Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
+one turn of the loop, while nobody is served, and come back together."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a client that is closed may take to read what was written before."""
 REFUSAL_DELAY_S = 1.0
@@ -463,7 +466,10 @@ class MQTTConnection(asyncio.Protocol):
         if self._timer is None and self._session is not None:
             deadline = self._session.next_deadline()
             if deadline is not None:
-                self._timer = self._loop.call_later(max(deadline - self._hub.now(), 0.01), self._timeout)
+                wait_s = max(deadline - self._hub.now(), 0.01)
+                if self._client_id is None:
+                    wait_s += random.uniform(0.0, CONNECT_SPREAD_S)
+                self._timer = self._loop.call_later(wait_s, self._timeout)
 
     def _timeout(self) -> None:
         self._timer = None
