@@ -40,6 +40,7 @@ from broker.events import (
 from broker.feeds import FeedState
 from broker.options import Options
 from broker.router_root import RouterRoot
+from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
@@ -130,6 +131,7 @@ class Service:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
+            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
             "rooms": core.membership.rooms,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
             "degraded": degraded,

@@ -60,6 +60,7 @@ from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
+from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
@@ -77,7 +78,8 @@ MAX_REMEMBERED_CLIENTS = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended; the oldest go first."""
 DRAIN_POLL_S = 0.05
 SIGNAL_TABLE_IN_MEMORY = "signal_table_in_memory"
-ACCEPTS_A_TURN = 64
+ACCEPTS_A_TURN = 16
+"""About a millisecond, in which nobody else is served."""
 LISTEN_BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 RETRY_SPREAD_S = 1.0
@@ -194,9 +196,16 @@ class Service:
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
             "devices": len(core.devices) if core else 0,
+            "members_digests": self._members_digests(),
             "unconfirmed": core.unconfirmed if core else 0,
             "degraded": self._degraded() or None,
         }
+
+    def _members_digests(self) -> dict[str, str]:
+        """By router partition: what the maps of routers and brokers say of this gateway when they are equal to it."""
+        partitions = self._context.view.layout.partitions("router")
+        sums = self._core.rooms.presence.own.digest if self._core is not None else Digest()
+        return {str(partition): str(sums.total(Rule(partition, partitions))) for partition in range(partitions)}
 
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""

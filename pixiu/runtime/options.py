@@ -164,6 +164,11 @@ class RoleOptions(Options):
     """Address that others are told. Empty: host."""
     port: int = bounded(0, 0, 65_535)
     """Port of gRPC (TCP) and links (UDP). 0: any that is free for both."""
+    advertised_udp_host: str = ""
+    """Address that others are told for the datagrams of links, where it is another than for gRPC: behind an address
+    translator or in a container. Empty: advertised_host."""
+    advertised_udp_port: int = bounded(0, 0, 65_535)
+    """Port that others are told for the datagrams of links. 0: port."""
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
     poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
@@ -204,6 +209,8 @@ class RoleOptions(Options):
         elif wrong.keys().isdisjoint(("host", "advertised_host")) and is_wildcard(self.address_host):
             key = "advertised_host" if self.advertised_host else "host"
             yield key, "an address at which others reach the process; with a wildcard host set advertised_host"
+        if is_wildcard(self.advertised_udp_host):
+            yield "advertised_udp_host", "an address at which datagrams reach the process, or empty for advertised_host"
         if wrong.keys().isdisjoint(("port", "http_port")) and self.port and self.http_port == self.port:
             yield "http_port", "another port than port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:

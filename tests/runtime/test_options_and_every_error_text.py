@@ -113,6 +113,8 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ('[router]\nhost = "a\\u001bb"\n', 'FILE: [router] host = "a\\u001bb": must be a text of at most 4096 characters'),
         ('[router]\nhost = ""\n', 'FILE: [router] host = "": must be an address, such as 127.0.0.1'),
         ('[router]\nhost = "0.0.0.0"\n', 'host = "0.0.0.0": must be an address at which others reach the process; with a wildcard'),
+        ('[router]\nadvertised_udp_host = "0.0.0.0"\n', "must be an address at which datagrams reach the process, or empty"),
+        ("[router]\nadvertised_udp_port = 65536\n", "advertised_udp_port = 65536: must be an integer from 0 to 65535"),
         ('[router]\nadvertised_host = "::"\n', 'advertised_host = "::": must be an address at which others reach the process'),
         (
             '[router]\nregistry = "localhost"\n',
