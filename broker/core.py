@@ -45,6 +45,7 @@ from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.notices import LayoutNotices
 from pixiu.partition import rendezvous, rendezvous_order, serves, share_rooms
 from pixiu.softstore import ENTRY, Change, Key, Membership
+from pixiu.trace import UNTRACED, Tracer
 from pixiu.vanished import Vanished
 from pixiu.wire.v1 import control_pb2
 
@@ -92,6 +93,7 @@ class Core:
         poll_interval_s: how long a sender's view of the registry may be old, seconds.
         gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
         membership: the map, empty.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -103,12 +105,13 @@ class Core:
         poll_interval_s: float,
         gone_gateway_s: float,
         membership: Membership | None = None,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.endpoint = endpoint
         self.partition = partition
         self.state = State.INIT
         self.membership = membership if membership is not None else Membership()
-        self.fanout = Fanout(self._gateway_targets, self._serves, self._elsewhere)
+        self.fanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         self.feeds: dict[int, Feed] = {}
         self.keeper = Keeper(self.membership, heartbeat_s)
         self.vanished = Vanished(self.membership, gone_gateway_s)

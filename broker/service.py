@@ -45,8 +45,10 @@ from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
+from pixiu.runtime.tracing import tracer_of
 from pixiu.snapshots import SnapshotReader
 from pixiu.softstore import Change, Chunk, Membership, decode_messages
+from pixiu.trace import Hop
 from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
@@ -73,6 +75,7 @@ class Service:
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
+            tracer=tracer_of(context, Hop.BROKER, options.partition),
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()

@@ -23,6 +23,7 @@ from gateway.events import (
     FenceReceived,
     HealingReceived,
     Join,
+    KeepTraces,
     Leave,
     Opened,
     ProxiesChanged,
@@ -40,10 +41,12 @@ from gateway.feedback import Feedback, absences
 from gateway.presence import Presence
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
+from gateway.traces import Traces
 from pixiu.healing import Holder, rule_of
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
 from pixiu.routing import Routes
+from pixiu.trace import UNTRACED, Tracer
 from pixiu.vrooms import VRooms, with_key
 from pixiu.wire.v1 import control_pb2
 
@@ -52,6 +55,8 @@ DEDUPE_GENERATION = 65_536
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
+TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
+"""One look at a record's flags tells whether it is to a room and untraced, as nearly all are."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 
@@ -81,13 +86,21 @@ class Core:
         generation: of that number, grown with this start.
         signals: remembers delivered signals; None: as long as this core lives.
         vrooms: the cluster's big rooms.
+        tracer: stamps traced records.
     """
 
     def __init__(
-        self, *, instance: int, generation: int, signals: SignalTable | None = None, vrooms: VRooms = NO_BIG_ROOMS
+        self,
+        *,
+        instance: int,
+        generation: int,
+        signals: SignalTable | None = None,
+        vrooms: VRooms = NO_BIG_ROOMS,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.index = RoomIndex(vrooms)
         self.signals = Signals(signals if signals is not None else MemoryTable())
+        self.traces = Traces(tracer)
         self.counters = Counters()
         self._identity = (instance, generation)
         self._counter = 0
@@ -135,6 +148,8 @@ class Core:
         self.counters.records_in += len(records)
         for record in records:
             if record[4] == signal:
+                if record[5] & Flag.TRACED:
+                    self.traces.arrived(record)
                 self.signals.take(record)
                 continue
             key = int.from_bytes(record[24:32], "little")
@@ -148,10 +163,12 @@ class Core:
                 self.counters.damaged += 1
                 continue
             body = record[bounds[0] : bounds[1]]
-            if record[5] & Flag.TOPIC:
-                channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
-            else:
-                channel = rooms.get(key)
+            channel = rooms.get(key)
+            if record[5] & TOPIC_OR_TRACED:
+                if record[5] & Flag.TOPIC:
+                    channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+                if record[5] & Flag.TRACED and channel is not None:
+                    self.traces.take(channel, record)
             if channel is None:
                 self.counters.without_members += 1
                 if not self.presence.own.gateways(key):
@@ -282,7 +299,10 @@ class Core:
         if self._held and not self._proxy_routes.held:
             effects += self._published()
         answers = self._end_signals() if self.signals else []
+        traced = self.traces.finish() if self.traces else []
         effects += self._deliveries()
+        if traced:
+            effects.append(KeepTraces(traced))
         return effects + answers
 
     def _end_signals(self) -> list[Effect]:
@@ -290,6 +310,8 @@ class Core:
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
             self._dirty[channel] = None
+            if record[5] & Flag.TRACED:
+                self.traces.take(channel, record)
             if channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:

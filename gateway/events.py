@@ -212,6 +212,13 @@ class SendDelivered:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepTraces:
+    """These traced records have left, with this gateway's stamp: their traces are finished."""
+
+    records: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A client's request has taken effect. `known`: every router confirmed it; False: it took too long, and goes on."""
 
@@ -220,4 +227,4 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | Answer | Fenced
+Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | KeepTraces | Answer | Fenced

@@ -32,6 +32,7 @@ from gateway.events import (
     FenceReceived,
     HealingReceived,
     Join,
+    KeepTraces,
     Leave,
     Opened,
     ProxiesChanged,
@@ -56,6 +57,7 @@ from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
+from gateway.trace_files import TraceWriter, open_traces
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
@@ -65,6 +67,8 @@ from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
+from pixiu.trace import Hop
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 
@@ -123,6 +127,8 @@ class Service:
         self._draining = False
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
+        self._tracer = tracer_of(context, Hop.GATEWAY)
+        self._traces: TraceWriter | None = None
         self._closed_by_reason: dict[str, int] = {}
         self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
@@ -135,7 +141,11 @@ class Service:
         found = await self._identity.acquire()
         port = await self._listen()
         table = self._open_signal_table(port)
-        self._core = Core(instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms)
+        options, name = self.options, f"{self._context.endpoint_id:016x}"
+        self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
+        self._core = Core(
+            instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms, tracer=self._tracer
+        )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
@@ -171,6 +181,8 @@ class Service:
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await asyncio.gather(self._publisher.close(), self._big_publisher.close())
+        if self._traces is not None:
+            await self._traces.close()
         if self._signal_table is not None:
             # A gateway that ends in good order has moved its clients; one that crashed will be back for them.
             self._signal_table.close(remove=self._draining or not self._signal_table.count())
@@ -336,7 +348,8 @@ class Service:
         return table
 
     def _degraded(self) -> str:
-        return self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        problem = self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        return problem or (self._traces.problem if self._traces is not None else "")
 
     async def _listen(self) -> int:
         host, port = self.options.mqtt_host, self.options.mqtt_port
@@ -421,6 +434,9 @@ class Service:
                     links.send_control(peer, [answer.SerializeToString()])
             elif isinstance(effect, SendControl):
                 links.send_control(effect.peer, effect.messages)
+            elif isinstance(effect, KeepTraces):
+                if self._traces is not None:
+                    self._traces.put(effect.records)
             elif isinstance(effect, Answer):
                 self._answer(effect)
             elif isinstance(effect, Fenced):
@@ -471,6 +487,9 @@ class Service:
             samples["listing_pages_sent_total"] = self._core.holder.pages_sent
             samples["feedback_said_total"] = self._core.feedback.said
             samples["feedback_left_out_total"] = self._core.feedback.left_out
+            samples["traces_left_out_total"] = self._core.traces.left_out
+        if self._traces is not None:
+            samples |= self._traces.samples()
         return samples
 
 

@@ -18,8 +18,9 @@ from typing import Final
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
 from pixiu.routing import Routes
+from pixiu.trace import UNTRACED, Sampler, Tracer
 from pixiu.vrooms import VRooms
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.events import (
@@ -108,6 +109,8 @@ class Core:
         vrooms: the cluster's big rooms.
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
+        tracer: stamps traced records.
+        sampler: chooses which messages are traced; None: no more than those that are.
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class Core:
         vrooms: VRooms = NO_BIG_ROOMS,
         vrooms_per_s: float = 100.0,
         rates: Rates = NO_LIMITS,
+        tracer: Tracer = UNTRACED,
+        sampler: Sampler | None = None,
     ) -> None:
         self._max_size = max_record_bytes - SIZE_FIELD
         self._partitions = 1
@@ -136,6 +141,8 @@ class Core:
         self._limits = Limits(rates) if rates.any else None
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
+        self._tracer = tracer
+        self._sampler = sampler
         self.counters = Counters()
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -334,25 +341,33 @@ class Core:
             batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
 
     def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, effects: list[Effect]) -> None:
-        cache, unpack, largest = self._routes.cache, ROUTE.unpack_from, self._max_size
+        if self._sampler is not None:
+            data, start, end = self._sampler.mark(data, start, end, count)
+        cache, unpack, largest, plain = self._routes.cache, WALK.unpack_from, self._max_size, PLAIN_ROOM
         touched: list[_Target] = []
         refused: list[tuple[int, type[errors.PixiuError], str]] = []
-        position = start
+        position, traced_us = start, 0
         for index in range(count):
             if position + HEADER_SIZE > end:
                 break
-            size, kind, flags, type_, snowflake, key = unpack(data, position)
+            size, what, type_, snowflake, key = unpack(data, position)
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind == ROOM:
+            if what in plain:
                 target = cache.get(key) or self._routes.target(key)
-            elif kind == SIGNAL:
-                target = self._target_of_signal(flags, snowflake, key, batch)
             else:
-                target = None
+                kind, flags = what & 255, what >> 8
+                if flags & Flag.TRACED:
+                    traced_us = traced_us or self._tracer.now_us()
+                if kind == ROOM:
+                    target = cache.get(key) or self._routes.target(key)
+                elif kind == SIGNAL:
+                    target = self._target_of_signal(flags, snowflake, key, batch)
+                else:
+                    target = None
             if target is None or size > largest:
-                refused.append((index, *self._refusal(kind, flags, size, key)))
+                refused.append((index, *self._refusal(what & 255, what >> 8, size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)
@@ -361,15 +376,18 @@ class Core:
         else:
             if position == end:
                 self.counters.records_in += count
-                self._send(touched, batch, effects)
+                self._send(touched, batch, effects, traced_us)
                 self._refuse(refused, batch)
                 return
         for target in touched:
             target.normal, target.first = [], []
         self._malformed(batch, effects)
 
-    def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect]) -> None:
+    def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect], traced_us: int) -> None:
         for target in touched:
+            if traced_us:
+                self._tracer.stamp_all(target.first, traced_us)
+                self._tracer.stamp_all(target.normal, traced_us)
             if target.divert is not None:
                 target.divert(target.first + target.normal, batch)
                 target.normal, target.first = [], []

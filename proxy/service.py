@@ -17,6 +17,8 @@ from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
+from pixiu.trace import Hop, Sampler
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
@@ -51,7 +53,9 @@ class Service:
     def __init__(self, context: Context[Options]) -> None:
         self.options = context.options
         self._context = context
-        options = context.options
+        options, cluster = context.options, context.cluster
+        fraction = cluster.trace_fraction
+        self._sampler = Sampler(fraction, cluster.max_record_bytes) if fraction else None
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
@@ -64,6 +68,8 @@ class Service:
                 room_bytes_per_s=options.room_bytes_per_s,
                 burst_s=options.limit_burst_s,
             ),
+            tracer=tracer_of(context, Hop.PROXY),
+            sampler=self._sampler,
         )
         self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
@@ -244,5 +250,6 @@ class Service:
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
+            "traces_begun_total": self._sampler.marked if self._sampler is not None else 0,
         }
         return samples
