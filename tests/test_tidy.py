@@ -22,7 +22,7 @@ PURE_MODULES = {
     "gateway/patient.py", "proxy/big_rooms.py", "proxy/limits.py",
     "gateway/admission.py", "gateway/rates.py", "gateway/connections.py",
     "pixiu/vrooms.py", "pixiu/token_bucket.py",
-    "gateway/traces.py", "pixiu/trace.py",
+    "gateway/traces.py", "pixiu/trace.py", "pixiu/probing.py",
     "gateway/feedback.py", "router/healing.py", "router/contact.py", "router/state.py",
     "pixiu/digest.py", "pixiu/healing.py", "pixiu/vanished.py",
     "pixiu/partition.py", "pixiu/record.py", "pixiu/routing.py", "pixiu/softstore.py", "pixiu/notices.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixiu.client.message import message_of
@@ -20,6 +20,7 @@ def record(body: bytes = b"hello", flags: int = Flag.TO_ROOM, kind: int = Kind.R
     return encode(kind, 42, body, number, flags=flags, extension=b'{"a":1}')
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.lists(STAMPS, max_size=MAX_STAMPS))
 def test_stamps_come_back_in_order_and_change_nothing_else(body: bytes, stamps: list[Stamp]) -> None:
     plain = record(body)
@@ -32,6 +33,7 @@ def test_stamps_come_back_in_order_and_change_nothing_else(body: bytes, stamps: 
     assert split(made + plain, 2) == [made, plain]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100), st.integers(0, MAX_STAMPS), st.booleans())
 def test_a_subscriber_sees_the_same_message_traced_or_not(body: bytes, stamps: int, topic: bool) -> None:
     plain = record(with_topic("a/b", body), Flag.TO_ROOM | Flag.TOPIC) if topic else record(body)
@@ -77,6 +79,7 @@ def test_a_trailer_that_is_none_is_counted_and_left_alone(count: int) -> None:
 
 
 @pytest.mark.fuzz
+@settings(deadline=None)
 @given(st.binary(min_size=40, max_size=500))
 def test_any_bytes_are_stamped_or_left_alone(data: bytes) -> None:
     made = (len(data) - 4).to_bytes(4, "little") + data[4:5] + bytes((data[5] | Flag.TRACED,)) + data[6:]
@@ -95,6 +98,7 @@ def test_what_is_not_traced_has_no_stamps() -> None:
     assert trace_json(record()) is None
 
 
+@settings(deadline=None)
 @given(st.integers(0, MAX_ID))
 def test_two_proxies_choose_the_same_messages(snowflake_id: int) -> None:
     assert Sampler(0.3).chooses(snowflake_id) == Sampler(0.3).chooses(snowflake_id)
@@ -122,6 +126,7 @@ def test_a_sampler_marks_a_batch_in_place_and_keeps_the_rest() -> None:
     assert again == (data, start, end)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 5))
 def test_a_malformed_batch_is_given_back_as_it_is(data: bytes, count: int) -> None:
     made = Sampler(1.0).mark(data, 0, len(data), count)
