@@ -18,6 +18,8 @@ from pixiu.trace import UNTRACED, Tracer
 
 FIRST_LANE_BELOW: Final = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""
+ROOM: Final = int(Kind.ROOM)
+SIGNAL: Final = int(Kind.SIGNAL)
 MAX_CACHED_ROOMS: Final = 1_000_000
 """Policy: the cache starts anew."""
 
@@ -97,14 +99,16 @@ class Fanout:
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if what not in plain:
+            if what != plain:
                 kind, flags = what & 255, what >> 8
-                if kind != Kind.ROOM and not (kind == Kind.SIGNAL and flags & Flag.TO_ROOM):
+                if kind != ROOM and not (kind == SIGNAL and flags & Flag.TO_ROOM):
                     wrong += 1
                     position = after
                     continue
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
+                elif kind == ROOM:
+                    plain = what  # as a rule the next record's as well
             targets = cached(room)
             if targets is None:
                 targets, served = self._look_up(room)

@@ -68,8 +68,8 @@ class Flag:
 
 
 ALL_FLAGS: Final = 63
-PLAIN_ROOM: Final = frozenset(Kind.ROOM | flags << 8 for flags in range(256) if not flags & Flag.TRACED)
-"""What `WALK` finds in a message to a room that is not traced."""
+PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
+"""What `WALK` finds in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
 TYPE_NORMAL: Final = LANE_NORMAL << 6

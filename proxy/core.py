@@ -354,12 +354,14 @@ class Core:
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if what in plain:
+            if what == plain:
                 target = cache.get(key) or self._routes.target(key)
             else:
                 kind, flags = what & 255, what >> 8
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
+                elif kind == ROOM:
+                    plain = what  # as a rule the next record's as well
                 if kind == ROOM:
                     target = cache.get(key) or self._routes.target(key)
                 elif kind == SIGNAL:
