@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from pixiu.trace import trace_json
 MAX_WAITING: Final = 10_000
 """Traces that wait for the disk; those beyond it are dropped and counted."""
 MAX_A_WRITE: Final = 1_000
+BLOCK: Final = 65_536
+"""Bytes of a file that are read at once when its last whole line is looked for."""
 LOOK_S: Final = 1.0
 """How often a file's age is looked at."""
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -140,13 +143,25 @@ class TraceFiles:
 
 def _publish(file: BinaryIO, path: Path) -> None:
     """Give a file its name for readers, without a torn last line; an empty one is removed."""
-    file.seek(0)
-    size = file.read().rfind(b"\n") + 1
+    size = _end_of_lines(file)
     file.truncate(size)
     if size:
         path.rename(path.with_name(path.name.removeprefix(".")))
     else:
         path.unlink()
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """How many bytes of a file are whole lines."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(end - BLOCK, 0)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
 
 
 class TraceWriter:

@@ -154,7 +154,7 @@ class Tracer:
             return
         out_us = self.now_us()
         for index, record in enumerate(records):
-            if record[FLAGS_AT] & 1:
+            if record[FLAGS_AT] & Flag.TRACED:
                 records[index] = self.stamp(record, in_us, out_us)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pixiu
+from pixiu.mqtt.client_io import MQTTClient
 from tests.support.cluster import PIXIU, WAIT_S, LocalCluster, running_cluster, wait_for
 
 HOPS = [
@@ -159,6 +160,11 @@ def test_a_single_run_names_a_hung_broker_and_exits_with_1(cluster: LocalCluster
 async def test_a_fraction_of_the_messages_is_traced_into_files(cluster: LocalCluster, traces: Path) -> None:
     room, count = 777, 400
     ids: list[int] = []
+    by_mqtt: list[bytes] = []
+    client = MQTTClient("127.0.0.1", (await asyncio.to_thread(cluster.mqtt_ports))[0], "traced", "6")
+    client.on_message = lambda _, payload: by_mqtt.append(payload)
+    await client.connect()
+    await client.subscribe([f"room/{room}"])
     async with pixiu.connect(cluster.target, uin=5) as px, px.subscribe(room=room) as subscription:
         for number in range(count):
             ids.append((await px.room(room).send(b"secret %d" % number)).id)
@@ -169,7 +175,17 @@ async def test_a_fraction_of_the_messages_is_traced_into_files(cluster: LocalClu
                 got.append(message.payload)
                 if len(got) == count:
                     break
-    assert got == [b"secret %d" % number for number in range(count)]
+        for _ in range(64):
+            ids.append((await px.room(room).signal(b"secret signal")).id)
+        await px.flush()
+    expected = [b"secret %d" % number for number in range(count)]
+    assert got == expected
+    async with asyncio.timeout(WAIT_S):
+        while len(by_mqtt) < count + 64:
+            await asyncio.sleep(0.02)
+    await client.close()
+    assert [payload for payload in by_mqtt if payload != b"secret signal"] == expected
+    assert len(by_mqtt) == count + 64
 
     def written() -> list[dict[str, Any]]:
         texts = [path.read_text() for path in sorted(traces.glob("traces-*.jsonl"))]
@@ -180,12 +196,12 @@ async def test_a_fraction_of_the_messages_is_traced_into_files(cluster: LocalClu
 
     def enough() -> bool:
         found[:] = written()
-        return len(found) > count // 4
+        return len(found) > count // 4 and any(trace["kind"] == "signal" for trace in found)
 
     await asyncio.to_thread(wait_for, enough, "the traces of a quarter of the messages")
     assert {trace["snowflake_id"] for trace in found} <= set(ids)
     for trace in found:
-        assert trace["kind"] == "room"
+        assert trace["kind"] in ("room", "signal")
         assert [stamp["role"] for stamp in trace["stamps"]] == ["proxy", "broker", "gateway"]
         assert all(0 < stamp["in_us"] <= stamp["out_us"] for stamp in trace["stamps"])
         assert trace["stamps"][1]["partition"] == room % 2

@@ -136,6 +136,15 @@ class FullDisk:
         return int(self.file.write(data))
 
 
+@pytest.mark.parametrize("torn", [b"", b"x" * 10, b"x" * 200_000])
+def test_a_torn_line_may_be_long(torn: bytes, tmp_path: Path) -> None:
+    line = b'{"snowflake_id":1}\n'
+    (tmp_path / ".traces-0000000000500-dead-000001.jsonl").write_bytes(line + torn)
+    (tmp_path / ".traces-0000000000501-dead-000001.jsonl").write_bytes(torn)
+    files(tmp_path)
+    assert [path.read_bytes() for path in complete(tmp_path)] == [line]
+
+
 async def test_a_full_disk_is_counted_and_leaves_no_torn_line(tmp_path: Path) -> None:
     written = files(tmp_path)
     written.write([trace(1)])

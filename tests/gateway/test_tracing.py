@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gateway.core import Core
 from gateway.events import Deliver, Effect, EndOfTurn, Join, KeepTraces, Opened, RecordsArrived
 from gateway.traces import MAX_TRACES_A_TURN
 from pixiu.ids import topic_room
-from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.record import Flag, Kind, decode, encode, split, with_topic
 from pixiu.trace import Hop, Stamp, Tracer, as_traced, stamps_of, with_stamp
 from pixiu.vrooms import VRooms
 
@@ -104,6 +110,26 @@ def test_in_a_big_room_the_copy_shows_the_room() -> None:
     (deliver,) = delivered(arrive(core, as_traced(room(9, key=1000 * 64 + 7))))
     assert stamps_of(deliver.data) == [Stamp(Hop.GATEWAY, 0, 8, 101, 102)]
     assert int.from_bytes(deliver.data[24:32], "little") == 1000
+
+
+@pytest.mark.fuzz
+@settings(deadline=None)
+@given(st.binary(max_size=900), st.integers(0, 255), st.sampled_from([Kind.ROOM, Kind.SIGNAL]), st.booleans())
+def test_any_trailer_with_a_right_crc_is_delivered_or_dropped(body: bytes, count: int, kind: Kind, packets: bool) -> None:
+    made = bytearray(as_traced(room(1, body, kind)))
+    made[-1] = count
+    end = len(made) - 1 - 24 * count
+    if end >= 40:
+        made[12:16] = crc32(made[40:end]).to_bytes(4, "little")
+    core = gateway(packets)
+    effects = arrive(core, bytes(made), room(2))
+    fits = end >= 40
+    assert core.counters.damaged == (not fits)
+    assert sum(deliver.count for deliver in delivered(effects)) == 1 + fits
+    if fits and not packets:
+        (data,) = (deliver.data for deliver in delivered(effects))
+        records = sorted(split(data, 2), key=lambda record: record[16])
+        assert decode(records[0]).body == bytes(made[40:end])
 
 
 def test_more_traces_than_a_turn_may_have_are_delivered_without_a_stamp() -> None:
