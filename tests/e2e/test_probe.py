@@ -178,6 +178,10 @@ async def test_a_fraction_of_the_messages_is_traced_into_files(cluster: LocalClu
         for _ in range(64):
             ids.append((await px.room(room).signal(b"secret signal")).id)
         await px.flush()
+        async with px.subscribe(chat=True):
+            for _ in range(64):
+                ids.append((await px.user(5).chat(b"secret chat")).id)
+            await px.flush()
     expected = [b"secret %d" % number for number in range(count)]
     assert got == expected
     async with asyncio.timeout(WAIT_S):
@@ -190,18 +194,18 @@ async def test_a_fraction_of_the_messages_is_traced_into_files(cluster: LocalClu
     def written() -> list[dict[str, Any]]:
         texts = [path.read_text() for path in sorted(traces.glob("traces-*.jsonl"))]
         assert "secret" not in "".join(texts)
-        return [found for text in texts for found in lines(text) if found["key"] == room]
+        return [found for text in texts for found in lines(text) if found["key"] in (room, 5)]
 
     found: list[dict[str, Any]] = []
 
     def enough() -> bool:
         found[:] = written()
-        return len(found) > count // 4 and any(trace["kind"] == "signal" for trace in found)
+        return len(found) > count // 4 and {trace["kind"] for trace in found} == {"room", "signal", "chat"}
 
     await asyncio.to_thread(wait_for, enough, "the traces of a quarter of the messages")
     assert {trace["snowflake_id"] for trace in found} <= set(ids)
     for trace in found:
-        assert trace["kind"] in ("room", "signal")
-        assert [stamp["role"] for stamp in trace["stamps"]] == ["proxy", "broker", "gateway"]
+        middle = "relay" if trace["kind"] == "chat" else "broker"
+        assert [stamp["role"] for stamp in trace["stamps"]] == ["proxy", middle, "gateway"]
         assert all(0 < stamp["in_us"] <= stamp["out_us"] for stamp in trace["stamps"])
-        assert trace["stamps"][1]["partition"] == room % 2
+        assert trace["stamps"][1]["partition"] == trace["key"] % 2
