@@ -149,7 +149,12 @@ class Service:
         options, name = self.options, f"{self._context.endpoint_id:016x}"
         self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
         self._core = Core(
-            instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms, tracer=self._tracer
+            instance=found.instance,
+            generation=found.generation,
+            signals=table,
+            vrooms=self.vrooms,
+            through_relays=self._context.cluster.fanout == "relay",
+            tracer=self._tracer,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
@@ -284,11 +289,13 @@ class Service:
             raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
-    def opened(self, connection: Connection, uin: int, device: int, device_class: int) -> None:
+    def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
         """A client said who it is."""
+        if not login and self._context.cluster.fanout != "relay":
+            device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
-        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms))
+        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms, login))
 
     @property
     def serves_users(self) -> bool:
