@@ -48,8 +48,10 @@ from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
+from pixiu.runtime.tracing import tracer_of
 from pixiu.snapshots import SnapshotReader
 from pixiu.softstore import Change, Chunk, Membership, decode_messages
+from pixiu.trace import Hop
 from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
@@ -77,6 +79,7 @@ class Service:
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
             through_relays=context.cluster.fanout == "relay",
+            tracer=tracer_of(context, Hop.BROKER, options.partition),
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()

@@ -34,6 +34,7 @@ from gateway.events import (
     FenceReceived,
     HealingReceived,
     Join,
+    KeepTraces,
     Leave,
     Opened,
     ProxiesChanged,
@@ -60,6 +61,7 @@ from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
+from gateway.trace_files import TraceWriter, open_traces
 from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
@@ -70,7 +72,9 @@ from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
 from pixiu.softstore import encode_messages
+from pixiu.trace import Hop
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 
@@ -130,6 +134,8 @@ class Service:
         self._draining = False
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
+        self._tracer = tracer_of(context, Hop.GATEWAY)
+        self._traces: TraceWriter | None = None
         self._closed_by_reason: dict[str, int] = {}
         self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0, "chat_offline": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
@@ -142,12 +148,15 @@ class Service:
         found = await self._identity.acquire()
         port = await self._listen()
         table = self._open_signal_table(port)
+        options, name = self.options, f"{self._context.endpoint_id:016x}"
+        self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
         self._core = Core(
             instance=found.instance,
             generation=found.generation,
             signals=table,
             vrooms=self.vrooms,
             through_relays=self._context.cluster.fanout == "relay",
+            tracer=self._tracer,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
@@ -184,6 +193,8 @@ class Service:
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await asyncio.gather(self._publisher.close(), self._big_publisher.close())
+        if self._traces is not None:
+            await self._traces.close()
         if self._signal_table is not None:
             # A gateway that ends in good order has moved its clients; one that crashed will be back for them.
             self._signal_table.close(remove=self._draining or not self._signal_table.count())
@@ -375,7 +386,8 @@ class Service:
         return table
 
     def _degraded(self) -> str:
-        return self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        problem = self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        return problem or (self._traces.problem if self._traces is not None else "")
 
     async def _listen(self) -> int:
         host, port = self.options.mqtt_host, self.options.mqtt_port
@@ -466,6 +478,9 @@ class Service:
                     links.send_control(peer, [answer.SerializeToString()])
             elif isinstance(effect, SendControl):
                 links.send_control(effect.peer, effect.messages)
+            elif isinstance(effect, KeepTraces):
+                if self._traces is not None:
+                    self._traces.put(effect.records)
             elif isinstance(effect, Answer):
                 self._answer(effect)
             elif isinstance(effect, Disconnect):
@@ -528,4 +543,7 @@ class Service:
                 samples[f"{name}feedback_left_out_total"] = reports.feedback.left_out
             samples["devices"] = len(self._core.devices)
             samples["devices_unconfirmed"] = self._core.users.presence.unconfirmed
+            samples["traces_left_out_total"] = self._core.traces.left_out
+        if self._traces is not None:
+            samples |= self._traces.samples()
         return samples

@@ -22,7 +22,7 @@ from pixiu.addressed import OVERHEAD as ADDRESSED_OVERHEAD
 from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.zookeeper import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
-from pixiu.ids import MAX_ROOM
+from pixiu.ids import PROBE_ROOM
 from pixiu.links.options import LEAST_MTU_BYTES, MOST_MTU_BYTES, LinkOptions
 from pixiu.record import MAX_RECORD_BYTES
 from pixiu.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
@@ -88,6 +88,8 @@ class ClusterOptions(Options):
     router_root: str = ""
     """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
     Empty: the cluster has its own."""
+    trace_fraction: float = bounded(0.0, 0.0, 1.0)
+    """Fraction of real-time messages that collect the time of every hop; gateways with a trace_dir keep these traces."""
     secret_file: str = ""
     """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
     Empty: datagrams are not signed."""
@@ -105,7 +107,7 @@ class ClusterOptions(Options):
                 "big_rooms",
                 (
                     f"[0, 0] for none, or [low, high] with 0 < low < high <= {VROOMS} * low "
-                    f"and {VROOMS} * high at most 2^62, because the VRooms take the numbers from {VROOMS} * low to {VROOMS} * high"
+                    f"and {VROOMS} * high at most 2^62 - 2^20, because the VRooms are from {VROOMS} * low to {VROOMS} * high"
                 ),
             )
 
@@ -246,8 +248,8 @@ Table = TypeVar("Table", bound=Options)
 
 
 def are_big_rooms(low: int, high: int) -> bool:
-    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below 2^62."""
-    return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= MAX_ROOM + 1)
+    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below those of probes."""
+    return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
 
 
 def is_wildcard(host: str) -> bool:
