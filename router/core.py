@@ -444,7 +444,8 @@ class Core:
         if own:
             self._forward(event.peer, own, sender is not None and sender.partition == self.partition, group, effects)
             self._persist(self.membership.apply(own, now), effects)
-        if len(own) < len(valid):
+        if len(own) < len(valid) and sender is None:
+            # Only once: a parent forwards to its child also what the child has just stopped to serve, and would have it back.
             served = set(own)
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, effects)
         group.waiting -= 1
