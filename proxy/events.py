@@ -9,7 +9,7 @@ from pixiu.ids import EndpointID
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A broker replica that a proxy may send to."""
+    """A broker or relay replica that a proxy may send to."""
 
     endpoint: EndpointID
     partition: int
@@ -23,6 +23,21 @@ class BrokersChanged:
 
     partitions: int
     replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaysChanged:
+    """The same for relays. `partitions` is 0 where the cluster's layout has no relays."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UsersOffline:
+    """A relay says that no device took these messages."""
+
+    snowflake_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +94,7 @@ class SignalsDelivered:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of parcels: (token, whether the broker handled all of it)."""
+    """What became of parcels: (token, whether the broker or relay handled all of it)."""
 
     parcels: list[tuple[int, bool]]
 
@@ -91,6 +106,8 @@ class Tick:
 
 Event = (
     BrokersChanged
+    | RelaysChanged
+    | UsersOffline
     | PublisherOpened
     | PublisherExempted
     | PublisherClosed
@@ -104,7 +121,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRecords:
-    """Send a parcel to a broker."""
+    """Send a parcel to a broker or a relay."""
 
     peer: EndpointID
     records: list[bytes]

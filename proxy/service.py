@@ -29,16 +29,19 @@ from proxy.events import (
     PublisherClosed,
     PublisherExempted,
     PublisherOpened,
+    RelaysChanged,
     Replica,
     Reply,
     SendRecords,
     Settled,
     SignalsDelivered,
     Tick,
+    UsersOffline,
 )
 from proxy.lending import Lender
 from proxy.limits import Rates
 from proxy.options import Options
+from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
 from registry.leases import WorkerLeases
 
@@ -55,6 +58,7 @@ class Service:
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
+            kinds=frozenset(options.kinds),
             vrooms=VRooms(*context.cluster.big_rooms),
             vrooms_per_s=options.big_room_vrooms_per_s,
             rates=Rates(
@@ -73,7 +77,9 @@ class Service:
         self._numbers = itertools.count(1)
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
+        self._presence = PresenceService(lambda: context.view)
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
+        wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -94,6 +100,7 @@ class Service:
         """Give the worker numbers back, as far as they were not lent on."""
         if self._timer is not None:
             self._timer.cancel()
+        await self._presence.close()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
             await self._leases.release(worker, free_from_ms - 1)
@@ -103,9 +110,10 @@ class Service:
         return {"publishers": len(self._publishers), "under_way": self._core.under_way, "lent_workers": self.lender.lent}
 
     def on_view(self, view: View) -> None:
-        """Heartbeat every broker; route to those that are Running."""
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in view.of_role("broker"))
-        self._brokers_changed()
+        """Heartbeat every broker and relay; route to those that are Running."""
+        nodes = (*view.of_role("broker"), *view.of_role("relay"))
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._replicas_changed()
         self._exempt_gateways(view)
 
     # What the links call.
@@ -117,26 +125,32 @@ class Service:
         return self._core.counters.batches_malformed == malformed
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A gateway delivered signals. A broker's notice of a newer layout needs nothing: the registry brings it anyway."""
+        """A gateway delivered signals; a relay names messages that nobody took. A notice of a newer layout needs nothing: the
+        registry brings it anyway."""
         signals: list[int] = []
+        offline: list[int] = []
         try:
             for message in messages:
                 control = control_pb2.Control.FromString(message)
                 if control.HasField("signals_delivered"):
                     signals.extend(control.signals_delivered.ids)
+                elif control.HasField("chat_offline"):
+                    offline.extend(control.chat_offline.snowflake_ids)
         except DecodeError:
             return False
         if signals:
             self._perform(self._core.step(SignalsDelivered(signals), self._context.now()))
+        if offline:
+            self._perform(self._core.step(UsersOffline(offline), self._context.now()))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Brokers handled parcels, or lost them."""
+        """Brokers and relays handled parcels, or lost them."""
         self._perform(self._core.step(Settled(settled), self._context.now()))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A broker is doubted, dead, or back."""
-        self._brokers_changed()
+        """A broker or a relay is doubted, dead, or back."""
+        self._replicas_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """Nothing to add."""
@@ -203,16 +217,22 @@ class Service:
             del self._names[stream]
             self._perform(self._core.step(PublisherExempted(stream), self._context.now()))
 
-    def _brokers_changed(self) -> None:
+    def _replicas_changed(self) -> None:
+        view, now = self._context.view, self._context.now()
+        brokers = BrokersChanged(view.layout.partitions("broker"), self._replicas("broker"))
+        self._perform(self._core.step(brokers, now))
+        relays = view.layout.partitions("relay") if "relay" in view.layout.roles else 0
+        self._perform(self._core.step(RelaysChanged(relays, self._replicas("relay") if relays else ()), now))
+
+    def _replicas(self, role: str) -> tuple[Replica, ...]:
         view, links = self._context.view, self._context.links
         replicas: list[Replica] = []
-        for node in view.of_role("broker"):
+        for node in view.of_role(role):
             state = links.state(node.endpoint)
             if node.state is not NodeState.INIT and state is not PeerState.DEAD:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
                 replicas.append(Replica(node.endpoint, node.partition, usable))
-        event = BrokersChanged(view.layout.partitions("broker"), tuple(replicas))
-        self._perform(self._core.step(event, self._context.now()))
+        return tuple(replicas)
 
     def _perform(self, effects: list[Effect]) -> None:
         links = self._context.links

@@ -95,10 +95,13 @@ class Subscription:
         topics: Iterable[str],
         on_gap: Callable[[str], None] | None,
         on_dropped: Callable[[int], None] | None,
+        *,
+        chat: bool = False,
     ) -> None:
         self.counters = SubscriptionCounters()
         self._around = surroundings
         self._rooms, self._topics = self._check(rooms, topics)
+        self._chat = chat
         self._on_gap = on_gap
         self._on_dropped = on_dropped
         self._buffer: deque[tuple[list[Message], int]] = deque()
@@ -314,7 +317,7 @@ class Subscription:
 
     async def _serve_gateway(self, address: str, reconnect: bool) -> bool:
         """Serve from one gateway, and from those it hands over to, until a connection is lost. True when one answered."""
-        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client)
+        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client, chat=self._chat)
         answered = False
         error: BaseException | None = None
         try:
@@ -417,7 +420,7 @@ class Subscription:
         address = self._choose(0, avoid)
         if not address:
             return None
-        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client)
+        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client, chat=self._chat)
         held: list[wire_pb2.SubscribeReply] = []
         size = 0
         try:

@@ -72,6 +72,8 @@ class ClusterOptions(Options):
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
+    login_policy: str = choice("all", "all", "newest", "newest_of_class")
+    """Which of a user's devices may be online together; the others are told that they were replaced."""
     big_rooms: tuple[int, int] = (0, 0)
     """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
     reserved with them. Both 0: there are none."""

@@ -91,10 +91,10 @@ def test_any_copy_number_is_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.SIGNAL, Kind.CHAT])
-def test_signals_to_users_are_refused(kind: Kind) -> None:
+def test_what_is_for_users_needs_relays(kind: Kind) -> None:
     (reply,) = publish(core_with(), encode(kind, 42, b"", 5), 1, 0)
     assert isinstance(reply, Reply)
-    assert [failure.code for failure in reply.failures] == ["INVALID_ARGUMENT"]
+    assert [failure.code for failure in reply.failures] == ["UNAVAILABLE"]
 
 
 def test_without_a_replica_a_signal_is_refused() -> None:

@@ -12,9 +12,11 @@ import proxy.core
 import router.core
 from broker.fanout import Target
 from pixiu.ids import EndpointID
+from pixiu.partition import serves
+from pixiu.replicas.events import MessagesReceived
 from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
-from router.forwards import Group
-from router.state import ClusterView
+from pixiu.replicas.forwards import Group
+from pixiu.replicas.state import ClusterView
 from tests.sim.cluster.watched import Watched
 
 
@@ -115,3 +117,15 @@ class GreedyRouter(router.core.Core):
         self, sender: EndpointID, messages: list[Change], view: ClusterView, group: Group, now: float, effects: list[Any]
     ) -> None:
         return
+
+
+class EndlessRouter(router.core.Core):
+    """Fault: what another partition's router sends is passed on as well, so that it comes back."""
+
+    def _take(self, event: MessagesReceived, now: float, effects: list[Any]) -> None:
+        super()._take(event, now, effects)
+        sender = self._view.replicas.get(event.peer) if self._view is not None else None
+        if self._view is not None and sender is not None:
+            foreign = [m for m in event.messages if not serves(self.partition, m.room, self._view.partitions)]
+            if foreign:
+                self._pass_on(event.peer, foreign, self._view, Group(None, []), now, effects)

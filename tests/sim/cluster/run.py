@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from tests.sim.cluster.faults import Variant
@@ -72,3 +73,37 @@ def run(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> Wor
 def _two(world: World) -> tuple[Place, Place]:
     one, other = world.rng.sample(world.places, 2)
     return one, other
+
+
+def report(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> tuple[list[str], World | None]:
+    """What a run found, with the seed and how to run it alone; and the run itself where it came to its end."""
+    try:
+        world = run(seed, variant, load)
+    except Exception as error:
+        return [_alone(seed), f"{type(error).__name__}: {error}"], None
+    found = world.watch.differences()
+    return [_alone(seed), *found] if found else [], world
+
+
+def _alone(seed: int) -> str:
+    return f"seed {seed} alone: .venv/bin/python -m tests.sim.cluster.run {seed}"
+
+
+def main(arguments: list[str]) -> int:
+    """Run seeds, each alone; without any: how it is done."""
+    if not arguments:
+        print("python -m tests.sim.cluster.run SEED …")
+        return 2
+    failed = 0
+    for seed in map(int, arguments):
+        found, world = report(seed)
+        failed += bool(found)
+        if world is not None:
+            happened = ", ".join(f"{name} {number}" for name, number in world.pairs())
+            print(f"seed {seed}: {world.shape}, trace {world.wire.trace}, {world.wire.deliveries} datagrams; {happened}")
+        print("\n".join(found) if found else "every promise kept")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

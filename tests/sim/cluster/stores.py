@@ -8,8 +8,8 @@ from typing import Any
 
 import broker.core
 import broker.events as be
+import pixiu.replicas.events as re
 import router.core
-import router.events as re
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.links.api import PeerState

@@ -104,7 +104,7 @@ class Watch:
             if other.core.partition == partition and (other.core.queued or change.id < floor or (known and known[0] >= change.id)):
                 self.checked["passed on"] += 1
                 return
-        raise AssertionError("a router confirmed a stale sender's message that no router of its partition has")
+        raise AssertionError("a stale sender's message was confirmed that no replica of its partition has")
 
     # --- records
 
@@ -231,7 +231,7 @@ class Watch:
 
     def _membership(self) -> Iterator[str]:
         view = self._world.registry.view
-        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.presence.own, self._rooms())}
+        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.presence.own, self._rooms())}
         held: list[tuple[Process, Membership, int]] = [
             *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
             *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
@@ -242,8 +242,8 @@ class Watch:
             if truth != mine:
                 yield f"{process.place.name} lacks {sorted(truth - mine)}, has too much {sorted(mine - truth)}"
         for process in self._world.alive(GatewayProcess):
-            if process.core.presence.unconfirmed:
-                yield f"{process.place.name} waits for {process.core.presence.unconfirmed} confirmations"
+            if process.core.rooms.presence.unconfirmed:
+                yield f"{process.place.name} waits for {process.core.rooms.presence.unconfirmed} confirmations"
 
     def _rooms(self) -> list[int]:
         return [*range(ROOMS), *(v for room in range(self._world.vrooms.low, self._world.vrooms.high) for v in vrooms_of(room))]

@@ -19,6 +19,8 @@ CONNECT_S = 0.02
 RECONNECT_S = 0.3
 NARROW_DELAY_S = (0.005, 0.009)
 """No hop takes twice as long as another, and no datagram overtakes another of its pair."""
+MAX_DELIVERIES = 200_000
+"""Several times what a run has: more is a storm."""
 ITEMS = (int(RECORDS), int(CONTROL))
 
 
@@ -104,6 +106,7 @@ class Wire(Network):
         def arrive() -> None:
             left[0] -= 1
             self.deliveries += 1
+            assert self.deliveries < MAX_DELIVERIES, "more datagrams than a run can have: something goes round"
             self._note(source.address, target, data)
             host = self.hosts.get(target)
             if host is not None and host.alive and (peer is None or host.endpoint == peer):

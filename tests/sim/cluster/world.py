@@ -155,7 +155,7 @@ class World:
     def is_true(self, key: Key, id_: int) -> bool:
         """Whether the gateway of a key lives and has exactly this login."""
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
-        return found is not None and found.core.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.rooms.presence.own.get(*key) == (id_, True)
 
     # --- faults
 
