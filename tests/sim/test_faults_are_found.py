@@ -16,13 +16,15 @@ SEEDS = 40
 LOAD = Load()
 RESTLESS = Load(moves=60, messages=20, big_messages=0, user_messages=0, signals=400, scrambles=0, crashes=12, pauses=12)
 """Signals, and gateways that end while copies wait in processes that are stopped."""
+HASTY = Load(moves=500, messages=500, scrambles=40, big_messages=0, signals=0, user_messages=0)
+"""Feedback under way, and somebody who joins just then."""
 BIG = Load(big_messages=30, crashes=1)
 
 FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "GatewayMsgIDs compared by gateway": (Variant(membership=faults.ByGateway), LOAD, "lacks"),
     "no tombstones": (Variant(membership=faults.WithoutTombstones), LOAD, "went back"),
     "no digest": (Variant(digests=False), LOAD, "lacks"),
-    "feedback removes what is newer": (Variant(membership=faults.HastyFeedback), LOAD, "was removed although its gateway has it"),
+    "feedback removes what is newer": (Variant(membership=faults.HastyFeedback), HASTY, "was removed although its gateway has it"),
     "a broker serves before its snapshot": (Variant(serve_before_snapshot=True), LOAD, "has taken no snapshot"),
     "signals forgotten at a restart": (Variant(keep_signals=False), RESTLESS, "a signal was delivered twice"),
     "VRoom copies deduped by SnowflakeID alone": (Variant(gateway=faults.DedupeBySnowflakeID), BIG, "did not deliver"),
@@ -43,7 +45,7 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     pytest.fail(f"no run of {SEEDS} found it")
 
 
-@pytest.mark.parametrize("load", [RESTLESS, BIG], ids=["restless", "big"])
+@pytest.mark.parametrize("load", [RESTLESS, HASTY, BIG], ids=["restless", "hasty", "big"])
 def test_the_same_runs_without_the_fault_find_nothing(load: Load) -> None:
     for seed in range(6):
         assert report(seed, load=load)[0] == []

@@ -11,7 +11,7 @@ import gateway.core
 import proxy.core
 import router.core
 from broker.fanout import Target
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, gateway_instance
 from pixiu.partition import serves
 from pixiu.replicas.events import MessagesReceived
 from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
