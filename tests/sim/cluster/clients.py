@@ -32,6 +32,7 @@ class Message:
     id: int
     kind: Kind
     room: int
+    """Or, of chat, the user."""
     session: int
     number: int
     """Ascending in a session."""
@@ -49,13 +50,15 @@ class Connection:
     session: int
     rooms: dict[int, int] = field(default_factory=dict)
     """Room → the request that joined it."""
-    pending: dict[int, list[int]] = field(default_factory=dict)
-    """Request → the rooms that it asked for."""
+    pending: dict[int, tuple[list[int], bool]] = field(default_factory=dict)
+    """Request → the rooms that it asked for, and whether it asked for the user's messages."""
     known: dict[int, float] = field(default_factory=dict)
     """Room → since when the cluster knows."""
+    online: bool = False
+    """Whether the cluster knows that the user's own messages go here."""
     seen: set[int] = field(default_factory=set)
-    last: dict[tuple[int, int], Message] = field(default_factory=dict)
-    """(session, room) → the last message."""
+    last: dict[tuple[int, int, int], Message] = field(default_factory=dict)
+    """(session, kind, key) → the last message."""
 
 
 @dataclass(eq=False)
@@ -158,29 +161,30 @@ class Clients:
                 connection = Connection(number, user.uin, process, -number)
                 user.connection = connection
                 process.do(lambda: self._open(connection))
-                self._join(connection, list(user.rooms))
+                self._join(connection, list(user.rooms), chat=True)
                 return
         self._world.wire.after(0.1, lambda: self.connect(user))
 
     def _open(self, connection: Connection) -> None:
         self.connections[connection.number] = connection
-        connection.gateway.step(ge.Opened(connection.number, connection.uin, False))
+        # Their clocks differ by more than a move takes.
+        wall_ms = int(self._world.now * 1000) + 1_000_000 + 300 * connection.gateway.place.number
+        connection.gateway.step(ge.Opened(connection.number, connection.uin, False, connection.uin, 0, wall_ms))
 
     def _close(self, connection: Connection) -> None:
         if self.connections.pop(connection.number, None) is not None:
             connection.gateway.step(ge.Closed(connection.number, LEFT))
 
-    def _join(self, connection: Connection, rooms: list[int]) -> None:
-        if rooms:
-            connection.gateway.do(lambda: self._joined(connection, rooms))
+    def _join(self, connection: Connection, rooms: list[int], chat: bool = False) -> None:
+        connection.gateway.do(lambda: self._joined(connection, rooms, chat))
 
-    def _joined(self, connection: Connection, rooms: list[int]) -> None:
+    def _joined(self, connection: Connection, rooms: list[int], chat: bool) -> None:
         if connection.number not in self.connections:
             return
         request = next(self._requests)
-        connection.pending[request] = rooms
+        connection.pending[request] = (rooms, chat)
         connection.rooms.update(dict.fromkeys(rooms, request))
-        connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms]))
+        connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms], chat))
         presence = connection.gateway.core.rooms.presence.own
         for room in rooms:
             found = presence.get(self._world.vrooms.room_of_user(room, connection.uin), connection.uin, connection.gateway.instance)
@@ -198,10 +202,24 @@ class Clients:
         connection = self.connections.get(number)
         assert connection is None or connection.gateway is process
         if connection is not None:
-            for room in connection.pending.pop(request):
+            rooms, chat = connection.pending.pop(request)
+            connection.online |= chat and known
+            for room in rooms:
                 if known and room in connection.rooms:
                     connection.known[room] = self._world.now
                     self._world.counts["answered"] += 1
+
+    def replaced(self, process: GatewayProcess, number: int, reason: int) -> None:
+        """A newer connection of the user's device is elsewhere."""
+        connection = self.connections.pop(number, None)
+        self._world.counts["replaced"] += 1
+        if connection is None:
+            return
+        user = self.users[connection.uin]
+        if user.connection is connection:
+            user.connection = None
+            self._world.wire.after(0.05, lambda: self.connect(user))
+        self._world.wire.after(0.0, lambda: process.do(lambda: process.step(ge.Closed(number, reason))))
 
     def gateway_gone(self, process: GatewayProcess) -> None:
         """A gateway crashed: its connections end with it, and their users come again."""
@@ -241,6 +259,14 @@ class Clients:
             return
         made = [self._message(Kind.ROOM, rng.randrange(ROOMS), session.number) for _ in range(rng.randint(1, 3))]
         self._send(session, [record for _, record in made], [message for message, _ in made])
+
+    def chat(self) -> None:
+        """A publisher sends messages to users."""
+        rng = self._world.rng
+        session = self._session(self._proxy(), lambda _: None, self._published)
+        if session is not None:
+            made = [self._message(Kind.CHAT, rng.randint(1, USERS), session.number) for _ in range(rng.randint(1, 2))]
+            self._send(session, [record for _, record in made], [message for message, _ in made])
 
     def publish_big(self) -> None:
         """A message to the big room."""

@@ -12,7 +12,7 @@ from gateway.signals import MemoryTable
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
-from pixiu.softstore import Change, encode_messages
+from pixiu.softstore import encode_messages
 from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process
 
@@ -38,7 +38,7 @@ class GatewayProcess(Process):
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
-        return ("router", "proxy")
+        return ("router", "relay", "proxy")
 
     def on_view(self) -> None:
         """See `Process`."""
@@ -46,6 +46,7 @@ class GatewayProcess(Process):
 
     def _peers_changed(self) -> None:
         self.step(ge.RoutersChanged(self.view.count("router"), self._replicas("router")))
+        self.step(ge.RelaysChanged(self.view.count("relay"), self._replicas("relay")))
         proxies = tuple(ge.Replica(replica.endpoint, 0, replica.usable) for replica in self._replicas("proxy"))
         self.step(ge.ProxiesChanged(proxies))
 
@@ -75,9 +76,14 @@ class GatewayProcess(Process):
         for data in messages:
             control = control_pb2.Control.FromString(data)
             if control.HasField("gateway_confirm"):
-                self.step(ge.Confirmed(peer, list(control.gateway_confirm.ids)))
+                newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
+                self.world.counts["overtaken"] += len(newer)
+                self.step(ge.Confirmed(peer, list(control.gateway_confirm.ids), newer))
+            elif control.HasField("device_replaced"):
+                gone = control.device_replaced
+                self.step(ge.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason))
             elif is_healing(control):
-                self.step(ge.HealingReceived(peer, control))
+                self.step(ge.HealingReceived(peer, control, self._is_relay(peer)))
             elif control.HasField("fenced"):
                 self.step(ge.FenceReceived(peer, control.fenced.floor))
 
@@ -94,7 +100,10 @@ class GatewayProcess(Process):
         if reply or not attachment:
             return b""
         rule = control_pb2.BrokerSubscription.FromString(attachment)
-        return self.core.heartbeat(rule.partition, rule.partitions).SerializeToString()
+        return self.core.heartbeat(rule.partition, rule.partitions, relay=self._is_relay(peer)).SerializeToString()
+
+    def _is_relay(self, peer: EndpointID) -> bool:
+        return any(node.endpoint == peer and node.role == "relay" for node in self.view.nodes)
 
     def end_of_turn(self) -> None:
         """See `Process`."""
@@ -107,9 +116,8 @@ class GatewayProcess(Process):
         for effect in self.core.step(event, now) if self.alive else ():
             match effect:
                 case ge.SendMembership(peer, messages, token):
-                    changes = [Change(m.id, m.room, m.uin, m.login, m.reason) for m in messages]
-                    self.world.watch.said.update((change.id, change) for change in changes)
-                    links.send_control(peer, encode_messages(changes), token, now)
+                    self.world.watch.said.update((message.id, message) for message in messages)
+                    links.send_control(peer, encode_messages(messages), token, now)
                 case ge.SendControl(peer, controls):
                     links.send_control(peer, controls, 0, now)
                 case ge.SendRecords(peer, records, lane, token):
@@ -122,6 +130,8 @@ class GatewayProcess(Process):
                     self.world.clients.answered(self, connection, request, known)
                 case ge.Deliver(connections, data, count):
                     self.world.watch.delivered(self, connections, data, count)
+                case ge.Disconnect(connection, reason):
+                    self.world.clients.replaced(self, connection, reason)
                 case ge.Fenced():
                     raise AssertionError("a gateway that lives was taken for dead")
 
@@ -138,19 +148,23 @@ class ProxyProcess(Process):
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
-        return ("broker",)
+        return ("broker", "relay")
 
     def on_view(self) -> None:
         """See `Process`."""
-        self._brokers_changed()
+        self._replicas_changed()
 
-    def _brokers_changed(self) -> None:
+    def _replicas_changed(self) -> None:
+        self.step(pe.BrokersChanged(self.view.count("broker"), self._replicas("broker")))
+        self.step(pe.RelaysChanged(self.view.count("relay"), self._replicas("relay")))
+
+    def _replicas(self, role: str) -> tuple[pe.Replica, ...]:
         found = []
-        for node in self.view.of_role("broker"):
+        for node in self.view.of_role(role):
             state = self.links.state(node.endpoint)
             if node.state != "Init" and state is not PeerState.DEAD:
                 found.append(pe.Replica(node.endpoint, node.partition, node.running and state is not PeerState.SUSPECT))
-        self.step(pe.BrokersChanged(self.view.count("broker"), tuple(found)))
+        return tuple(found)
 
     def deadline(self) -> float | None:
         """See `Process`."""
@@ -172,6 +186,8 @@ class ProxyProcess(Process):
             control = control_pb2.Control.FromString(data)
             if control.HasField("layout_notice"):
                 self.world.counts["notices"] += 1
+            if control.HasField("chat_offline"):
+                self.step(pe.UsersOffline(list(control.chat_offline.snowflake_ids)))
             signals.extend(control.signals_delivered.ids)
         if signals:
             self.step(pe.SignalsDelivered(signals))
@@ -182,7 +198,7 @@ class ProxyProcess(Process):
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""
-        self._brokers_changed()
+        self._replicas_changed()
 
     def step(self, event: pe.Event) -> None:
         """Give the core an event and do what it asks for."""

@@ -9,15 +9,17 @@ from typing import Any
 import broker.core
 import gateway.core
 import proxy.core
+import relay.core
 import router.core
 from broker.fanout import Target
+from pixiu.devices import Connection
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.partition import serves
 from pixiu.replicas.events import MessagesReceived
-from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
 from pixiu.replicas.forwards import Group
 from pixiu.replicas.state import ClusterView
-from tests.sim.cluster.watched import Watched
+from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
+from tests.sim.cluster.watched import Watched, WatchedDevices
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Variant:
     broker: type[broker.core.Core] = broker.core.Core
     gateway: type[gateway.core.Core] = gateway.core.Core
     proxy: type[proxy.core.Core] = proxy.core.Core
+    relay: type[relay.core.Core] = relay.core.Core
+    devices: type[WatchedDevices] = WatchedDevices
     digests: bool = True
     serve_before_snapshot: bool = False
     keep_signals: bool = True
@@ -129,3 +133,22 @@ class EndlessRouter(router.core.Core):
             foreign = [m for m in event.messages if not serves(self.partition, m.room, self._view.partitions)]
             if foreign:
                 self._pass_on(event.peer, foreign, self._view, Group(None, []), now, effects)
+
+
+class NewestByMessage(WatchedDevices):
+    """Fault: of a device's connections the one with the highest GatewayMsgID is current, whose top bits are the gateway's
+    instance, and not the one that connected last."""
+
+    def entries(self, uin: int) -> list[Connection]:
+        """The GatewayMsgID in the place of the connect time."""
+        found = []
+        for entry in super().entries(uin):
+            register = self.get(uin, entry.key, entry.instance)
+            assert register is not None
+            found.append(entry._replace(connect_time=register[0]))
+        return found
+
+    def newer(self, change: Change) -> int:
+        """As `Devices.newer`."""
+        highest = max((rival.connect_time for rival in self.rivals(change)), default=0)
+        return highest if highest > change.id else 0

@@ -25,6 +25,7 @@ class Load:
     big_messages: int = 4
     user_messages: int = 40
     signals: int = 40
+    chat: int = 100
     scrambles: int = 4
     crashes: int = 4
     pauses: int = 2
@@ -36,7 +37,8 @@ def shape_of(seed: int) -> Shape:
     return Shape(
         routers=1 + seed % 2,
         brokers=1 + seed // 2 % 2,
-        doubles=("", "broker", "", "router")[seed // 4 % 4],
+        relays=1 + seed // 5 % 2,
+        doubles=("", "broker", "relay", "router")[seed // 4 % 4],
         reorder=seed % 3 != 0,
         stream=seed % 9 == 0,
     )
@@ -51,6 +53,7 @@ def run(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> Wor
         (load.messages, 1.0, world.clients.publish),
         (load.big_messages, 3.0, world.clients.publish_big),
         (load.user_messages, 1.0, world.clients.publish_by_user),
+        (load.chat, 1.0, world.clients.chat),
         (load.signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7)),
         (load.scrambles, 3.0, world.scramble),
     ):

@@ -1,4 +1,4 @@
-"""The shells of router and broker: control messages, heartbeats with digests, snapshots, the Router DB."""
+"""The shells of router, relay and broker: control messages, heartbeats with digests, snapshots, databases."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 import broker.core
 import broker.events as be
 import pixiu.replicas.events as re
-import router.core
+import relay.core
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.links.api import PeerState
+from pixiu.replicas.core import ReplicaCore
 from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2
+from relay.events import RecordsReceived
 from tests.sim.cluster.process import Process
 from tests.sim.cluster.registry import POLL_S
 
 LOST_WRITES = 3
-"""Changes that a crash takes with it, because the Router DB is written behind."""
+"""Changes that a crash takes with it, because databases are written behind."""
 GONE_GATEWAY_S = 3.0
 LOAD_S = 0.05
 NO_SNAPSHOT_S = 0.2
 
 
 class StoreProcess(Process):
-    """What router and broker have in common."""
+    """What all of them have in common."""
 
     core: Any
 
@@ -81,20 +83,25 @@ class StoreProcess(Process):
         self.step(self.events().SubscriptionReply(peer, state.subscribed, digest))
 
 
-class RouterProcess(StoreProcess):
-    """A router replica. `place.kept` is its Router DB: what was written, in order; a Key is a delete."""
+class ReplicaProcess(StoreProcess):
+    """A router or relay replica. `place.kept` is its database: what was written, in order; a Key is a delete."""
+
+    core: ReplicaCore
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """The role's core."""
+        raise NotImplementedError
 
     def start_core(self) -> None:
         """See `Process`."""
         world = self.world
-        self.core: router.core.Core = world.variant.router(
+        self.core = self.make_core(
             endpoint=self.endpoint,
             partition=self.place.partition,
             heartbeat_s=world.heartbeat_s,
             dead_after=world.link_options.dead_after,
             poll_interval_s=POLL_S,
             gone_gateway_s=GONE_GATEWAY_S,
-            membership=world.variant.membership(world.is_true),
         )
         if self.place.kept is None:
             self.place.kept = []
@@ -105,19 +112,13 @@ class RouterProcess(StoreProcess):
         """See `StoreProcess`."""
         return re
 
-    def peer_roles(self) -> tuple[str, ...]:
-        """See `Process`."""
-        return ("router", "broker", "gateway")
-
     def on_view(self) -> None:
         """See `Process`."""
-        view = self.view
-        replicas = tuple(
-            re.Replica(n.endpoint, n.partition, n.running) for n in view.of_role("router") if n.endpoint != self.endpoint
-        )
+        view, role = self.view, self.place.role
+        replicas = tuple(re.Replica(n.endpoint, n.partition, n.running) for n in view.of_role(role) if n.endpoint != self.endpoint)
         gateways = tuple(re.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway"))
-        brokers = frozenset(node.endpoint for node in view.of_role("broker"))
-        self.step(re.ClusterChanged(view.version, view.count("router"), replicas, brokers, gateways))
+        brokers = frozenset(node.endpoint for node in view.of_role("broker") if role == "router")
+        self.step(re.ClusterChanged(view.version, view.count(role), replicas, brokers, gateways))
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
@@ -136,7 +137,7 @@ class RouterProcess(StoreProcess):
         """See `StoreProcess`."""
         match effect:
             case re.SendControl(peer, messages, token):
-                self.world.watch.confirmations(self, messages)
+                self.confirming(messages)
                 self.links.send_control(peer, messages, token, self.world.now)
             case re.SetAttachment(peer, attachment):
                 self.links.set_attachment(peer, attachment, self.world.now)
@@ -152,6 +153,9 @@ class RouterProcess(StoreProcess):
                 self.set_state("Init")
             case re.BecomeRunning():
                 self.set_state("Running")
+
+    def confirming(self, messages: list[bytes]) -> None:
+        """Control messages leave, confirmations among them."""
 
     def _load(self) -> None:
         stored: dict[Key, Change] = {}
@@ -170,6 +174,47 @@ class RouterProcess(StoreProcess):
         """See `Process`."""
         super().crash()
         del self.place.kept[max(0, len(self.place.kept) - LOST_WRITES) :]
+
+
+class RouterProcess(ReplicaProcess):
+    """A router replica."""
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """See `ReplicaProcess`."""
+        return self.world.variant.router(membership=self.world.variant.membership(self.world.is_true), **options)
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ("router", "broker", "gateway")
+
+    def confirming(self, messages: list[bytes]) -> None:
+        """See `ReplicaProcess`."""
+        self.world.watch.confirmations(self, messages)
+
+
+class RelayProcess(ReplicaProcess):
+    """A relay replica."""
+
+    core: relay.core.Core
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """See `ReplicaProcess`."""
+        return self.world.variant.relay(devices=self.world.variant.devices(self.world.is_true_device), **options)
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ("relay", "proxy", "gateway")
+
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """See `Process`."""
+        relayed = self.core.records_received(RecordsReceived(peer, data, start, end, count), self.world.now)
+        assert relayed is not None, "a relay calls a whole batch malformed"
+        self.world.watch.relayed(self, data[start:end], relayed)
+        for parcel in relayed.parcels:
+            self.links.send_records(parcel.peer, parcel.records, parcel.lane, 0, self.world.now)
+        for control in relayed.controls:
+            self.links.send_control(control.peer, control.messages, 0, self.world.now)
+        return True
 
 
 class BrokerProcess(StoreProcess):
@@ -270,7 +315,7 @@ class BrokerProcess(StoreProcess):
 @dataclass(eq=False)
 class _Taking:
     asker: StoreProcess
-    source: RouterProcess
+    source: ReplicaProcess
     chunks: Iterator[Chunk]
     over: bool = False
 
@@ -295,7 +340,7 @@ class Snapshots:
             found = self._world.by_endpoint.get(source)
             if not asker.alive:
                 return
-            unreachable = not isinstance(found, RouterProcess) or not found.alive or found.paused
+            unreachable = not isinstance(found, ReplicaProcess) or not found.alive or found.paused
             if unreachable or self._apart(asker, found) or wire.chance(0.1):
                 wire.after(NO_SNAPSHOT_S, lambda: self._finish(asker, source, "unreachable"))
                 return

@@ -21,10 +21,11 @@ from pixiu.record import Kind
 from pixiu.softstore import Change, Membership
 from pixiu.vrooms import vrooms_of
 from pixiu.wire.v1 import control_pb2
-from tests.sim.cluster.clients import ROOMS, Connection, Message
+from relay.events import Relayed
+from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.registry import POLL_S
-from tests.sim.cluster.stores import BrokerProcess, RouterProcess
+from tests.sim.cluster.stores import BrokerProcess, RelayProcess, RouterProcess
 
 if TYPE_CHECKING:
     from tests.sim.cluster.process import Process
@@ -110,10 +111,10 @@ class Watch:
 
     def accepted(self, message: Message) -> None:
         """A publisher was told that its message is with a broker."""
-        big = self._world.vrooms.is_big(message.room)
+        big = message.kind is Kind.ROOM and self._world.vrooms.is_big(message.room)
         keys = vrooms_of(message.room) if big else [message.room]
-        assert all((message.id, key) in self._handled for key in keys), "a message was accepted that no broker has handled"
-        self.checked["accepted big" if big else "accepted"] += 1
+        assert all((message.id, key) in self._handled for key in keys), "a message was accepted that nobody has handled"
+        self.checked["accepted chat" if message.kind is Kind.CHAT else "accepted big" if big else "accepted"] += 1
 
     def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[be.Effect]) -> None:
         """A broker got records, and sends this."""
@@ -159,6 +160,24 @@ class Watch:
                 assert target.endpoint in targets, f"a broker left out a gateway that has long had a member of {key}"
                 self.checked["sent"] += 1
 
+    def relayed(self, process: RelayProcess, data: bytes, relayed: Relayed) -> None:
+        """A relay got records, and sends this: to where a user is, from the moment at which the user was told so."""
+        world = self._world
+        sent: dict[tuple[int, int], list[EndpointID]] = {}
+        for parcel in relayed.parcels:
+            for _, id_, key in records_of(b"".join(parcel.records)):
+                sent.setdefault((id_, key), []).append(parcel.peer)
+        count = world.registry.view.count("relay")
+        for _, id_, key in records_of(data):
+            self._handled.add((id_, key))
+            fed = [place for place in world.places_of("relay") if serves(place.partition, key, count)]
+            user = world.clients.users.get(key)
+            here = user.connection if user is not None else None
+            served = serves(process.core.partition, key, process.view.count("relay")) and process.view.count("relay") == count
+            if served and here is not None and here.online and world.is_quiet(*fed, *world.places_of("gateway")):
+                assert here.gateway.endpoint in sent.get((id_, key), []), "a relay left out the gateway where a user is"
+                self.checked["chat sent"] += 1
+
     def arrived(self, process: GatewayProcess, data: bytes) -> None:
         """A gateway got records: at the turn's end everybody in their rooms has them."""
         seen = self._arrived.setdefault(process.endpoint, set())
@@ -180,30 +199,39 @@ class Watch:
         """A gateway writes records to its clients."""
         found = list(records_of(data))
         assert len(found) == count
+        written: set[tuple[str, int, int]] = set()
         for number in connections:
             connection = self._world.clients.connections.get(number)
             assert connection is not None, "a gateway writes to a connection that is closed"
             assert connection.gateway is process
             for kind, id_, room in found:
                 self._received(connection, kind, self.messages[id_], room)
+                if kind == Kind.SIGNAL:
+                    written.add((process.place.name, connection.uin, id_))
+        # A user who has two connections here gets it on both, at once.
+        self._signals |= written
 
     def _received(self, connection: Connection, kind: int, message: Message, room: int) -> None:
         assert (kind, room) == (message.kind, message.room), "a message changed on its way"
-        assert room in connection.rooms, "somebody got a message of a room that they are not in"
+        if kind == Kind.CHAT:
+            assert room == connection.uin, "somebody got another user's message"
+            self.checked["chat"] += 1
+        else:
+            assert room in connection.rooms, "somebody got a message of a room that they are not in"
         if kind == Kind.SIGNAL:
             once = (connection.gateway.place.name, connection.uin, message.id)
-            assert once not in self._signals, "a signal was delivered twice"
-            self._signals.add(once)
+            assert once not in self._signals and message.id not in connection.seen, "a signal was delivered twice"
+            connection.seen.add(message.id)
             self._delivered_signals.add(message.id)
             self.checked["signals"] += 1
             return
         assert message.id not in connection.seen, "a message was delivered twice"
         connection.seen.add(message.id)
-        before = connection.last.get((message.session, room))
+        before = connection.last.get((message.session, kind, room))
         if before is not None and before.number > message.number:
             assert not self._world.keeps_order(message.sent_at), "a sender's messages to a room came out of order"
             return
-        connection.last[message.session, room] = message
+        connection.last[message.session, kind, room] = message
         self.checked["in order"] += not self._world.wire.reorder
 
     def receipt(self, id_: int) -> None:
@@ -236,14 +264,18 @@ class Watch:
             *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
             *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
         ]
+        users = range(USERS + 1)
+        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.presence.own, users)}
+        held += [(r, r.core.devices, view.count("relay")) for r in self._world.alive(RelayProcess)]
         for process, membership, partitions in held:
-            truth = {e for e in everything if serves(process.place.partition, e[1], partitions)}
-            mine = set(entries(membership, self._rooms()))
+            known, keys = (devices, users) if isinstance(process, RelayProcess) else (everything, self._rooms())
+            truth = {e for e in known if serves(process.place.partition, e[1], partitions)}
+            mine = set(entries(membership, keys))
             if truth != mine:
                 yield f"{process.place.name} lacks {sorted(truth - mine)}, has too much {sorted(mine - truth)}"
         for process in self._world.alive(GatewayProcess):
-            if process.core.rooms.presence.unconfirmed:
-                yield f"{process.place.name} waits for {process.core.rooms.presence.unconfirmed} confirmations"
+            if process.core.unconfirmed:
+                yield f"{process.place.name} waits for {process.core.unconfirmed} confirmations"
 
     def _rooms(self) -> list[int]:
         return [*range(ROOMS), *(v for room in range(self._world.vrooms.low, self._world.vrooms.high) for v in vrooms_of(room))]
@@ -265,12 +297,12 @@ class Watch:
         return found
 
 
-def entries(membership: Membership, rooms: Iterable[int]) -> list[tuple[int, int, int]]:
-    """(GatewayMsgID, room, UIN) of all that is live."""
-    found: list[tuple[int, int, int]] = []
+def entries(membership: Membership, rooms: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """(GatewayMsgID, room, UIN, value) of all that is live."""
+    found: list[tuple[int, int, int, int]] = []
     for room in rooms:
         for key in membership.live_keys(room):
             value = membership.get(*key)
             assert value is not None
-            found.append((value[0], key.room, key.uin))
+            found.append((value[0], key.room, key.uin, membership.value(*key)))
     return sorted(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from pixiu.devices import Devices
 from pixiu.ids import gateway_instance
 from pixiu.softstore import Applied, Change, Chunk, Key, Membership, Purged
 
@@ -67,3 +68,7 @@ class Watched(Membership):
         if self.watching:
             id_ = self._rooms[key.room][key.instance][key.uin]
             assert not self.is_true(key, id_), f"{key} was removed although its gateway has it"
+
+
+class WatchedDevices(Watched, Devices):
+    """The same for relay data."""

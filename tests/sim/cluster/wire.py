@@ -19,7 +19,7 @@ CONNECT_S = 0.02
 RECONNECT_S = 0.3
 NARROW_DELAY_S = (0.005, 0.009)
 """No hop takes twice as long as another, and no datagram overtakes another of its pair."""
-MAX_DELIVERIES = 200_000
+MAX_DELIVERIES = 100_000
 """Several times what a run has: more is a storm."""
 ITEMS = (int(RECORDS), int(CONTROL))
 

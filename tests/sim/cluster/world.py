@@ -1,7 +1,8 @@
 """A whole cluster in one process, with its own clock and its own chance: everything that happens follows from the seed.
 
-    users ─▶ gateways ─▶ routers ─▶ brokers        the production cores,
-    publishers ─▶ proxies ─▶ brokers ─▶ gateways   joined by the production core of the links
+users ─▶ gateways ─▶ routers ─▶ brokers                 the production cores,
+users ─▶ gateways ─▶ relays                             joined by the production core of the links
+publishers ─▶ proxies ─▶ brokers or relays ─▶ gateways
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.registry import Node, Registry, View
-from tests.sim.cluster.stores import BrokerProcess, RouterProcess, Snapshots
+from tests.sim.cluster.stores import BrokerProcess, RelayProcess, RouterProcess, Snapshots
 from tests.sim.cluster.watch import Watch
 from tests.sim.cluster.watched import Watched
 from tests.sim.cluster.wire import Wire
@@ -38,6 +39,7 @@ RECOVERY_S: Final = 6.0
 GATEWAYS, PROXIES, REPLICAS = 2, 3, 2
 ROLES: dict[str, type[Process]] = {
     "router": RouterProcess,
+    "relay": RelayProcess,
     "broker": BrokerProcess,
     "gateway": GatewayProcess,
     "proxy": ProxyProcess,
@@ -51,6 +53,7 @@ class Shape:
     routers: int = 1
     """Partitions, of two replicas each."""
     brokers: int = 1
+    relays: int = 1
     doubles: str = ""
     """The role that doubles meanwhile."""
     reorder: bool = True
@@ -87,7 +90,7 @@ class World:
         self.snapshots = Snapshots(self)
         self.clients = Clients(self)
         self.watch = Watch(self)
-        for role, partitions in (("router", shape.routers), ("broker", shape.brokers)):
+        for role, partitions in (("router", shape.routers), ("broker", shape.brokers), ("relay", shape.relays)):
             self.registry.layout(role, partitions, partitions)
             for partition in range(partitions):
                 self.add(role, partition, REPLICAS)
@@ -202,6 +205,11 @@ class World:
             self._trouble(place, self.now + length + 2 * HEARTBEAT_S)
         self.wire.after(length, lambda: self.wire.cut_ways.subtract(ways))
 
+    def is_true_device(self, key: Key, id_: int) -> bool:
+        """The same for a device."""
+        found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
+        return found is not None and found.core.users.presence.own.get(*key) == (id_, True)
+
     def _trouble(self, place: Place, end: float) -> None:
         place.troubled_until = max(place.troubled_until, end + self.recovery_s)
 
@@ -236,7 +244,9 @@ class World:
         live = [key for room in range(ROOMS) for key in held.live_keys(room)]
         instances = {g.instance for g in self.alive(GatewayProcess)}
         count = process.view.count(process.place.role)
-        old = [c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.room, count)]
+        old = [
+            c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.room, count)
+        ]
         old = [c for c in old if c.id >= held.floor(gateway_instance(c.id))]
         if isinstance(process, BrokerProcess) and live and self.rng.random() < 0.5:
             key = self.rng.choice(live)
