@@ -21,10 +21,11 @@ RESTLESS = Load(moves=60, messages=20, big_messages=0, user_messages=0, signals=
 """Signals, and gateways that end while copies wait in processes that are stopped."""
 HASTY = Load(moves=500, messages=500, scrambles=40, big_messages=0, signals=0, user_messages=0)
 """Feedback under way, and somebody who joins just then."""
+TALK = Load(chat=300)
 BIG = Load(big_messages=30, crashes=1)
 
 FAULTS: dict[str, tuple[Variant, Load, str]] = {
-    "relay data by GatewayMsgID": (Variant(devices=faults.NewestByMessage), LOAD, "a relay left out the gateway where a user is"),
+    "relay data by GatewayMsgID": (Variant(devices=faults.NewestByMessage), TALK, "a relay left out the gateway where a user is"),
     "GatewayMsgIDs compared by gateway": (Variant(membership=faults.ByGateway), LOAD, "lacks"),
     "no tombstones": (Variant(membership=faults.WithoutTombstones), LOAD, "went back"),
     "no digest": (Variant(digests=False), LOAD, "lacks"),

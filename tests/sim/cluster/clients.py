@@ -23,6 +23,7 @@ BIG_ROOM = 40
 """The one big room; its VRooms are 2560 to 2623."""
 LEFT, GONE = 1, 2
 FIRST_LANE = 0
+NO_PROXY = Failure("UNAVAILABLE", "no proxy")
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,9 @@ class Clients:
         old = user.connection
         user.connection = None
         if old is not None:
-            overlap = self._world.rng.random() < 0.5
-            self._world.wire.after(0.02 if overlap else 0.0, lambda: old.gateway.do(lambda: self._close(old)))
+            # Closed first, just after the new one, or when a relay says that it is replaced.
+            overlap = self._world.rng.choice([0.0, 0.02, 1.0])
+            self._world.wire.after(overlap, lambda: old.gateway.do(lambda: self._close(old)))
         self._world.wire.after(0.01, lambda: self.connect(user))
 
     def connect(self, user: User) -> None:
@@ -160,7 +162,7 @@ class Clients:
                 number = next(self._numbers)
                 connection = Connection(number, user.uin, process, -number)
                 user.connection = connection
-                process.do(lambda: self._open(connection))
+                process.do(lambda connection=connection: self._open(connection))  # type: ignore[misc]
                 self._join(connection, list(user.rooms), chat=True)
                 return
         self._world.wire.after(0.1, lambda: self.connect(user))
@@ -365,8 +367,7 @@ class Clients:
             place = places[copy % len(places)] if places else None
             session = self._sender_session(number, place) if place is not None else None
             if session is None:
-                failure = Failure("UNAVAILABLE", "no proxy")
-                self._world.wire.after(0.0, lambda: self._do(number, core.copy_done(signal, failure)))
+                self._world.wire.after(0.0, lambda: self._do(number, core.copy_done(signal, NO_PROXY)))
             else:
                 self._send(session, [signal.record], [signal], copy, signal.wants_receipt)
 

@@ -220,7 +220,8 @@ class Watch:
             assert room in connection.rooms, "somebody got a message of a room that they are not in"
         if kind == Kind.SIGNAL:
             once = (connection.gateway.place.name, connection.uin, message.id)
-            assert once not in self._signals and message.id not in connection.seen, "a signal was delivered twice"
+            assert once not in self._signals, "a signal was delivered twice"
+            assert message.id not in connection.seen, "a signal was delivered twice at once"
             connection.seen.add(message.id)
             self._delivered_signals.add(message.id)
             self.checked["signals"] += 1
