@@ -41,6 +41,9 @@ class ClusterChanged:
     brokers: tuple[Replica, ...]
     """Without this process."""
     gateways: tuple[Gateway, ...]
+    relay_partitions: int = 0
+    relays: tuple[Replica, ...] = ()
+    """Used only where records go through relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRecords:
-    """Send a parcel to a gateway, or to the broker that serves the rooms."""
+    """Send a parcel to a gateway or relay, or to the broker that serves the rooms."""
 
     peer: EndpointID
     records: list[bytes]

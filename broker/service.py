@@ -73,6 +73,7 @@ class Service:
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
+            through_relays=context.cluster.fanout == "relay",
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
@@ -112,18 +113,23 @@ class Service:
         """The membership's size and where it comes from. `degraded` is a text while something needs an operator."""
         core = self._core
         lost = sorted(partition for partition, feed in core.feeds.items() if feed.state is FeedState.SEEKING)
+        degraded = f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None
+        if core.relays is not None and not core.relays.partitions:
+            degraded = degraded or "cluster.fanout is relay, and no relay is running: rooms' messages reach nobody"
         return {
             "membership": core.state.value,
             "members": len(core.membership),
             "rooms": core.membership.rooms,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
-            "degraded": f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None,
+            "degraded": degraded,
         }
 
     def on_view(self, view: View) -> None:
-        """Heartbeat and reach routers, gateways and the other brokers."""
+        """Heartbeat and reach routers, gateways and the other brokers; relays where records go through them."""
         me = self._context.endpoint_id
-        nodes = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
+        relays = view.running("relay") if self._context.cluster.fanout == "relay" else ()
+        others = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
+        nodes = (*others, *relays)
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         routers = view.layout.roles.get("router")
         self._step(
@@ -137,6 +143,8 @@ class Service:
                 tuple(
                     Gateway(node.endpoint, node.instance, node.generation) for node in view.of_role("gateway") if node.instance >= 0
                 ),
+                view.layout.partitions("relay") if relays else 0,
+                tuple(Replica(node.endpoint, node.partition) for node in relays),
             )
         )
 

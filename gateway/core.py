@@ -86,12 +86,20 @@ class Core:
         generation: of that number, grown with this start.
         signals: remembers delivered signals; None: as long as this core lives.
         vrooms: the cluster's big rooms.
+        through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
     """
 
     def __init__(
-        self, *, instance: int, generation: int, signals: SignalTable | None = None, vrooms: VRooms = NO_BIG_ROOMS
+        self,
+        *,
+        instance: int,
+        generation: int,
+        signals: SignalTable | None = None,
+        vrooms: VRooms = NO_BIG_ROOMS,
+        through_relays: bool = False,
     ) -> None:
         self.index = RoomIndex(vrooms)
+        self._through_relays = through_relays
         self.signals = Signals(signals if signals is not None else MemoryTable())
         self.counters = Counters()
         self._identity = (instance, generation)
@@ -228,7 +236,9 @@ class Core:
         assert isinstance(event, Opened)
         self.index.clients[event.connection] = Client(event.uin, event.packets)
         if event.device:
-            opened = self.devices.opened(event.connection, event.uin, event.device, event.device_class, event.wall_ms)
+            opened = self.devices.opened(
+                event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login
+            )
             self.users.announce(opened, now)
         return []
 
@@ -257,10 +267,11 @@ class Core:
         channels = self.index.channels(event.connection, event.channels)
         self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
         pairs = {(room, client.uin) for room, _ in channels}
-        if not event.chat:
+        if not event.chat and not self._through_relays:
             return self.rooms.presence.request(event.connection, event.request, pairs, now)
-        self.index.join_user(event.connection)
-        self.users.announce(self.devices.chat(event.connection, True), now)
+        if event.chat:
+            self.index.join_user(event.connection)
+            self.users.announce(self.devices.chat(event.connection, True), now)
         self._halves.setdefault(event.connection, {})[event.request] = None
         return self._answered(
             self.rooms.presence.request(event.connection, event.request, pairs, now)

@@ -22,6 +22,7 @@ class _Device:
     """A device that is connected here."""
 
     connect_time: int
+    login: bool
     fresh: bool = True
     """It connected, and no relay has confirmed that yet."""
     connections: set[int] = field(default_factory=set)
@@ -50,12 +51,14 @@ class DeviceIndex:
         """The (UIN, device) of a connection that is a device, the device as `pixiu.devices.device_key` has it."""
         return [self._of[connection]] if connection in self._of else []
 
-    def opened(self, connection: int, uin: int, device: int, device_class: int, wall_ms: int) -> list[Change]:
-        """A connection of a device is there. `wall_ms`: Unix milliseconds."""
+    def opened(
+        self, connection: int, uin: int, device: int, device_class: int, wall_ms: int, *, login: bool = True
+    ) -> list[Change]:
+        """A connection of a device is there. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user."""
         pair, time = (uin, device_key(device, device_class)), self._clock.next(wall_ms)
         found = self._devices.get(pair)
         if found is None:
-            found = self._devices[pair] = _Device(time)
+            found = self._devices[pair] = _Device(time, login)
         found.connect_time, found.fresh = time, True
         found.connections.add(connection)
         self._of[connection] = pair
@@ -111,4 +114,4 @@ class DeviceIndex:
             found.fresh = False
 
     def _say(self, pair: tuple[int, int], found: _Device) -> Change:
-        return connected(self._next_id(), *pair, found.connect_time, chat=bool(found.chat))
+        return connected(self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login)

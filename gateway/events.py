@@ -54,10 +54,12 @@ class Opened:
     uin: int
     packets: bool
     device: int = 0
-    """DeviceID; 0: the connection does not count as a device of the user's."""
+    """DeviceID; 0: nobody is told of the connection."""
     device_class: int = 0
     wall_ms: int = 0
     """Unix milliseconds."""
+    login: bool = True
+    """Whether it counts as a login of the user; see `pixiu.devices`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,13 @@ class Service:
         found = await self._identity.acquire()
         port = await self._listen()
         table = self._open_signal_table(port)
-        self._core = Core(instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms)
+        self._core = Core(
+            instance=found.instance,
+            generation=found.generation,
+            signals=table,
+            vrooms=self.vrooms,
+            through_relays=self._context.cluster.fanout == "relay",
+        )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
@@ -272,11 +278,13 @@ class Service:
             raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
-    def opened(self, connection: Connection, uin: int, device: int, device_class: int) -> None:
+    def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
         """A client said who it is."""
+        if not login and self._context.cluster.fanout != "relay":
+            device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
-        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms))
+        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms, login))
 
     @property
     def serves_users(self) -> bool:

@@ -60,7 +60,7 @@ class Hub(Protocol):
     def serves_users(self) -> bool:
         """Whether messages to users can come."""
 
-    def opened(self, connection: _Stream, uin: int, device: int, device_class: int) -> None:
+    def opened(self, connection: _Stream, uin: int, device: int, device_class: int, login: bool) -> None:
         """The client said who it is."""
 
     def closed(self, connection: _Stream, reason: int) -> None:
@@ -194,8 +194,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             self._hub.admit(stream)
             hello = first.hello
             # A stream that neither names a device nor takes messages is no login.
-            device = hello.device or (device_of_name(hello.client) if hello.chat else 0)
-            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class))
+            login = bool(hello.device or hello.chat)
+            device = hello.device or device_of_name(hello.client)
+            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
             tasks.append(asyncio.create_task(stream.write_all(context)))

@@ -6,7 +6,10 @@ The registers are those of `pixiu.softstore.Membership`: the UIN is in the place
 user. So what heals memberships (digests, listings, floors) heals relay data.
 
     device  15 bits class | 48 bits DeviceID                     who it is
-    value   63 bits connect time | 1 bit: takes the messages     since when, of `pixiu.hybridclock`
+    value   62 bits connect time | takes messages | is a login   since when, of `pixiu.hybridclock`
+
+A connection that is no login (a service that reads rooms) is known where rooms' messages go through relays, and else not
+said at all. It is neither online nor subject to the login policy.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 
@@ -49,6 +52,7 @@ class Connection(NamedTuple):
     """Of the gateway."""
     connect_time: int
     chat: bool
+    login: bool = True
 
     @property
     def device(self) -> int:
@@ -66,14 +70,18 @@ def device_key(device: int, device_class: int) -> int:
     return device_class << DEVICE_BITS | device
 
 
-def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool) -> Change:
+def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True) -> Change:
     """A device is connected to a gateway, or says something new."""
-    return Change(id_, uin, key, True, 0, connect_time << 1 | chat)
+    return Change(id_, uin, key, True, 0, connect_time << 2 | chat << 1 | login)
 
 
 def connection_of(change: Change) -> Connection:
-    """What a login of a device says."""
-    return Connection(change.uin, gateway_instance(change.id), change.value >> 1, bool(change.value & 1))
+    """What a connect of a device says."""
+    return _connection(change.uin, gateway_instance(change.id), change.value)
+
+
+def _connection(key: int, instance: int, value: int) -> Connection:
+    return Connection(key, instance, value >> 2, bool(value & 2), bool(value & 1))
 
 
 class Devices(Membership):
@@ -83,7 +91,7 @@ class Devices(Membership):
         policy: which devices may be online together.
     """
 
-    __slots__ = ("_chat", "_policy", "_reachable")
+    __slots__ = ("_all", "_chat", "_policy", "_reachable")
 
     def __init__(
         self, *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES, tombstone_s: float = TOMBSTONE_S
@@ -91,6 +99,7 @@ class Devices(Membership):
         super().__init__(max_entries=max_entries, tombstone_s=tombstone_s)
         self._policy = policy
         self._chat: dict[int, tuple[int, ...]] = {}
+        self._all: dict[int, tuple[int, ...]] = {}
         self._reachable: frozenset[int] | None = None
 
     @property
@@ -106,20 +115,22 @@ class Devices(Membership):
         if instances != self._reachable:
             self._reachable = instances
             self._chat.clear()
+            self._all.clear()
 
     def entries(self, uin: int) -> list[Connection]:
         """All entries of a user on gateways that are reachable."""
         found: list[Connection] = []
         for key in self.live_keys(uin):
             if self._reachable is None or key.instance in self._reachable:
-                value = self.value(*key)
-                found.append(Connection(key.uin, key.instance, value >> 1, bool(value & 1)))
+                found.append(_connection(key.uin, key.instance, self.value(*key)))
         return found
 
     def connections(self, uin: int) -> list[Connection]:
         """The current connection of every device of a user that is online."""
         newest: dict[int, Connection] = {}
         for entry in self.entries(uin):
+            if not entry.login:
+                continue
             there = newest.get(entry.device)
             if there is None or entry.rank > there.rank:
                 newest[entry.device] = entry
@@ -136,10 +147,23 @@ class Devices(Membership):
                 self._chat[uin] = found
         return found
 
+    def gateways_of(self, uin: int) -> tuple[int, ...]:
+        """The gateway instances that have any connection of a user."""
+        found = self._all.get(uin)
+        if found is None:
+            found = tuple(sorted({entry.instance for entry in self.entries(uin)}))
+            if found:
+                if len(self._all) >= MAX_CACHED_USERS:
+                    self._all.clear()
+                self._all[uin] = found
+        return found
+
     def rivals(self, change: Change) -> list[Connection]:
         """The entries that may not be online together with the one that a login speaks of."""
         mine = connection_of(change)
-        others = [entry for entry in self.entries(change.room) if (entry.key, entry.instance) != (mine.key, mine.instance)]
+        if not mine.login:
+            return []
+        others = [e for e in self.entries(change.room) if e.login and (e.key, e.instance) != (mine.key, mine.instance)]
         if self._policy is LoginPolicy.NEWEST:
             return others
         if self._policy is LoginPolicy.NEWEST_OF_CLASS:
@@ -157,6 +181,7 @@ class Devices(Membership):
         applied = super().apply(batch, now)
         for change in applied.changes:
             self._chat.pop(change.room, None)
+            self._all.pop(change.room, None)
         return applied
 
     def purge_partition(self, partition: int, partitions: int) -> Purged:
@@ -174,4 +199,5 @@ class Devices(Membership):
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:
             self._chat.pop(key.room, None)
+            self._all.pop(key.room, None)
         return purged

@@ -1,6 +1,6 @@
 """A hybrid clock: wall time where it goes forward, a count where it does not; never twice the same, never back. Pure.
 
-    47 bits Unix ms | 16 bits count
+    46 bits Unix ms | 16 bits count
 
 Source: DESIGN section 10 (connect times of relay data).
 """
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pixiu.ids import MAX_ID
-
 COUNT_BITS: Final = 16
+MAX_TIME: Final = (1 << 62) - 1
 
 
 class HybridClock:
@@ -27,5 +26,5 @@ class HybridClock:
 
     def see(self, time: int) -> None:
         """Another clock gave this time; what `next` gives is above it."""
-        if self._last < time < MAX_ID:
+        if self._last < time < MAX_TIME:
             self._last = time

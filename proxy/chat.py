@@ -16,10 +16,10 @@ MAX_NOTICED: Final = 100_000
 
 
 class OfflineNotices:
-    """SnowflakeIDs of messages to users who were offline."""
+    """SnowflakeIDs of messages to users who were offline, and how often each was named: a signal's copies share one."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, None] = {}
+        self._ids: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -27,7 +27,7 @@ class OfflineNotices:
     def add(self, ids: Iterable[int]) -> None:
         """A relay's notice."""
         for number in ids:
-            self._ids[number] = None
+            self._ids[number] = self._ids.get(number, 0) + 1
         while len(self._ids) > MAX_NOTICED:
             del self._ids[next(iter(self._ids))]
 
@@ -38,7 +38,9 @@ class OfflineNotices:
         found: list[bytes] = []
         for record in records:
             number = int.from_bytes(record[16:24], "little")
-            if number in self._ids:
-                del self._ids[number]
+            times = self._ids.pop(number, 0)
+            if times:
                 found.append(record)
+            if times > 1:
+                self._ids[number] = times - 1
         return found

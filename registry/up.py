@@ -100,6 +100,8 @@ class UpOptions:
         for setting in self.settings:
             if "=" not in setting or "." not in setting.partition("=")[0]:
                 raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")
+        if "cluster.fanout=relay" in self.settings and not self.relays:
+            raise ConfigurationError("--set cluster.fanout=relay: needs relays; give --relays 1 or more")
 
     def specs(self) -> list[ProcessSpec]:
         """Every process that is wanted."""

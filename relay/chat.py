@@ -1,4 +1,4 @@
-"""From a record's user to the gateways of the user's devices. Pure.
+"""From a record's user to the gateways of the user's devices, and of rooms' messages from the users they are for. Pure.
 
 A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pixiu.addressed import take_apart
 from pixiu.ids import EndpointID
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
 from relay.events import SendRecords
@@ -32,7 +33,9 @@ class ChatCounters:
     records_offline: int = 0
     """For a user without a device that takes them."""
     records_wrong_kind: int = 0
-    """To a room, or mail."""
+    """To a room, mail, or an addressed record that is malformed."""
+    addressed_in: int = 0
+    """Rooms' messages from brokers."""
     records_unroutable: int = 0
     """For a user of another partition, too late after a doubling or without a replica there."""
     records_passed_on: int = 0
@@ -58,6 +61,7 @@ class ChatFanout:
         gateways: the targets of a user that this partition serves; () where no device takes messages.
         serves: whether this partition serves a user.
         elsewhere: where to pass on the records of a user that it does not serve; None: nowhere.
+        connected: the targets of all of a user's connections, for rooms' messages.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class ChatFanout:
         gateways: Callable[[int], tuple[Target, ...]],
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
+        connected: Callable[[int], tuple[Target, ...]],
     ) -> None:
+        self._connected = connected
         self._gateways = gateways
         self._serves = serves
         self._elsewhere = elsewhere
@@ -85,13 +91,12 @@ class ChatFanout:
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind != chat and not (kind == signal and not flags & Flag.TO_ROOM):
-                counters.records_wrong_kind += 1
-                position = after
-                continue
-            targets = self._targets(uin, snowflake, routed)
+            if kind == chat or (kind == signal and not flags & Flag.TO_ROOM):
+                targets, record = self._targets(uin, snowflake, routed), b""
+            else:
+                targets, record = self._addressed(kind, data, position, after)
             if targets:
-                record, lane = data[position:after], min(type_ >> 6, 1)
+                record, lane = record or data[position:after], min(type_ >> 6, 1)
                 for target in targets:
                     touched[target] = None
                     target.lanes[lane].append(record)
@@ -120,6 +125,20 @@ class ChatFanout:
             return ()
         self.counters.records_passed_on += 1
         return (elsewhere,)
+
+    def _addressed(self, kind: int, data: bytes, start: int, end: int) -> tuple[tuple[Target, ...], bytes]:
+        """A room's message, cut out of its list of users; gateways know which of their clients are in the room.
+
+        Users of another partition are looked up as well: after a doubling they are still known here for a while.
+        """
+        found = take_apart(data, start, end) if kind == Kind.ADDRESSED else None
+        if found is None:
+            self.counters.records_wrong_kind += 1
+            return (), b""
+        self.counters.addressed_in += 1
+        uins, record = found
+        connected = self._connected
+        return tuple({target: None for uin in uins for target in connected(uin)}), record
 
     def _parcels(self, touched: dict[Target, None]) -> list[SendRecords]:
         parcels: list[SendRecords] = []

@@ -72,7 +72,7 @@ class Core(ReplicaCore):
             membership=self.devices,
             role="relay",
         )
-        self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere)
+        self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets)
         self.replaced = 0
         """Connections whose gateways were told that a newer login took their place."""
         self._gateways: dict[int, Target] = {}
@@ -113,6 +113,9 @@ class Core(ReplicaCore):
     def _gateway_targets(self, uin: int) -> tuple[Target, ...]:
         # Only reachable instances are named, and those are in the map.
         return tuple([self._gateways[instance] for instance in self.devices.chat_gateways(uin)])
+
+    def _connected_targets(self, uin: int) -> tuple[Target, ...]:
+        return tuple([self._gateways[instance] for instance in self.devices.gateways_of(uin)])
 
     def _elsewhere(self, uin: int) -> Target | None:
         """The relay that serves a user who moved; for two poll intervals after the doubling. Source: DESIGN section 8."""

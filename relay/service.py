@@ -35,7 +35,7 @@ class Service(ReplicaService):
             gone_gateway_s=options.gone_gateway_s,
             devices=Devices(policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries),
         )
-        super().__init__(context, "relay", self._relay, options.store_mb, others=("proxy",))
+        super().__init__(context, "relay", self._relay, options.store_mb, others=("proxy", "broker"))
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
     def health(self) -> dict[str, object]:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pixiu.addressed import OVERHEAD as ADDRESSED_OVERHEAD
 from pixiu.discovery.paths import ROLES
 from pixiu.discovery.zookeeper import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
@@ -72,6 +73,8 @@ class ClusterOptions(Options):
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
+    fanout: str = choice("gateway", "gateway", "relay")
+    """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")
     """Which of a user's devices may be online together; the others are told that they were replaced."""
     big_rooms: tuple[int, int] = (0, 0)
@@ -213,7 +216,7 @@ def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
         dead_after=cluster.dead_after,
         max_queue_bytes=options.link_queue_bytes,
         transport=cluster.transport,
-        max_record_bytes=cluster.max_record_bytes,
+        max_record_bytes=cluster.max_record_bytes + ADDRESSED_OVERHEAD,
     )
 
 

@@ -149,3 +149,13 @@ def test_the_copies_of_a_signal_to_a_user_go_to_different_relays() -> None:
     signal = encode(Kind.SIGNAL, 4, b"go", 77)
     peers = [send.peer for copy in (0, 1) for send in sends(core.step(BatchPublished(1, signal, 1, copy + 1, copy), 1.0))]
     assert sorted(peers) == sorted((EVEN, ODD))
+
+
+def test_each_copy_of_a_signal_that_nobody_took_fails() -> None:
+    core = core_with(RelaysChanged(1, (Replica(EVEN, 0), Replica(ODD, 0))))
+    signal = encode(Kind.SIGNAL, 4, b"go", 77)
+    sent = [send for copy in (0, 1) for send in sends(core.step(BatchPublished(1, signal, 1, copy + 1, copy), 1.0))]
+    core.step(UsersOffline([77]), 1.1)
+    core.step(UsersOffline([77]), 1.1)
+    effects = [effect for send in sent for effect in core.step(Settled([(send.token, True)]), 1.2)]
+    assert failures(effects) == [(1, 1, "OFFLINE"), (2, 2, "OFFLINE")]

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from pixiu.addressed import address, uin_list
 from pixiu.devices import Devices, LoginPolicy, connected, device_key
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import Flag, Kind, encode
@@ -306,3 +307,17 @@ def test_a_peer_that_learns_of_the_newer_login_says_so_too() -> None:
     assert replaced(effects) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
     core.step(Settled([(sent.token, False)]), 2.0)
     assert replaced(core.step(Tick(), 3.0)) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
+
+
+def test_a_rooms_message_goes_once_to_each_gateway_of_its_users() -> None:
+    core = running()
+    reader = connected(gateway_msg_id(4, 1, 1), 9, 5, 100, chat=False, login=False)
+    tell(core, connect(1), connect(2, uin=8, chat=False))
+    tell(core, reader, peer=SECOND)
+    record = encode(Kind.ROOM, 42, b"hello", 1, flags=Flag.TO_ROOM, type=64)
+    relayed = arrive(core, address(record, uin_list([7, 8, 9, 10])), address(record, uin_list([])))
+    assert relayed.parcels == [SendRecords(GATEWAY, [record], 1), SendRecords(SECOND, [record], 1)]
+    assert (core.chat.counters.addressed_in, core.chat.counters.records_wrong_kind) == (1, 1)
+    assert offline(relayed) == []
+    # Who only reads rooms is not online, and replaces nobody.
+    assert [u.devices for u in core.presence([9])] == [0]
