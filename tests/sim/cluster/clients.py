@@ -95,6 +95,8 @@ class Clients:
         self._sent = count(1)
         self.users = {uin: User(uin, uin % 2) for uin in range(1, USERS + 1)}
         self.connections: dict[int, Connection] = {}
+        self.closing: set[int] = set()
+        """Connections that the shell has closed and the core does not know of yet."""
         self._sessions: dict[tuple[int, int], Session] = {}
         self._publishers: dict[int, Session | None] = {1: None, 2: None}
         self._senders = {1: SignalCore(), 2: SignalCore()}
@@ -221,7 +223,12 @@ class Clients:
         if user.connection is connection:
             user.connection = None
             self._world.wire.after(0.05, lambda: self.connect(user))
-        self._world.wire.after(0.0, lambda: process.do(lambda: process.step(ge.Closed(number, reason))))
+        self.closing.add(number)
+        self._world.wire.after(0.0, lambda: process.do(lambda: self._closed(process, number, reason)))
+
+    def _closed(self, process: GatewayProcess, number: int, reason: int) -> None:
+        self.closing.discard(number)
+        process.step(ge.Closed(number, reason))
 
     def gateway_gone(self, process: GatewayProcess) -> None:
         """A gateway crashed: its connections end with it, and their users come again."""

@@ -201,6 +201,8 @@ class Watch:
         assert len(found) == count
         written: set[tuple[str, int, int]] = set()
         for number in connections:
+            if number in self._world.clients.closing:
+                continue
             connection = self._world.clients.connections.get(number)
             assert connection is not None, "a gateway writes to a connection that is closed"
             assert connection.gateway is process
