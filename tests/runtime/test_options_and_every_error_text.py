@@ -210,6 +210,8 @@ def test_the_hash_of_settings_covers_every_cluster_value_and_the_secret_but_not_
         replace(base, push_back_ms=100),
         replace(base, transport="stream"),
         replace(base, big_rooms=(10, 20)),
+        replace(base, fanout="relay"),
+        replace(base, login_policy="newest"),
     ]
     assert len(others) == len(specs(ClusterOptions)) - 1  # all but secret_file, below
     for name, secret in (("one", "0123456789abcdef"), ("two", "0123456789abcdef\n"), ("three", "fedcba9876543210")):
