@@ -99,6 +99,9 @@ class Watch:
 
     def _passed_on(self, process: RouterProcess, change: Change) -> None:
         partition = change.room % process.view.count("router")
+        mine = process.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+        if mine is not None and mine[0] >= change.id:
+            return  # it came just before the layout changed, and was this router's own then
         for other in self._world.alive(RouterProcess):
             known = other.core.membership.get(change.room, change.uin, gateway_instance(change.id))
             floor = other.core.membership.floor(gateway_instance(change.id))
