@@ -207,15 +207,17 @@ class Service:
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
             "devices": len(core.devices) if core else 0,
-            "members_digests": self._members_digests(),
+            "members_digests": self._digests("router"),
+            "devices_digests": self._digests("relay") if self.serves_users else {},
             "unconfirmed": core.unconfirmed if core else 0,
             "degraded": self._degraded() or None,
         }
 
-    def _members_digests(self) -> dict[str, str]:
-        """By router partition: what the maps of routers and brokers say of this gateway when they are equal to it."""
-        partitions = self._context.view.layout.partitions("router")
-        sums = self._core.rooms.presence.own.digest if self._core is not None else Digest()
+    def _digests(self, role: str) -> dict[str, str]:
+        """By partition of routers or relays: what their maps, and brokers', say of this gateway when they are equal to it."""
+        partitions = self._context.view.layout.partitions(role)
+        core = self._core
+        sums = (core.rooms if role == "router" else core.users).presence.own.digest if core is not None else Digest()
         return {str(partition): str(sums.total(Rule(partition, partitions))) for partition in range(partitions)}
 
     def on_view(self, view: View) -> None:

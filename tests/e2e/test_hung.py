@@ -30,31 +30,41 @@ APART_S = 0.005
 class Traffic:
     """One publisher who goes on sending to every room in turn, and who knows what everybody has had."""
 
-    def __init__(self, publisher: Player, listeners: list[Player]) -> None:
+    def __init__(self, publisher: Player, listeners: list[Player], *, chat: bool) -> None:
         self._publisher, self.listeners = publisher, listeners
+        self._chat = chat
+        """Send to every listener as well."""
         self.sent = 0
 
     async def go_on(self) -> None:
         """Send until cancelled."""
         while True:
-            self.say(ROOMS[self.sent % len(ROOMS)])
-            await asyncio.sleep(APART_S)
+            topics = [f"room/{room}" for room in ROOMS]
+            for topic in topics + [f"user/{one.uin}" for one in self.listeners if self._chat]:
+                self.say(topic)
+                await asyncio.sleep(APART_S)
 
-    def say(self, room: int) -> bytes:
-        """One message to one room."""
+    def say(self, topic: str) -> bytes:
+        """One message."""
         self.sent += 1
-        payload = b"%d to %d" % (self.sent, room)
-        self._publisher.client.publish_with_ack(f"room/{room}", payload)
+        payload = b"%d to %s" % (self.sent, topic.encode())
+        self._publisher.client.publish_with_ack(topic, payload)
         return payload
 
+    def round_of(self) -> dict[Player, Counter[bytes]]:
+        """One message to every room, and to every listener where those are sent to; returns what each listener is to get."""
+        rooms = Counter(self.say(f"room/{room}") for room in ROOMS)
+        own = {one: [self.say(f"user/{one.uin}")] if self._chat else [] for one in self.listeners}
+        return {one: rooms + Counter(payloads) for one, payloads in own.items()}
+
     async def reaches_everybody(self) -> None:
-        """Send to every room until a whole round has reached every listener."""
+        """Send to everybody until a whole round has arrived."""
 
         async def one_round() -> bool:
-            wanted = Counter(self.say(room) for room in ROOMS)
+            wanted = self.round_of()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    while not all(wanted <= listener.got for listener in self.listeners):
+                    while not all(some <= listener.got for listener, some in wanted.items()):
                         await asyncio.sleep(0.01)
                     return True
             return False
@@ -88,15 +98,19 @@ async def who_hears(fleet: Fleet, name: str) -> dict[str, bool]:
     return found
 
 
-@pytest.mark.parametrize("role", ["broker", "router"])
+@pytest.mark.parametrize("role", ["broker", "router", "relay"])
 async def test_a_hung_process_is_found_and_comes_back_clean(cluster: LocalCluster, role: str) -> None:
     await asyncio.to_thread(cluster.wait_healthy)
     fleet = await asyncio.to_thread(Fleet, cluster)
     name, victim = next((name, process) for name, process in fleet.processes.items() if process["role"] == role)
     ports = fleet.mqtt_ports
-    listeners = [Player(port, 500_000 + number, ROOMS) for number, port in enumerate(ports)]
+    # Of users so many that every relay has some.
+    listeners = [
+        Player(port, 500_000 + number, ROOMS, chat=role == "relay")
+        for number, port in enumerate(ports * (6 if role == "relay" else 1))
+    ]
     moving = [Player(ports[number % len(ports)], 510_000 + number, ROOMS) for number in range(20)]
-    publisher, late = Player(ports[0], 520_000, []), Player(ports[-1], 530_000, ROOMS)
+    publisher, late = Player(ports[0], 520_000, []), Player(ports[-1], 530_000, ROOMS, chat=role == "relay")
     everybody = [*listeners, *moving, publisher, late]
     sending: asyncio.Task[None] | None = None
     try:
@@ -104,7 +118,7 @@ async def test_a_hung_process_is_found_and_comes_back_clean(cluster: LocalCluste
         await asyncio.gather(*(player.come() for player in (*listeners, *moving)))
         await fleet.until_equal()
         assert all((await who_hears(fleet, name)).values())
-        traffic = Traffic(publisher, [*listeners])
+        traffic = Traffic(publisher, [*listeners], chat=role == "relay")
         sending = asyncio.create_task(traffic.go_on())
         async with stopped(victim):
             start = time.monotonic()
@@ -131,8 +145,11 @@ async def test_a_hung_process_is_found_and_comes_back_clean(cluster: LocalCluste
         print(f"{role}: clean {clean_s:.1f} s after its return")
         assert [process["pid"] for process in cluster.processes(role) if process["address"] == victim["address"]] == [victim["pid"]]
         sending.cancel()
-        wanted = Counter(traffic.say(room) for _ in range(5) for room in ROOMS)
-        await until(lambda: all(wanted <= one.got for one in traffic.listeners), lambda: "something was lost after it came back")
+        for wanted in [traffic.round_of() for _ in range(5)]:
+            await until(
+                lambda wanted=wanted: all(some <= one.got for one, some in wanted.items()),  # type: ignore[misc]
+                lambda: "something was lost after it came back",
+            )
         assert {count for player in everybody for count in player.got.values()} == {1}, "something came twice"
     finally:
         if sending is not None:

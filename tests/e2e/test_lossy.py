@@ -1,6 +1,6 @@
 """Real processes behind a network that loses 5 %, repeats 2 % and reorders 5 % of all datagrams, in both directions.
 
-    gateways, routers, brokers, proxies ── 127.0.0.2 ── tests.support.lossy ── 127.0.0.1
+    gateways, routers, relays, brokers, proxies ── 127.0.0.2 ── tests.support.lossy ── 127.0.0.1
 
 Memberships become equal, signals with receipts arrive exactly once, those without are lost as often as the arithmetic says, and
 every lost record is a counted gap. `PIXIU_LOSSY_TIMES=10` makes everything ten times as long (`make lossy`); `PIXIU_LOSSY_SEED`
@@ -39,7 +39,20 @@ SIGNALS = 1000 * TIMES
 APART_S = 0.004
 PAUSE_S = 0.002
 """Between two signals, so that each copy travels in a datagram of its own: else they would be lost together."""
-ARGUMENTS = ["--brokers", "1", "--broker-replicas", "3", "--routers", "2", "--router-replicas", "2", "--proxies", "3"]
+ARGUMENTS = [
+    "--brokers",
+    "1",
+    "--broker-replicas",
+    "3",
+    "--routers",
+    "2",
+    "--router-replicas",
+    "2",
+    "--relays",
+    "1",
+    "--proxies",
+    "3",
+]
 RoomsOf = Callable[[int], Sequence[int]]
 """The rooms of the n-th player."""
 
@@ -70,10 +83,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyFleet]:
 
 
 @contextlib.asynccontextmanager
-async def players(fleet: LossyFleet, number: int, first_uin: int, rooms_of: RoomsOf) -> AsyncIterator[list[Player]]:
+async def players(
+    fleet: LossyFleet, number: int, first_uin: int, rooms_of: RoomsOf, *, chat: bool = False
+) -> AsyncIterator[list[Player]]:
     """Connected, in their rooms, on all gateways in turn; every router and broker knows it."""
     ports = fleet.mqtt_ports
-    found = [Player(ports[index % len(ports)], first_uin + index, rooms_of(index)) for index in range(number)]
+    found = [Player(ports[index % len(ports)], first_uin + index, rooms_of(index), chat=chat) for index in range(number)]
     try:
         await asyncio.gather(*(player.come() for player in found))
         await fleet.until_equal()
@@ -239,6 +254,37 @@ async def test_records_lost_on_each_hop_are_the_gaps_counted(fleet: LossyFleet) 
             print(f"\n{sender} -> {receiver}: {total} sent, {sum(lost.values())} lost, all of them gaps")
             assert sum(lost.values()) > 0
         assert {count for player in found for count in player.got.values()} <= {1}, "something came twice"
+
+
+async def test_chat_to_online_devices_arrives_but_for_what_the_gaps_counted(fleet: LossyFleet) -> None:
+    """Each message goes to one device over two hops, so that every record that the network loses is a message that is missing."""
+    messages, first = 1000 * TIMES, 600_000
+    async with players(fleet, PLAYERS, first, lambda _: [], chat=True) as found:
+        await settle(fleet)
+        before, lost_before = await fleet.links(), fleet.network.counts()
+        with fleet.network.faults(LOSSY._replace(types=frozenset({RECORDS}))):
+            async with pixiu.connect(fleet.target) as px:
+                for number in range(messages):
+                    await px.user(first + number % PLAYERS).chat(b"%d" % number)
+                    await asyncio.sleep(PAUSE_S)
+                with contextlib.suppress(pixiu.PixiuError):
+                    await px.flush()
+                failures = px.stats().failures_by_code
+        await settle(fleet)
+        after, lost_after = await fleet.links(), fleet.network.counts()
+        total = 0
+        for sender, receiver in (("proxy", "relay"), ("relay", "gateway")):
+            paths = [path for path in after if path[0].startswith(f"{sender}:") and path[1].startswith(f"{receiver}:")]
+            lost = {path: lost_items(lost_after, path) - lost_items(lost_before, path) for path in paths}
+            gaps = {path: after[path]["gaps"] - before.get(path, Counter())["gaps"] for path in paths}
+            assert gaps == lost
+            assert sum(lost.values()) > 0
+            total += sum(lost.values())
+        arrived = sum(player.got.total() for player in found)
+        print(f"\n{messages} sent, {arrived} arrived, {total} gaps, told: {dict(failures)}")
+        assert messages - arrived == total
+        assert {count for player in found for count in player.got.values()} == {1}, "something came twice"
+        assert set(failures) <= {"DROPPED"}
 
 
 def lost_items(counts: dict[Path, Counts], path: Path) -> int:

@@ -22,7 +22,7 @@ class Fleet:
         self.target = cluster.target
         self.processes: dict[str, dict[str, Any]] = {}
         """By the name that metrics give a peer."""
-        for role in ("gateway", "router", "broker", "proxy"):
+        for role in ("gateway", "router", "relay", "broker", "proxy"):
             self.processes |= {f"{role}:{process['address']}": process for process in cluster.processes(role)}
 
     def of(self, role: str) -> list[dict[str, Any]]:
@@ -40,20 +40,22 @@ class Fleet:
         return (await fetch(host, int(port), path, WAIT_S))[1]
 
     async def unequal(self) -> dict[str, str]:
-        """Which routers and brokers do not know what the gateways say, and by how many members.
+        """Which routers, brokers and relays do not know what the gateways say, and by how many members or devices.
 
         There are as many partitions of brokers as of routers, or fewer.
         """
         said = await asyncio.gather(*(self.page(process, "/health") for process in self.processes.values()))
         health = {name: json.loads(page)["service"] for name, page in zip(self.processes, said, strict=True)}
-        truth: dict[int, tuple[int, int]] = {}
+        truths: dict[str, dict[int, tuple[int, int]]] = {"members_digests": {}, "devices_digests": {}}
         for name, service in health.items():
             if name.startswith("gateway:"):
-                for partition, text in service["members_digests"].items():
-                    truth[int(partition)] = added(truth.get(int(partition), (0, 0)), text)
+                for kind, truth in truths.items():
+                    for partition, text in service[kind].items():
+                        truth[int(partition)] = added(truth.get(int(partition), (0, 0)), text)
         found = {}
         for name, process in self.processes.items():
-            if process["role"] in ("router", "broker"):
+            if process["role"] in ("router", "broker", "relay"):
+                truth = truths["devices_digests" if process["role"] == "relay" else "members_digests"]
                 partitions = 1 + max(other["partition"] for other in self.of(process["role"]))
                 wanted = (0, 0)
                 for partition, (xor, entries) in truth.items():
@@ -65,8 +67,8 @@ class Fleet:
         return found
 
     async def heartbeats(self) -> dict[tuple[str, str], float]:
-        """How many each router and broker has sent to each peer."""
-        keepers = [name for name, process in self.processes.items() if process["role"] in ("router", "broker")]
+        """How many each router, broker and relay has sent to each peer."""
+        keepers = [name for name, process in self.processes.items() if process["role"] in ("router", "broker", "relay")]
         pages = await asyncio.gather(*(self.page(self.processes[name], "/metrics") for name in keepers))
         return {
             (keeper, labels["peer"]): value
@@ -110,8 +112,8 @@ def added(digest: tuple[int, int], text: str) -> tuple[int, int]:
 class Player:
     """An MQTT client that counts what it gets. An MQTT client of a gateway sees what the gateway repeats."""
 
-    def __init__(self, port: int, uin: int, rooms: Sequence[int]) -> None:
-        self.uin, self.port, self.rooms = uin, port, set(rooms)
+    def __init__(self, port: int, uin: int, rooms: Sequence[int], *, chat: bool = False) -> None:
+        self.uin, self.port, self.rooms, self.chat = uin, port, set(rooms), chat
         self.got: Counter[bytes] = Counter()
         self.client = self._new()
 
@@ -122,7 +124,10 @@ class Player:
 
     async def come(self) -> None:
         await self.client.connect()
-        await self.join(*sorted(self.rooms))
+        if self.rooms:
+            await self.join(*sorted(self.rooms))
+        if self.chat:
+            await self.client.subscribe([f"user/{self.uin}"])
 
     async def join(self, *rooms: int) -> None:
         self.rooms |= set(rooms)

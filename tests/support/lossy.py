@@ -29,7 +29,7 @@ from pixiu.links.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
 
 OUTSIDE: Final = "127.0.0.2"
 INSIDE: Final = "127.0.0.1"
-ROLES: Final = ("router", "broker", "proxy", "gateway")
+ROLES: Final = ("router", "relay", "broker", "proxy", "gateway")
 MAX_DATAGRAM: Final = 1 << 16
 DRAIN: Final = 64
 HELD_S: Final = (0.002, 0.02)
