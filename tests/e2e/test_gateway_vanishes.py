@@ -1,4 +1,4 @@
-"""kill -9 of a gateway: its users are gone from every router and broker replica, and nobody else notices. Users who move between
+"""kill -9 of a gateway: its users are gone from every router, broker and relay replica, and nobody else notices. Users who move between
 gateways are reached wherever they are."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMBERS = re.compile(r'^pixiu_\w+_members_by_instance\{instance="(\d+)"\} (\d+)'
 
 
 def members(process: dict[str, Any]) -> dict[int, int]:
-    """Gateway instance → its members that a router or broker knows."""
+    """Gateway instance → its members that a router or broker knows, or devices that a relay does."""
     with urllib.request.urlopen(f"{process['http']}/metrics", timeout=30) as reply:
         return {int(instance): int(count) for instance, count in MEMBERS.findall(reply.read().decode())}
 
@@ -53,13 +53,15 @@ class Client:
 
 def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cluster: LocalCluster) -> None:
     victim, other = cluster.processes("gateway")
-    everybody = [process for role in ("router", "broker") for process in cluster.processes(role)]
+    everybody = [process for role in ("router", "broker", "relay") for process in cluster.processes(role)]
     clients = [Client(gateway, name) for gateway, name in ((victim, "gone"), (other, "stays"))]
     try:
         known = [members(process) for process in everybody]
         for role in ("router", "broker"):
             counts = [found for process, found in zip(everybody, known, strict=True) if process["role"] == role]
             assert sum(found.get(victim["instance"], 0) for found in counts) == 2 * len(ROOMS), "two replicas of each partition"
+        devices = [found for process, found in zip(everybody, known, strict=True) if process["role"] == "relay"]
+        assert sum(found.get(victim["instance"], 0) for found in devices) == 2, "one device, two replicas of its partition"
         os.kill(victim["pid"], signal.SIGKILL)
         start = time.monotonic()
         sent: list[bytes] = []
@@ -72,7 +74,7 @@ def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cl
 
         wait_for(gone, "the end of its members everywhere")
         print(f"\nits users are gone everywhere after {time.monotonic() - start:.1f} s")
-        assert [members(process).get(other["instance"]) for process in everybody] == [k[other["instance"]] for k in known]
+        assert [members(process).get(other["instance"]) for process in everybody] == [k.get(other["instance"]) for k in known]
         got = [clients[1].messages.get(timeout=60) for _ in sent]
         assert sorted(got) == sorted(sent)
         assert clients[1].messages.empty()
@@ -102,7 +104,7 @@ async def test_a_user_who_moves_is_reached_at_once_on_either_gateway(cluster: Lo
     async with pixiu.connect(cluster.target) as px:
         for process in (high, low, high, low, high):
             before = user
-            user = Player(int(process["mqtt"].rpartition(":")[2]), uin, ROOMS)
+            user = Player(int(process["mqtt"].rpartition(":")[2]), uin, ROOMS, chat=True)
             if before is not None and not overlap:
                 await before.client.close()
             await user.come()
@@ -111,6 +113,8 @@ async def test_a_user_who_moves_is_reached_at_once_on_either_gateway(cluster: Lo
             wanted = [b"%d on %d" % (room, process["instance"]) for room in ROOMS]
             for room, payload in zip(ROOMS, wanted, strict=True):
                 await px.room(room).send_and_wait(payload)
+            wanted.append(b"chat on %d" % process["instance"])
+            await px.user(uin).chat_and_wait(wanted[-1])
             await reached(user, wanted)
         assert user is not None
         await user.client.close()
