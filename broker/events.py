@@ -1,12 +1,55 @@
-"""What happens to a broker's core, and what it asks its shell to do."""
+"""What happens to a broker's core, and what it asks its shell to do. Much is as routers have it, `pixiu.replicas.events`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pixiu.ids import EndpointID
-from pixiu.softstore import Change, Chunk
-from pixiu.wire.v1 import control_pb2
+from pixiu.replicas.events import (
+    AbsenceReceived,
+    BecomeInit,
+    BecomeRunning,
+    Gateway,
+    HealingReceived,
+    MessagesReceived,
+    PeerAlive,
+    PeerDead,
+    RecordsReceived,
+    SendControl,
+    SetAttachment,
+    SnapshotChunk,
+    SnapshotFinished,
+    SubscriptionReply,
+    TakeSnapshot,
+    Tick,
+)
+
+__all__ = [
+    "AbsenceReceived",
+    "BecomeInit",
+    "BecomeRunning",
+    "ClusterChanged",
+    "Effect",
+    "Event",
+    "Gateway",
+    "HealingReceived",
+    "MalformedBatch",
+    "MessagesReceived",
+    "NotTaken",
+    "PeerAlive",
+    "PeerDead",
+    "RecordsReceived",
+    "Replica",
+    "SendControl",
+    "SendRecords",
+    "SetAttachment",
+    "SnapshotChunk",
+    "SnapshotFinished",
+    "SubscriptionReply",
+    "TakeSnapshot",
+    "Tick",
+    "WaitingForRouters",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +58,6 @@ class Replica:
 
     endpoint: EndpointID
     partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """A gateway in the registry, with the instance that it leases."""
-
-    endpoint: EndpointID
-    instance: int
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,87 +78,6 @@ class ClusterChanged:
     relay_partitions: int = 0
     relays: tuple[Replica, ...] = ()
     """Used only where records go through relays."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDead:
-    """Heartbeats say that a peer is dead."""
-
-    peer: EndpointID
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAlive:
-    """Heartbeats say that a peer is there (again)."""
-
-    peer: EndpointID
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsReceived:
-    """`count` records lie in data[start:end], from a proxy, or from a broker that passes them on."""
-
-    peer: EndpointID
-    data: bytes
-    start: int
-    end: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesReceived:
-    """Gateway messages from a router."""
-
-    peer: EndpointID
-    messages: list[Change]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionReply:
-    """A router's answer to our heartbeat: whether it sends us everything since our last snapshot, and what it has of our
-    rooms."""
-
-    peer: EndpointID
-    subscribed: bool
-    digest: control_pb2.Digest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HealingReceived:
-    """One of the messages of `pixiu.healing`, from a router."""
-
-    peer: EndpointID
-    control: control_pb2.Control
-
-
-@dataclass(frozen=True, slots=True)
-class AbsenceReceived:
-    """Negative feedback, by a router: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
-
-    peer: EndpointID
-    as_of: int
-    rooms: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotChunk:
-    """A part of a snapshot that is being taken."""
-
-    source: EndpointID
-    chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotFinished:
-    """The snapshot from `source` is complete, or failed (`error` says why)."""
-
-    source: EndpointID
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time of `next_deadline()` has come."""
 
 
 Event = (
@@ -152,14 +105,6 @@ class SendRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class SendControl:
-    """Send serialized `Control` messages."""
-
-    peer: EndpointID
-    messages: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class MalformedBatch:
     """A batch was dropped whole."""
 
@@ -174,38 +119,11 @@ class NotTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAttachment:
-    """What heartbeats to a peer carry from now on."""
-
-    peer: EndpointID
-    attachment: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
-    """Ask a router for a snapshot: `SnapshotChunk` for each part, then `SnapshotFinished`."""
-
-    source: EndpointID
-    partition: int
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
 class WaitingForRouters:
     """The broker cannot run yet: no router of these partitions can be used. Said every 10 seconds."""
 
     partitions: tuple[int, ...]
     waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class BecomeInit:
-    """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
-
-
-@dataclass(frozen=True, slots=True)
-class BecomeRunning:
-    """The membership is complete: register as Running."""
 
 
 Effect = (

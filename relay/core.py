@@ -48,6 +48,7 @@ class Core(ReplicaCore):
     """Decides; arguments as `ReplicaCore` has them, the devices empty, and what
     stamps traced records. `step` never raises on what comes from the network."""
 
+    ROLE: ClassVar[str] = "relay"
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("relay",)
     MAX_CONFIRMS: ClassVar[int] = 64
     """A connect that is not the newest takes a place of its own beside its ID."""
@@ -73,7 +74,6 @@ class Core(ReplicaCore):
             poll_interval_s=poll_interval_s,
             gone_gateway_s=gone_gateway_s,
             membership=self.devices,
-            role="relay",
         )
         self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets, tracer)
         self.replaced = 0

@@ -8,18 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pixiu.ids import EndpointID
-from pixiu.replicas.events import SendControl
+from pixiu.replicas.events import RecordsReceived, SendControl
 
-
-@dataclass(frozen=True, slots=True)
-class RecordsReceived:
-    """`count` records lie in data[start:end], from a proxy, or from a relay that passes them on."""
-
-    peer: EndpointID
-    data: bytes
-    start: int
-    end: int
-    count: int
+__all__ = ["RecordsReceived", "Relayed", "SendRecords"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Service(ReplicaService):
             devices=Devices(policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries),
             tracer=tracer_of(context, Hop.RELAY, options.partition),
         )
-        super().__init__(context, "relay", self._relay, options.store_mb, others=("proxy", "broker"))
+        super().__init__(context, self._relay, options.store_mb, others=("proxy", "broker"))
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
     def health(self) -> dict[str, object]:

@@ -26,4 +26,4 @@ class Service(ReplicaService):
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
         )
-        super().__init__(context, "router", core, options.store_mb, others=("broker",))
+        super().__init__(context, core, options.store_mb, others=("broker",))

@@ -81,9 +81,9 @@ class ReplicaCore:
         poll_interval_s: how long a view of the registry may be old, seconds.
         gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
         membership: the map, empty.
-        role: its name, for texts.
     """
 
+    ROLE: ClassVar[str] = ""
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ()
     """Who may take snapshots."""
     MAX_CONFIRMS: ClassVar[int] = 128
@@ -98,19 +98,17 @@ class ReplicaCore:
         dead_after: int,
         poll_interval_s: float,
         gone_gateway_s: float,
-        membership: Membership,
-        role: str,
+        membership: Membership | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.partition = partition
         self.state = State.STARTING
-        self.membership = membership
+        self.membership = membership if membership is not None else Membership()
         self.subscribers = Subscribers(heartbeat_s * dead_after)
         self.healing = Healing(self.membership, heartbeat_s, gone_gateway_s)
         self.forwards = Forwards()
         self.counters = Counters()
         self.store_error: str | None = None
-        self._role = role
         self._heartbeat_s = heartbeat_s
         self._grace_s = 2 * poll_interval_s
         self._view: ClusterView | None = None
@@ -392,12 +390,12 @@ class ReplicaCore:
         """
         refusal: tuple[str, str] | None = None
         if self.state is not State.RUNNING:
-            refusal = (Unavailable.code, f"this {self._role} is {self.state.value}; ask a Running one")
+            refusal = (Unavailable.code, f"this {self.ROLE} is {self.state.value}; ask a Running one")
         elif event.role not in self.SNAPSHOT_ROLES or not valid_filter(event.partition, event.partitions):
             text = f"a snapshot is for a {' or a '.join(self.SNAPSHOT_ROLES)} and a partition of a power of two"
             refusal = (WrongPartition.code, text)
         elif not self.subscribers.open(event.endpoint, event.role, event.partition, event.partitions, now):
-            refusal = (Overloaded.code, f"this {self._role} has {len(self.subscribers)} subscribers; use another replica")
+            refusal = (Overloaded.code, f"this {self.ROLE} has {len(self.subscribers)} subscribers; use another replica")
         if refusal is not None:
             self.counters.snapshots_refused += 1
             effects.append(RefuseSnapshot(event.request, *refusal))

@@ -1,4 +1,4 @@
-"""What happens to the core of a router or a relay, and what it asks its shell to do."""
+"""What happens to the core of a router or a relay, and what it asks its shell to do; in part of a broker as well."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ class PeerAlive:
     """Heartbeats say that a peer is there (again)."""
 
     peer: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReceived:
+    """`count` records lie in data[start:end], from a proxy, or from a broker or relay that passes them on. Routers get none."""
+
+    peer: EndpointID
+    data: bytes
+    start: int
+    end: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,16 +79,15 @@ class ReplicaService:
     """Runs one `ReplicaCore`.
 
     Args:
-        role: "router" or "relay".
         core: of the role.
         store_mb: MiB that the database may grow to.
         others: roles beside its own and the gateways that it speaks to.
     """
 
-    def __init__(self, context: Context[Any], role: str, core: ReplicaCore, store_mb: int, others: tuple[str, ...]) -> None:
+    def __init__(self, context: Context[Any], core: ReplicaCore, store_mb: int, others: tuple[str, ...]) -> None:
         options = context.options
         self._context = context
-        self._role = role
+        self._role = role = core.ROLE
         self._roles = (role, *others, "gateway")
         self._core = core
         self._writer: StoreWriter | None = None
