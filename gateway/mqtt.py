@@ -76,6 +76,10 @@ class Hub(Protocol):
     def arrived(self, connection: MQTTConnection) -> int:
         """A number for a new connection, which has not said who it is yet."""
 
+    @property
+    def endpoint(self) -> int:
+        """This gateway's endpoint ID."""
+
     def admit(self, connection: MQTTConnection) -> None:
         """The client says who it is. Raises `Overloaded` or `Draining`."""
 
@@ -175,7 +179,8 @@ class MQTTConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._hub.options.socket_send_buffer_bytes)
-        name = f"pixiu-{self.id:x}"
+        # Unlike that of every other client of the cluster: two with one ID would take each other's place.
+        name = f"pixiu-{self._hub.endpoint:x}-{self.id:x}"
         self._session = ServerSession(self._hub.now(), name, self._hub.limits, self._admit, self._hub.vrooms)
         self._arm()
 

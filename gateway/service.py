@@ -311,6 +311,11 @@ class Service:
         self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms, login))
 
     @property
+    def endpoint(self) -> int:
+        """This gateway's endpoint ID."""
+        return self._context.endpoint_id
+
+    @property
     def serves_users(self) -> bool:
         """Whether the cluster has relays, so that messages to users can come."""
         return "relay" in self._context.view.layout.roles

@@ -20,6 +20,7 @@ class Options:
 
 
 class Hub:
+    endpoint = 7
     """As much of the service as a connection needs before its CONNECT."""
 
     def __init__(self) -> None:
