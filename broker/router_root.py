@@ -45,14 +45,20 @@ class RouterRoot:
         self._context = context
         self._on_view = on_view
         self._own: View | None = None
+        self._expected = ""
         self._discovery = Discovery(
             context.zookeeper, context.router_root, self._changed, context.options.poll_interval_s, roles=ROLES
         )
 
     async def start(self) -> None:
         """Read the other root. Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`."""
+        self._expected = replace(self._context.cluster, router_root="").settings_hash()
         await self._discovery.start()
-        expected = replace(self._context.cluster, router_root="").settings_hash()
+        self._check()
+
+    def _check(self) -> None:
+        """Raises `ConfigurationError`. Also for processes that come later."""
+        expected = self._expected
         for node in self._discovery.view.nodes:
             if node.role in ROLES and node.settings_hash != expected:
                 raise ConfigurationError(
@@ -79,5 +85,11 @@ class RouterRoot:
         (self._discovery.mark_dead if dead else self._discovery.mark_alive)(peer)
 
     def _changed(self, _view: View) -> None:
-        if self._own is not None:
+        if self._own is None:
+            return
+        try:
+            self._check()
+        except ConfigurationError as error:
+            self._context.crash(error)
+        else:
             self._on_view(self.view())

@@ -244,5 +244,5 @@ async def test_joins_are_confirmed_and_served_while_routers_die_and_come_back(tm
         assert await c.kill("broker-2", signal.SIGTERM) == 0
         assert await c.kill("router-0", signal.SIGTERM) == 0
         for name in ("router-0", "router-1", "broker-0", "broker-2"):
-            assert "handler_failed" not in c.log(name)
-            assert "Traceback" not in c.log(name)
+            assert "handler_failed" not in c.log(name), c.log(name)
+            assert "Traceback" not in c.log(name), c.log(name)
