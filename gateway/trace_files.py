@@ -207,7 +207,8 @@ class TraceWriter:
     async def _run(self) -> None:
         while not (self._closing and not self._waiting):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
             self._wake.clear()
             while self._waiting:
                 part, self._waiting = self._waiting[:MAX_A_WRITE], self._waiting[MAX_A_WRITE:]

@@ -177,7 +177,8 @@ class _Up:
             if player.returncode is None:
                 player.terminate()
                 try:
-                    await asyncio.wait_for(player.wait(), REPLAY_STOP_S)
+                    async with asyncio.timeout(REPLAY_STOP_S):
+                        await player.wait()
                 except TimeoutError:
                     player.kill()
                     await player.wait()

@@ -68,7 +68,8 @@ class EmbeddedChild:
         if process is not None and process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S + 5)
+                async with asyncio.timeout(STOP_TIMEOUT_S + 5):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

@@ -37,7 +37,7 @@ def probe(
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Probe every path (proxy, broker replica, gateway) of a cluster. Exit code 1: a path failed, and the alarm says where."""
+    """Probe every path (proxy, broker or relay replica, gateway) of a cluster. Exit code 1: one failed; the alarm says where."""
     if not watch and failures > count:
         raise InvalidArgument(f"--failures {failures} can never be reached in --count {count} rounds; raise --count")
     if seconds and not watch:
@@ -94,13 +94,19 @@ def render(prober: Prober) -> RenderableType:
         hops.add_row(row.hop, f"{row.count:,}", _time(row.p50_us), _time(row.p99_us))
     failing = prober.failing()
     verdict = f"[green]✓ all {len(prober.paths)} paths work[/]" if not failing else ""
-    partly = sum(1 for state in prober.paths.values() if state.failed) - len(failing)
+    partly = sum(1 for path, state in prober.paths.items() if state.failed and path not in set(failing))
     if not failing and partly > 0:
         verdict = f"[yellow]no path raises an alarm; {partly} of {len(prober.paths)} lost single probes[/]"
     if failing:
-        verdict = f"[red]✗ {len(failing)} of {len(prober.paths)} paths fail[/]"
+        lost = sum(1 for path in failing if prober.paths[path].failures)
+        parts = [f"{number} {what}" for number, what in ((lost, "fail"), (len(failing) - lost, "are gone around")) if number]
+        verdict = f"[red]✗ of {len(prober.paths)} paths {', '.join(parts)}[/]"
     lines = [f"  [red]{escape(finding.text)}[/]" for finding in prober.findings()]
     lines += [f"  {escape(path.name)}: {escape(prober.paths[path].reason)}" for path in failing[:SHOWN_PATHS]]
+    lines += [f"  {escape(text)}" for text in prober.left_out]
+    around = sum(state.around for state in prober.paths.values())
+    if around:
+        lines.append(f"  probes that went around the replica that they were meant for, and arrived: {around:,}")
     return Group(hops, "", verdict, *lines)
 
 
@@ -121,7 +127,8 @@ def result_json(prober: Prober) -> dict[str, object]:
     paths = []
     for path, state in prober.paths.items():
         entry: dict[str, object] = {member.role: _member_json(member) for member in path}
-        entry |= {"sent": state.sent, "arrived": state.arrived, "failed": state.failed, "failures_in_a_row": state.failures}
+        entry |= {"sent": state.sent, "arrived": state.arrived, "failed": state.failed, "around": state.around}
+        entry |= {"failures_in_a_row": state.failures, "arounds_in_a_row": state.arounds}
         entry |= {"p50_us": percentile(state.times_us, 0.5), "p99_us": percentile(state.times_us, 0.99), "reason": state.reason}
         paths.append(entry)
     findings = prober.findings()
@@ -130,6 +137,7 @@ def result_json(prober: Prober) -> dict[str, object]:
         "event": "result",
         "hops": [asdict(row) for row in prober.table()],
         "paths": paths,
+        "left_out": prober.left_out,
     }
 
 

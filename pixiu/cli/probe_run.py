@@ -23,7 +23,7 @@ from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
 from pixiu.ids import MAX_ID, PROBE_BITS, PROBE_UIN
-from pixiu.probing import Finding, Member, Probe, Prober
+from pixiu.probing import Finding, Member, Probe, Prober, PseudoUser
 from pixiu.record import Flag, Kind, encode, split
 from pixiu.record import decode as decode_record
 from pixiu.trace import Hop, Stamp, stamps_of, with_stamp
@@ -32,7 +32,7 @@ from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 CLIENT: Final = "pixiu-probe"
 BODY: Final = struct.Struct("<QQ")
 """The run and the number of the probe."""
-FLAGS: Final = Flag.TRACED | Flag.TO_ROOM | Flag.DERIVED_ID
+FLAGS: Final = Flag.TRACED | Flag.DERIVED_ID
 RECONNECT_S: Final = 0.5
 LOOK_S: Final = 0.05
 """How often what is late is looked for."""
@@ -60,10 +60,13 @@ class ProbeOptions:
 class _ProxyStream:
     """Publishes through one proxy and no other."""
 
-    def __init__(self, proxy: Member, channels: Channels, lost: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, proxy: Member, channels: Channels, lost: Callable[[int, str], None], not_taken: Callable[[int], None]
+    ) -> None:
         self.proxy = proxy
         self._channels = channels
         self._lost = lost
+        self._not_taken = not_taken
         self._queue: list[tuple[int, bytes]] = []
         self._more = asyncio.Event()
         self._positions: dict[int, int] = {}
@@ -129,21 +132,28 @@ class _ProxyStream:
             self.connected.set()
             for failure in reply.failures:
                 for position in range(failure.first, failure.last + 1):
-                    if position in self._positions:
+                    if position not in self._positions:
+                        continue
+                    if failure.code == InvalidArgument.code:  # such as `proxy.kinds` without "chat": no fault of a path
+                        self._not_taken(self._positions[position])
+                    else:
                         self._lost(self._positions[position], f"refused by the proxy: {failure.text}")
             for position in [position for position in self._positions if position <= reply.up_to]:
                 del self._positions[position]
 
 
 class _Subscriber:
-    """A pseudo-user at one gateway, in every probe room."""
+    """A pseudo-user at one gateway: in every probe room, or taking messages to itself."""
 
-    def __init__(self, gateway: Member, uin: int, channels: Channels, arrived: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, gateway: Member, uin: int, channels: Channels, arrived: Callable[[int, bytes], None], *, chat: bool = False
+    ) -> None:
         self.gateway = gateway
         self.joined = asyncio.Event()
-        """All rooms are known to the whole cluster."""
+        """All rooms, or the user, are known to the whole cluster."""
         self.problem = "it has not confirmed the subscriptions"
         self._uin = uin
+        self._chat = chat
         self._channels = channels
         self._arrived = arrived
         self._rooms: set[int] = set()
@@ -178,7 +188,7 @@ class _Subscriber:
 
     async def _run(self) -> None:
         while True:
-            self._stream = stream = GatewayStream(self.gateway.address, self._channels, self._uin, CLIENT)
+            self._stream = stream = GatewayStream(self.gateway.address, self._channels, self._uin, CLIENT, chat=self._chat)
             try:
                 self._reconcile()
                 while True:
@@ -223,18 +233,21 @@ class ProbeRun:
         self._address = parse_address(target)
         self._options = options
         self._on_findings = on_findings
-        self.prober = Prober(options.failures, options.timeout_s)
+        self._uin = PROBE_UIN + secrets.randbits(PROBE_BITS)
+        self.prober = Prober(options.failures, options.timeout_s, first_user=self._uin - PROBE_UIN + 1)
         self.alarms = 0
         """Times that `on_findings` had something to say."""
         self._findings: list[Finding] = []
         self._problem: PixiuError | None = None
         self._run = secrets.randbits(63)
-        self._uin = PROBE_UIN + secrets.randbits(PROBE_BITS)
         self._channels = Channels()
         self._zookeeper = ZooKeeper(self._address.hosts, connect_timeout_s=CONNECT_TIMEOUT_S)
-        self._discovery = Discovery(self._zookeeper, self._address.root, self._on_view, roles=("proxy", "broker", "gateway"))
+        self._discovery = Discovery(
+            self._zookeeper, self._address.root, self._on_view, roles=("proxy", "broker", "relay", "gateway")
+        )
         self._proxies: dict[int, _ProxyStream] = {}
         self._subscribers: dict[int, _Subscriber] = {}
+        self._users: dict[PseudoUser, _Subscriber] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -248,7 +261,8 @@ class ProbeRun:
                 raise Unavailable(
                     f"no path to probe below {self._address.root}: it takes a Running proxy, broker and gateway; see `pixiu status`"
                 )
-            ready = [found.joined for found in self._subscribers.values()] + [found.connected for found in self._proxies.values()]
+            ready = [found.joined for found in (*self._subscribers.values(), *self._users.values())]
+            ready += [found.connected for found in self._proxies.values()]
             waiting = [asyncio.create_task(event.wait()) for event in ready]
             await asyncio.wait(waiting, timeout=self._options.join_timeout_s)
             for task in waiting:
@@ -263,8 +277,9 @@ class ProbeRun:
 
     @property
     def unjoined(self) -> list[tuple[Member, str]]:
-        """Gateways at which the pseudo-user is not, and why."""
-        return [(found.gateway, found.problem) for found in self._subscribers.values() if not found.joined.is_set()]
+        """Gateways at which a pseudo-user is not, and why: one reason for each."""
+        everybody = (*self._users.values(), *self._subscribers.values())
+        return list({found.gateway: found.problem for found in everybody if not found.joined.is_set()}.items())
 
     async def rounds(self, on_round: Callable[[], None]) -> None:
         """All rounds that were asked for, and the wait for the last one. `on_round` is called after each."""
@@ -300,7 +315,8 @@ class ProbeRun:
         now_us = time.time_ns() // 1000
         body = BODY.pack(self._run, probe.number)
         derived = xxhash.xxh3_64_intdigest(body) & MAX_ID
-        record = encode(Kind.ROOM, probe.room, body, derived, sender=self._uin, flags=FLAGS)
+        kind, flags = (Kind.CHAT, FLAGS) if probe.to_user else (Kind.ROOM, FLAGS | Flag.TO_ROOM)
+        record = encode(kind, probe.key, body, derived, sender=self._uin, flags=flags)
         stamped = with_stamp(record, Stamp(Hop.PUBLISHER, 0, 0, now_us, now_us))
         self._proxies[probe.proxy.endpoint].send(probe.number, stamped)
 
@@ -329,11 +345,17 @@ class ProbeRun:
             self._end(self._subscribers.pop(endpoint))
         for endpoint, proxy in proxies.items():
             if endpoint not in self._proxies:
-                self._proxies[endpoint] = _ProxyStream(proxy, self._channels, self.prober.lost)
+                self._proxies[endpoint] = _ProxyStream(proxy, self._channels, self.prober.lost, self.prober.not_taken)
         for endpoint, gateway in gateways.items():
             if endpoint not in self._subscribers:
                 self._subscribers[endpoint] = _Subscriber(gateway, self._uin, self._channels, self._arrived)
             self._subscribers[endpoint].join(self.prober.rooms.values())
+        for user in self._users.keys() - self.prober.users:
+            self._end(self._users.pop(user))
+        for user in self.prober.users - self._users.keys():
+            gateway = gateways[user.gateway]
+            self._users[user] = _Subscriber(gateway, user.uin, self._channels, self._arrived, chat=True)
+            self._users[user].join(())
 
     def _end(self, stream: _ProxyStream | _Subscriber) -> None:
         task = asyncio.create_task(stream.close())
@@ -344,7 +366,7 @@ class ProbeRun:
         await self._discovery.close()
         for proxy in self._proxies.values():
             self._end(proxy)
-        for subscriber in self._subscribers.values():
+        for subscriber in (*self._subscribers.values(), *self._users.values()):
             self._end(subscriber)
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._zookeeper.close()

@@ -82,7 +82,8 @@ class ZooKeeperDirectory:
         await self._zookeeper.connect()
         await self._discovery.start()
         try:
-            await asyncio.wait_for(self._complete.wait(), self._options.connect_timeout_s)
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                await self._complete.wait()
         except TimeoutError:
             raise Unavailable(
                 f"ZooKeeper at {self._target.hosts} answers, but no Running proxy is registered below {self._target.root}; "
@@ -162,7 +163,8 @@ class ProxyDirectory:
     async def _keep(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._wanted.wait(), self._options.refresh_interval_s)
+                async with asyncio.timeout(self._options.refresh_interval_s):
+                    await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()

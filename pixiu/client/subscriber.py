@@ -248,7 +248,8 @@ class Subscription:
             self._catch_up(self._stream)
         self._space.set()  # the reader must go on although the buffer may be full
         try:
-            await asyncio.wait_for(waiter.done, seconds)
+            async with asyncio.timeout(seconds):
+                await waiter.done
         except TimeoutError:
             why = (
                 f"gateway {self.gateway} did not confirm it"

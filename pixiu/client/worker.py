@@ -82,7 +82,8 @@ class WorkerLease:
         while not self.usable():
             self._lent.clear()
             try:
-                await asyncio.wait_for(self._lent.wait(), max(deadline - loop.time(), 0))
+                async with asyncio.timeout_at(deadline):
+                    await self._lent.wait()
             except TimeoutError:
                 raise Unavailable(
                     f"no proxy lent a worker number for message IDs within {self._options.publish_timeout_s:g} s "
@@ -99,7 +100,8 @@ class WorkerLease:
             self._call = None  # the loop in _serve ends with the stream and must not open another one
             last_used_ms = min(max(self._generator.last_used_ms, self._from_ms), self._generator.until_ms - 1)
             try:
-                await asyncio.wait_for(self._give_back(call, last_used_ms, task), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._give_back(call, last_used_ms, task)
             except (TimeoutError, *STREAM_ERRORS):
                 pass
         task.cancel()

@@ -99,7 +99,8 @@ class OutgoingStream:
             call: Any = LinkStub(channel).Exchange()
             workers: list[asyncio.Task[None]] = []
             try:
-                await asyncio.wait_for(call.wait_for_connection(), CONNECT_WAIT_S)
+                async with asyncio.timeout(CONNECT_WAIT_S):
+                    await call.wait_for_connection()
                 up = True
                 self._frames.clear()
                 self._call = call

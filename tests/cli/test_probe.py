@@ -18,28 +18,37 @@ from pixiu.cli.probe import findings_json, render, result_json
 from pixiu.cli.probe_run import ProbeOptions, ProbeRun
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
-from pixiu.errors import Unavailable
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import PROBE_ROOM, PROBE_UIN, EndpointID
 from pixiu.probing import Finding, Prober
-from pixiu.record import decode, encode
+from pixiu.record import Kind, decode, encode
 from pixiu.trace import Hop, Stamp, with_stamp
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 BROKER = EndpointID(500)
 
 
+def stamped(record: bytes) -> list[bytes]:
+    """As a broker or relay stamps it."""
+    is_chat = decode(record).kind == Kind.CHAT
+    return [with_stamp(record, Stamp(Hop.RELAY, 0, 5, 1, 2) if is_chat else Stamp(Hop.BROKER, 0, 4, 1, 2))]
+
+
 class FakeCluster(wire_pb2_grpc.PublisherServicer, wire_pb2_grpc.SubscriberServicer):
     """A proxy, a broker and a gateway in one: what is published comes out as `passes` says."""
 
     def __init__(self) -> None:
-        self.passes: Callable[[bytes], list[bytes]] = lambda record: [with_stamp(record, Stamp(Hop.BROKER, 0, 4, 1, 2))]
+        self.passes: Callable[[bytes], list[bytes]] = stamped
         self.refusal = ""
+        self.takes_chat = True
         self.ends = 0
         """Publishing streams to end at the next batch."""
         self.published: list[bytes] = []
         self.joined: set[int] = set()
         self.uins: set[int] = set()
-        self._out: list[asyncio.Queue[bytes]] = []
+        self.users: set[int] = set()
+        """Who takes messages to itself."""
+        self._out: list[tuple[int, asyncio.Queue[bytes]]] = []
 
     async def Cluster(self, request: wire_pb2.ClusterRequest, context: Any) -> wire_pb2.ClusterReply:
         return wire_pb2.ClusterReply()
@@ -54,23 +63,31 @@ class FakeCluster(wire_pb2_grpc.PublisherServicer, wire_pb2_grpc.SubscriberServi
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "this proxy is gone")
             self.published.append(request.batch)
             failures = []
+            at, is_chat = request.position, decode(request.batch).kind == Kind.CHAT
             if self.refusal:
-                failures = [wire_pb2.PublishFailure(first=request.position, last=request.position, code="x", text=self.refusal)]
+                failures = [wire_pb2.PublishFailure(first=at, last=at, code="x", text=self.refusal)]
+            elif is_chat and not self.takes_chat:
+                failures = [wire_pb2.PublishFailure(first=at, last=at, code=InvalidArgument.code, text="this proxy does not")]
             else:
                 for record in self.passes(request.batch):
-                    for out in self._out:
-                        out.put_nowait(record)
+                    for user, out in self._out:
+                        if user == (decode(request.batch).key if is_chat else 0):
+                            out.put_nowait(record)
             yield wire_pb2.PublishReply(up_to=request.position, failures=failures)
 
     async def Subscribe(self, request_iterator: AsyncIterator[wire_pb2.SubscribeRequest], context: Any) -> Any:
         first = await anext(request_iterator)
-        self.uins.add(first.hello.uin)
         yield wire_pb2.SubscribeReply(uin=first.hello.uin)
-        request = await anext(request_iterator)
-        self.joined |= set(request.join_rooms)
-        yield wire_pb2.SubscribeReply(request=request.request)
+        if first.hello.chat:
+            self.users.add(first.hello.uin)
+            request = first
+        else:
+            self.uins.add(first.hello.uin)
+            request = await anext(request_iterator)
+            self.joined |= set(request.join_rooms)
         out: asyncio.Queue[bytes] = asyncio.Queue()
-        self._out.append(out)
+        self._out.append((first.hello.uin if first.hello.chat else 0, out))
+        yield wire_pb2.SubscribeReply(request=request.request)
         while True:
             record = await out.get()
             yield wire_pb2.SubscribeReply(batch=record, count=1)
@@ -91,7 +108,8 @@ class FakeZooKeeper:
 
 def view(port: int, *roles: str) -> View:
     def node(role: str) -> Node:
-        partition, replica, endpoint = (0, 4, BROKER) if role == "broker" else (-1, 1, EndpointID(600 + len(role)))
+        places = {"broker": (0, 4, BROKER), "relay": (0, 5, EndpointID(501))}
+        partition, replica, endpoint = places.get(role, (-1, 1, EndpointID(600 + len(role))))
         return Node(role, partition, replica, NodeState.RUNNING, "127.0.0.1", port, 0, endpoint, 1, "", "", 0)
 
     return View(Layout(1, {"broker": RoleLayout(1, 1, 1)}), tuple(node(role) for role in roles))
@@ -150,6 +168,39 @@ async def test_probes_go_round_and_their_hops_are_timed(monkeypatch: pytest.Monk
     assert {record.sender for record in records} == served.uins
     assert min(served.uins) >= PROBE_UIN
     assert len({record.snowflake_id for record in records}) == 3
+
+
+async def test_relays_are_probed_by_messages_to_pseudo_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_cluster(monkeypatch, ("proxy", "broker", "relay", "gateway")) as served:
+        run, told = await run_probes(options())
+    assert (told, run.prober.pending) == ([], 0)
+    assert {path.middle.role: (s.sent, s.arrived, s.failed) for path, s in run.prober.paths.items()} == {
+        "broker": (3, 3, 0),
+        "relay": (3, 3, 0),
+    }
+    hops = {row.hop: row.count for row in run.prober.table()}
+    assert (hops["broker"], hops["relay"], hops["total"]) == (3, 3, 6)
+    (user,) = served.users
+    assert user >= PROBE_UIN
+    assert {r.key for r in map(decode, served.published) if r.kind == Kind.CHAT} == served.users
+    assert {role: entry["arrived"] for entry in paths_of(run) for role in ("broker", "relay") if role in entry} == {
+        "broker": 3,
+        "relay": 3,
+    }
+
+
+async def test_a_proxy_that_takes_rooms_alone_is_not_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_cluster(monkeypatch, ("proxy", "broker", "relay", "gateway")) as served:
+        served.takes_chat = False
+        run, told = await run_probes(options())
+    assert told == []
+    assert [path.middle.role for path in run.prober.paths] == ["broker"]
+    assert "takes no messages to users: not probed" in shown(run.prober)
+
+
+def paths_of(run: ProbeRun) -> list[dict[str, Any]]:
+    found: Any = result_json(run.prober)["paths"]
+    return list(found)
 
 
 async def test_what_a_proxy_refuses_has_failed_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +269,7 @@ def test_the_tables_and_the_json_say_the_same() -> None:
         assert probe.number == number
         prober.expire(1.0)
     text = shown(prober)
-    assert "1 of 1 paths fail" in text
+    assert "of 1 paths 1 fail" in text
     assert f"{path.name}: did not arrive" in text
     said = result_json(prober)
     assert said["event"] == "result"
@@ -227,5 +278,12 @@ def test_the_tables_and_the_json_say_the_same() -> None:
     (entry,) = entries
     assert entry["broker"] == {"role": "broker", "partition": 0, "replica": 4, "address": "127.0.0.1:7000"}
     assert (entry["sent"], entry["failed"], entry["failures_in_a_row"], entry["reason"]) == (2, 2, 2, "did not arrive")
+    (probe,) = prober.begin_round(2.0)
+    took = [Stamp(Hop.PROXY, 0, 1, 1, 2), Stamp(Hop.BROKER, 0, 9, 3, 4), Stamp(Hop.SUBSCRIBER, 0, 0, 5, 5)]
+    prober.arrived(probe.number, path.gateway.endpoint, took)
+    assert "probes that went around the replica that they were meant for, and arrived: 1" in shown(prober)
+    assert f"{path.name}: went around it, through broker partition 0 replica 9" in shown(prober)
+    entries = result_json(prober)["paths"]
+    assert (entries[0]["failed"], entries[0]["around"], entries[0]["arounds_in_a_row"]) == (2, 1, 1)
     assert findings_json(prober.findings(), prober)["event"] == "alarm"
     assert findings_json([], prober)["event"] == "cleared"

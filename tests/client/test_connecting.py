@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,8 @@ from typing import Any, get_type_hints
 import pytest
 
 import pixiu
+from pixiu.client.channels import Channels
+from pixiu.client.directory import ProxyDirectory
 from pixiu.client.options import ClientOptions, OptionOverrides
 from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, Unavailable
@@ -159,3 +162,19 @@ def test_every_public_name_can_be_used() -> None:
     assert all(getattr(pixiu, name) is not None for name in pixiu.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pixiu.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_closing_while_the_map_is_asked_for_ends(cluster: Any, steps: int) -> None:
+    await cluster.start()
+    channels = Channels()
+    directory = ProxyDirectory((cluster.target,), ClientOptions(), channels, lambda _: None)
+    await directory.start()
+    for _ in range(5):
+        await asyncio.sleep(0)  # until it waits
+    directory.refresh()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await directory.close()
+    await channels.close()
