@@ -197,8 +197,13 @@ class Core:
             self._seen_before, self._seen = seen, set()
         return True
 
-    def heartbeat(self, partition: int, partitions: int, *, relay: bool = False) -> control_pb2.SubscriptionState:
-        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps."""
+    def heartbeat(self, partition: int, partitions: int, *, relay: bool | None = False) -> control_pb2.SubscriptionState:
+        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps.
+
+        `relay` None: it may be either; of what the other keeps it would believe that it is all there is.
+        """
+        if relay is None:
+            return control_pb2.SubscriptionState(subscribed=True)
         return control_pb2.SubscriptionState(
             subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions)
         )
@@ -351,6 +356,8 @@ class Core:
 
     def _on_healing(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, HealingReceived)
+        if event.relay is None:
+            return []
         return (self.users if event.relay else self.rooms).answer(event.peer, event.control)
 
     def _on_fence(self, event: Event, now: float) -> list[Effect]:
