@@ -71,8 +71,8 @@ class Watch:
         self._arrived: dict[EndpointID, set[tuple[int, int]]] = {}
         self._expected: list[tuple[Connection, int, int, int]] = []
         """(connection, SnowflakeID, room, the join that makes it so)."""
-        self._expected_signals: list[tuple[Connection, int, int | None]] = []
-        """(connection, SnowflakeID, the join that makes it so, of a signal to a room)."""
+        self._expected_signals: list[tuple[Connection, int, int, int | None]] = []
+        """(connection, SnowflakeID, key, the join that makes it so, of a signal to a room)."""
         self._signals: set[tuple[str, int, int]] = set()
         """(gateway's place, UIN, SnowflakeID) of delivered signals."""
         self._delivered_signals: set[int] = set()
@@ -255,15 +255,19 @@ class Watch:
         """The first copy for which there is somebody is for everybody who is there then."""
         clients = self._world.clients
         found = clients.on_gateway(process, key) if to_room else clients.to_user(process, key)
+        if clients.closing:
+            # It may be for a connection that its gateway's core does not know to be closed: then it counts as delivered.
+            self._given.add((process.place.name, id_, key))
+            return
         if found and (process.place.name, id_, key) not in self._given:
             self._given.add((process.place.name, id_, key))
-            self._expected_signals += [(c, id_, c.rooms[key] if to_room else None) for c in found]
+            self._expected_signals += [(c, id_, key, c.rooms[key] if to_room else None) for c in found]
 
     def turn_ended(self, process: GatewayProcess) -> None:
         """Look at what `arrived` noted."""
-        for connection, id_, joined in self._expected_signals:
+        for connection, id_, key, joined in self._expected_signals:
             left = connection.number not in self._world.clients.connections
-            left = left or (joined is not None and joined not in connection.rooms.values())
+            left = left or (joined is not None and connection.rooms.get(key) != joined)
             assert left or id_ in connection.seen, "a gateway did not deliver a signal that it got"
             self.checked["signals given"] += 1
         self._expected_signals.clear()
