@@ -343,11 +343,13 @@ class Core:
             change = self.users.presence.message(number)
             if change is not None:
                 self.users.announce(self.devices.overtaken(change, time), now)
-        for number in event.ids:
-            change = self.users.presence.message(number)
-            if change is not None:
+        told = [change for number in event.ids if (change := self.users.presence.message(number)) is not None]
+        answers = self.users.confirmed(event.peer, event.ids)
+        for change in told:
+            # While relays double two partitions are told, of which one may not know the user's other devices.
+            if self.users.presence.message(change.id) is None:
                 self.devices.confirmed(change)
-        return self._answered(self.users.confirmed(event.peer, event.ids))
+        return self._answered(answers)
 
     def _on_replaced(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Replaced)
