@@ -197,8 +197,13 @@ class Core:
             self._seen_before, self._seen = seen, set()
         return True
 
-    def heartbeat(self, partition: int, partitions: int, *, relay: bool = False) -> control_pb2.SubscriptionState:
-        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps."""
+    def heartbeat(self, partition: int, partitions: int, *, relay: bool | None = False) -> control_pb2.SubscriptionState:
+        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps.
+
+        `relay` None: it may be either; of what the other keeps it would believe that it is all there is.
+        """
+        if relay is None:
+            return control_pb2.SubscriptionState(subscribed=True)
         return control_pb2.SubscriptionState(
             subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions)
         )
@@ -338,11 +343,13 @@ class Core:
             change = self.users.presence.message(number)
             if change is not None:
                 self.users.announce(self.devices.overtaken(change, time), now)
-        for number in event.ids:
-            change = self.users.presence.message(number)
-            if change is not None:
+        told = [change for number in event.ids if (change := self.users.presence.message(number)) is not None]
+        answers = self.users.confirmed(event.peer, event.ids)
+        for change in told:
+            # While relays double two partitions are told, of which one may not know the user's other devices.
+            if self.users.presence.message(change.id) is None:
                 self.devices.confirmed(change)
-        return self._answered(self.users.confirmed(event.peer, event.ids))
+        return self._answered(answers)
 
     def _on_replaced(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Replaced)
@@ -351,6 +358,8 @@ class Core:
 
     def _on_healing(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, HealingReceived)
+        if event.relay is None:
+            return []
         return (self.users if event.relay else self.rooms).answer(event.peer, event.control)
 
     def _on_fence(self, event: Event, now: float) -> list[Effect]:

@@ -148,7 +148,8 @@ class HealingReceived:
 
     peer: EndpointID
     control: control_pb2.Control
-    relay: bool = False
+    relay: bool | None = False
+    """None: this gateway's view of the registry does not have it yet, so that it may be either."""
 
 
 @dataclass(frozen=True, slots=True)

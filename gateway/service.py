@@ -411,9 +411,10 @@ class Service:
             raise Unavailable(f"gateway.mqtt_host: cannot listen on {host}:{port}: {error.strerror}") from None
         return int(self._server.sockets[0].getsockname()[1])
 
-    def _is_relay(self, peer: EndpointID) -> bool:
+    def _is_relay(self, peer: EndpointID) -> bool | None:
+        """None: it is not in the view, or not yet."""
         node = self._context.view.by_endpoint(peer)
-        return node is not None and node.role == "relay"
+        return node.role == "relay" if node is not None else None
 
     def _peers_changed(self) -> None:
         view = self._context.view

@@ -28,6 +28,8 @@ from pixiu.softstore import MAX_ENTRIES, TOMBSTONE_S, Applied, Change, Key, Memb
 DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1
 MAX_CACHED_USERS: Final = 1_000_000
 """Users whose gateways are kept ready. Policy: all are forgotten and looked up anew."""
+MAX_TOGETHER: Final = 100_000
+"""Users with several entries that wait to be looked at. Policy: more are not noted."""
 
 
 class LoginPolicy(Enum):
@@ -91,7 +93,7 @@ class Devices(Membership):
         policy: which devices may be online together.
     """
 
-    __slots__ = ("_all", "_chat", "_policy", "_reachable")
+    __slots__ = ("_all", "_chat", "_policy", "_reachable", "_together")
 
     def __init__(
         self, *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES, tombstone_s: float = TOMBSTONE_S
@@ -101,6 +103,7 @@ class Devices(Membership):
         self._chat: dict[int, tuple[int, ...]] = {}
         self._all: dict[int, tuple[int, ...]] = {}
         self._reachable: frozenset[int] | None = None
+        self._together: dict[int, None] = {}
 
     @property
     def users(self) -> int:
@@ -117,11 +120,15 @@ class Devices(Membership):
             self._chat.clear()
             self._all.clear()
 
+    def is_reachable(self, instance: int) -> bool:
+        """Whether a gateway instance is."""
+        return self._reachable is None or instance in self._reachable
+
     def entries(self, uin: int) -> list[Connection]:
         """All entries of a user on gateways that are reachable."""
         found: list[Connection] = []
         for key in self.live_keys(uin):
-            if self._reachable is None or key.instance in self._reachable:
+            if self.is_reachable(key.instance):
                 found.append(_connection(key.uin, key.instance, self.value(*key)))
         return found
 
@@ -170,6 +177,36 @@ class Devices(Membership):
             return [e for e in others if e.device == mine.device or e.key >> DEVICE_BITS == mine.key >> DEVICE_BITS]
         return [entry for entry in others if entry.device == mine.device]
 
+    def losers(self, uin: int) -> list[tuple[Connection, Connection]]:
+        """The logins of a user that may not stay, on whatever gateway, each with the newest that it makes place for."""
+        logins = [_connection(key.uin, key.instance, self.value(*key)) for key in self.live_keys(uin)]
+        logins = [entry for entry in logins if entry.login]
+        newest: dict[tuple[str, int], Connection] = {}
+        for entry in logins:
+            for place in self._places(entry):
+                if place not in newest or entry.rank > newest[place].rank:
+                    newest[place] = entry
+        found: list[tuple[Connection, Connection]] = []
+        for entry in logins:
+            winner = next((newest[place] for place in self._places(entry) if newest[place] is not entry), None)
+            if winner is not None:
+                found.append((entry, winner))
+        return found
+
+    def _places(self, entry: Connection) -> list[tuple[str, int]]:
+        """What a login contests, each place for one."""
+        places = [("device", entry.device)]
+        if self._policy is LoginPolicy.NEWEST:
+            places.append(("user", 0))
+        elif self._policy is LoginPolicy.NEWEST_OF_CLASS:
+            places.append(("class", entry.key >> DEVICE_BITS))
+        return places
+
+    def take_together(self) -> list[int]:
+        """The users who got a login beside another entry since the last call."""
+        found, self._together = list(self._together), {}
+        return found
+
     def newer(self, change: Change) -> int:
         """The connect time of a rival that is above that of a login; 0: none."""
         mine = connection_of(change)
@@ -182,6 +219,10 @@ class Devices(Membership):
         for change in applied.changes:
             self._chat.pop(change.room, None)
             self._all.pop(change.room, None)
+            # A logout of the same batch may have ended it.
+            entries = sum(map(len, self._rooms.get(change.room, {}).values())) if change.login else 0
+            if entries > 1 and len(self._together) < MAX_TOGETHER:
+                self._together[change.room] = None
         return applied
 
     def purge_partition(self, partition: int, partitions: int) -> Purged:

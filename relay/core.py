@@ -16,16 +16,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from pixiu.devices import Devices, connection_of
+from pixiu.devices import Connection, Devices, connection_of
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous, serves
 from pixiu.replicas.core import ReplicaCore
-from pixiu.replicas.events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl
+from pixiu.replicas.events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl, Tick
 from pixiu.replicas.forwards import Group, Outcome
+from pixiu.replicas.state import State
 from pixiu.softstore import Applied, Change
 from pixiu.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 from relay.chat import ChatFanout, Target
+from relay.contests import Contests
 from relay.events import RecordsReceived, Relayed
 
 MAX_NEWER: Final = 100_000
@@ -76,6 +78,7 @@ class Core(ReplicaCore):
             membership=self.devices,
         )
         self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets, tracer)
+        self.contests = Contests(self.devices, heartbeat_s)
         self.replaced = 0
         """Connections whose gateways were told that a newer login took their place."""
         self._gateways: dict[int, Target] = {}
@@ -90,10 +93,11 @@ class Core(ReplicaCore):
     def records_received(self, event: RecordsReceived, now: float) -> Relayed | None:
         """Take a batch. None when it is malformed: then nothing of it is sent."""
         self._pass_on_now = now
+        lost = self.chat.counters.records_unroutable
         routed = self.chat.route(event.data, event.start, event.end, event.count)
         if routed is None:
             return None
-        relayed = Relayed(routed.parcels)
+        relayed = Relayed(routed.parcels, taken=self.chat.counters.records_unroutable == lost)
         for start in range(0, len(routed.offline), MAX_OFFLINE):
             notice = control_pb2.ChatOffline(snowflake_ids=routed.offline[start : start + MAX_OFFLINE])
             control = control_pb2.Control(chat_offline=notice)
@@ -189,16 +193,19 @@ class Core(ReplicaCore):
             gateway = self._gateways.get(rival.instance)
             if gateway is None:
                 continue
-            moved = rival.device == winner.device
-            message = control_pb2.DeviceReplaced(
-                uin=change.room,
-                device=rival.key,
-                connect_time=rival.connect_time,
-                reason=control_pb2.REASON_MOVED if moved else control_pb2.REASON_KICKED,
-            )
-            data = [control_pb2.Control(device_replaced=message).SerializeToString()]
+            data = [_replaced(change.room, rival, winner)]
             self.replaced += 1
             effects.append(SendControl(gateway.endpoint, data, self.forwards.send(gateway.endpoint, data, Group(None, []))))
+
+    def _on_tick(self, event: Tick, now: float, effects: list[Effect]) -> None:
+        super()._on_tick(event, now, effects)
+        self.contests.note(self.devices.take_together(), now)
+        if self.state is State.RUNNING:
+            for uin, loser, winner in self.contests.due(now):
+                gateway = self._gateways.get(loser.instance)
+                if gateway is not None and self._serves(uin):
+                    self.replaced += 1
+                    effects.append(SendControl(gateway.endpoint, [_replaced(uin, loser, winner)]))
 
     def _confirm(self, outcome: Outcome, effects: list[Effect]) -> None:
         for group in outcome.confirmed:
@@ -214,3 +221,10 @@ class Core(ReplicaCore):
             if newer:
                 confirm.newer.add(id=number, connect_time=newer)
         return control_pb2.Control(gateway_confirm=confirm).SerializeToString()
+
+
+def _replaced(uin: int, loser: Connection, winner: Connection) -> bytes:
+    """Tells a gateway to end a login for a newer one."""
+    reason = control_pb2.REASON_MOVED if loser.device == winner.device else control_pb2.REASON_KICKED
+    message = control_pb2.DeviceReplaced(uin=uin, device=loser.key, connect_time=loser.connect_time, reason=reason)
+    return control_pb2.Control(device_replaced=message).SerializeToString()

@@ -29,3 +29,5 @@ class Relayed:
 
     parcels: list[SendRecords] = field(default_factory=list)
     controls: list[SendControl] = field(default_factory=list)
+    taken: bool = True
+    """Whether all of it could be handled: not what is for a partition that this relay can reach no replica of."""

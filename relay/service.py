@@ -45,7 +45,7 @@ class Service(ReplicaService):
         """Also how many users have a device."""
         return {**super().health(), "users": self._relay.devices.users}
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """A proxy's batch; or another relay's, whose partition the user has left."""
         relayed = self._relay.records_received(RecordsReceived(peer, data, start, end, count), self._context.now())
         if relayed is None:
@@ -55,7 +55,7 @@ class Service(ReplicaService):
             links.send_records(parcel.peer, parcel.records, parcel.lane)
         for control in relayed.controls:
             links.send_control(control.peer, control.messages)
-        return True
+        return True if relayed.taken else None
 
     def _samples(self) -> dict[str, object]:
         chat = {f"{name}_total": value for name, value in asdict(self._relay.chat.counters).items()}

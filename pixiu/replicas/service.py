@@ -186,7 +186,7 @@ class ReplicaService:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """Nobody sends records to a router; relays take them."""
         return False
 

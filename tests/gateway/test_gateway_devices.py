@@ -208,6 +208,15 @@ def test_a_new_connection_that_a_relay_knows_a_newer_one_of_is_said_once_more_ab
     assert connection_of(said(turn(core, opened(2, device=2)))[0]).connect_time > ahead
 
 
+def test_while_relays_double_the_one_that_knows_of_a_newer_connection_is_heard_also_after_the_other() -> None:
+    core = gateway((Replica(R1, 1), Replica(R2, 3)), partitions=2)
+    first = said(turn(core, opened(1)))
+    assert said(confirmed(core, first[:1], peer=R2)) == []
+    ahead = (WALL_MS + 5_000) << COUNT_BITS
+    again = said(confirmed(core, first[:1], {first[0].id: ahead}, peer=R1))
+    assert {connection_of(change).connect_time for change in again} == {ahead + 1}
+
+
 def test_what_is_no_new_connection_never_raises_its_connect_time() -> None:
     core = gateway()
     confirmed(core, said(turn(core, opened(1))))

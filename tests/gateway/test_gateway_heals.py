@@ -132,6 +132,18 @@ def test_a_listing_is_as_of_the_last_id() -> None:
     assert {control_pb2.Control.FromString(m).listing_page.as_of for m in sent.messages} == {0}
 
 
+def test_a_process_that_may_be_a_router_or_a_relay_is_not_told_what_is_here() -> None:
+    """A relay that is taken for a router would believe that the gateway has no devices, and end those that others know."""
+    core = gateway()
+    join(core, 7, 42)
+    state = core.heartbeat(0, 1, relay=None)
+    assert state.subscribed
+    assert not state.HasField("digest")
+    asked = control_pb2.Control(digest_request=control_pb2.DigestRequest(partition=0, partitions=1, instances=[INSTANCE]))
+    assert core.step(HealingReceived(R1, asked, relay=False), 1.0)
+    assert core.step(HealingReceived(R1, asked, relay=None), 1.0) == []
+
+
 # --- negative feedback
 
 

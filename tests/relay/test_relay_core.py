@@ -36,6 +36,7 @@ from pixiu.replicas.state import State
 from pixiu.softstore import Change, decode_messages
 from pixiu.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.v1 import control_pb2
+from relay.contests import Contests
 from relay.core import Core
 from relay.events import RecordsReceived, Relayed, SendRecords
 
@@ -238,7 +239,10 @@ def test_after_a_doubling_messages_of_moved_users_are_passed_on_for_a_while() ->
     relayed = arrive(core, chat(7, 1), now=1_001.0)
     assert [(p.peer, p.records) for p in relayed.parcels] == [(OTHER, [chat(7, 1)])]
     assert [c.layout_notice.version for _, c in controls(relayed.controls)] == [2]
-    assert arrive(core, chat(7, 2), now=1_000.0 + 121.0).parcels == []
+    assert relayed.taken
+    late = arrive(core, chat(7, 2), now=1_000.0 + 121.0)
+    assert late.parcels == []
+    assert not late.taken, "nobody got it, so its sender is not told that it is accepted"
     assert core.chat.counters.records_unroutable == 1
 
 
@@ -350,3 +354,70 @@ def test_every_gateways_copy_of_a_traced_message_is_stamped() -> None:
             assert (stamps is None) == (number in (1, 5))
             assert [(s.role, s.replica, s.in_us) for s in stamps or ()] == [(Hop.RELAY, 6, 100)] * (number not in (1, 5))
     assert sorted(record[16] for parcel in relayed.parcels for record in parcel.records) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def settled(core: Core, now: float) -> list[tuple[EndpointID, int, int, int]]:
+    """Whom a relay replaces when some heartbeats have passed: `now` is before, the result is of the look after them."""
+    first = core.step(Tick(), now)
+    return [] if replaced(first) else replaced(core.step(Tick(), now + 100.0))
+
+
+def test_a_login_that_came_in_a_snapshot_replaces_the_others_some_heartbeats_later() -> None:
+    source = Devices()
+    source.apply([connect(1, device=1, time=100), connect(2, instance=4, device=2, time=101)], 0.0)
+    core = make(policy=LoginPolicy.NEWEST)
+    core.step(StoreOpened(None), 0.0)
+    (take,) = of(TakeSnapshot, core.step(view(Replica(PEER, 0, True)), 0.0))
+    for chunk in source.snapshot():
+        assert replaced(core.step(SnapshotChunk(take.source, chunk), 0.5)) == []
+    core.step(SnapshotFinished(take.source, None), 0.6)
+    assert settled(core, 2.0) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
+
+
+def test_a_word_that_was_lost_is_said_again_until_the_login_is_gone() -> None:
+    core = running()
+    tell(core, connect(1, time=100))
+    tell(core, connect(1, instance=4, time=101), peer=SECOND)
+    word = [(GATEWAY, 1, 100, control_pb2.REASON_MOVED)]
+    assert settled(core, 10.0) == word
+    assert replaced(core.step(Tick(), 200.0)) == word
+    tell(core, Change(gateway_msg_id(3, 1, 9), 7, 1, False), now=201.0)
+    assert replaced(core.step(Tick(), 300.0)) == []
+    assert len(core.contests) == 0
+
+
+def test_a_gateway_that_was_out_of_reach_hears_of_the_newer_login_when_it_is_back() -> None:
+    core = running(policy=LoginPolicy.NEWEST)
+    tell(core, connect(1, device=1, time=100))
+    core.step(PeerDead(GATEWAY), 2.0)
+    assert replaced(tell(core, connect(2, instance=4, device=2, time=101), peer=SECOND)) == []
+    core.step(PeerAlive(GATEWAY), 3.0)
+    assert settled(core, 10.0) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
+
+
+def test_nobody_makes_place_for_a_login_on_a_gateway_that_is_out_of_reach() -> None:
+    core = running(policy=LoginPolicy.NEWEST)
+    core.step(PeerDead(SECOND), 1.0)
+    tell(core, connect(1, instance=4, device=2, time=101), connect(1, device=1, time=100))
+    assert settled(core, 10.0) == []
+    core.step(PeerAlive(SECOND), 111.0)
+    assert replaced(core.step(Tick(), 300.0)) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
+
+
+def test_what_may_stay_together_is_looked_at_once() -> None:
+    core = running(policy=LoginPolicy.NEWEST_OF_CLASS)
+    tell(core, connect(1, device=device_key(1, 7), time=100), connect(2, device=device_key(2, 8), time=101))
+    assert settled(core, 10.0) == []
+    assert len(core.contests) == 0
+
+
+def test_the_users_that_are_looked_at_again_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.contests.MAX_CONTESTED", 2)
+    contests = Contests(Devices(), 1.0)
+    contests.note([1, 2, 3], 0.0)
+    assert len(contests) == 2
+    monkeypatch.setattr("pixiu.devices.MAX_TOGETHER", 1)
+    devices = Devices()
+    devices.apply([connect(1, uin=8), connect(2, uin=8, device=2), connect(3, uin=9), connect(4, uin=9, device=2)], 0.0)
+    assert devices.take_together() == [8]
+    assert devices.take_together() == []

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from pixiu.devices import LoginPolicy
 from tests.sim.cluster import faults
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of
@@ -17,15 +18,33 @@ ROUTERS, BROKERS = "router", "broker"
 SEEDS = 40
 """A fault must show in one of so many runs."""
 LOAD = Load()
-RESTLESS = Load(moves=60, messages=20, big_messages=0, user_messages=0, signals=400, scrambles=0, crashes=12, pauses=12)
+RESTLESS = Load(
+    moves=60, messages=0, big_messages=0, user_messages=0, chat=0, signals=400, user_signals=400, scrambles=0, crashes=30, pauses=20
+)
 """Signals, and gateways that end while copies wait in processes that are stopped."""
 HASTY = Load(moves=500, messages=500, scrambles=40, big_messages=0, signals=0, user_messages=0)
 """Feedback under way, and somebody who joins just then."""
 TALK = Load(chat=300)
+CROWD = Load(moves=400, messages=5, big_messages=0, user_messages=0, chat=5, signals=0, user_signals=0, scrambles=0)
+"""Logins that end each other."""
+OUTAGES = Load(
+    moves=100, moves_until=20.0, messages=0, big_messages=0, user_messages=0, chat=0, signals=0, user_signals=0, scrambles=0,
+    crashes=14, pauses=10, cuts=14,
+)  # fmt: skip
+"""Logins while gateways are out of reach, and nobody who logs in after."""
 BIG = Load(big_messages=30, crashes=1)
 
 FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "relay data by GatewayMsgID": (Variant(devices=faults.NewestByMessage), TALK, "a relay left out the gateway where a user is"),
+    "nobody told of a newer login": (Variant(relay=faults.QuietRelay), LOAD, "which may not be together"),
+    "logins out of reach forgotten": (Variant(relay=faults.ForgetfulRelay), OUTAGES, "which may not be together"),
+    "logins judged at once by clocks": (
+        Variant(relay=faults.HastyRelay),
+        CROWD,
+        "the newest login is the one that was ended",
+    ),
+    "senders not told who is offline": (Variant(relay=faults.MuteRelay), LOAD, "does not say which"),
+    "lists of a room's users kept": (Variant(broker=faults.StaleLists), LOAD, "listed no relay for somebody"),
     "GatewayMsgIDs compared by gateway": (Variant(membership=faults.ByGateway), LOAD, "lacks"),
     "no tombstones": (Variant(membership=faults.WithoutTombstones), LOAD, "went back"),
     "no digest": (Variant(digests=False), LOAD, "lacks"),
@@ -47,6 +66,10 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     if name.startswith("old layout"):
         doubles = ROUTERS if variant.router is not NO_FAULT.router else BROKERS
         seeds = [seed for seed in range(4 * SEEDS) if shape_of(seed).doubles == doubles]
+    elif variant.broker is faults.StaleLists:
+        seeds = [seed for seed in range(4 * SEEDS) if shape_of(seed).through_relays]
+    elif "login" in name:
+        seeds = [seed for seed in range(2 * SEEDS) if shape_of(seed).policy is not LoginPolicy.ALL]
     for seed in seeds:
         found, _ = report(seed, variant, load)
         if any(finds in text for text in found):
@@ -54,7 +77,7 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     pytest.fail(f"no run of {SEEDS} found it")
 
 
-@pytest.mark.parametrize("load", [RESTLESS, HASTY, BIG], ids=["restless", "hasty", "big"])
+@pytest.mark.parametrize("load", [RESTLESS, HASTY, BIG, CROWD, OUTAGES], ids=["restless", "hasty", "big", "crowd", "outages"])
 def test_the_same_runs_without_the_fault_find_nothing(load: Load) -> None:
     for seed in (1, 5, 12):
         assert report(seed, load=load)[0] == []

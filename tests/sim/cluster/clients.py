@@ -1,4 +1,4 @@
-"""The workload: users on gateways, publishers and signal senders on proxies."""
+"""The workload: users' devices on gateways, publishers and signal senders on proxies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import gateway.events as ge
 import proxy.events as pe
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
+from pixiu.errors import Offline
 from pixiu.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
+from tests.sim.cluster.logins import Logins
 from tests.sim.cluster.process import Place
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Message:
     """Ascending in a session."""
     sent_at: float
     body: bytes
+    to_user: bool = False
 
 
 @dataclass(eq=False)
@@ -46,28 +49,43 @@ class Connection:
     """A user's connection to a gateway."""
 
     number: int
-    uin: int
+    user: User
     gateway: GatewayProcess
     session: int
+    opened: int = 0
+    """In the order in which gateways took connections; 0: not yet."""
+    online_since: int = 0
+    """How many connections gateways had taken when the cluster was known to know that the user's own messages go here; 0: never."""
     rooms: dict[int, int] = field(default_factory=dict)
     """Room → the request that joined it."""
     pending: dict[int, tuple[list[int], bool]] = field(default_factory=dict)
     """Request → the rooms that it asked for, and whether it asked for the user's messages."""
     known: dict[int, float] = field(default_factory=dict)
     """Room → since when the cluster knows."""
+    takes_own: bool = False
+    """Whether it asked for the user's own messages."""
     online: bool = False
     """Whether the cluster knows that the user's own messages go here."""
     seen: set[int] = field(default_factory=set)
     last: dict[tuple[int, int, int], Message] = field(default_factory=dict)
     """(session, kind, key) → the last message."""
 
+    @property
+    def uin(self) -> int:
+        """Whose it is."""
+        return self.user.uin
+
 
 @dataclass(eq=False)
 class User:
-    """Somebody with one connection at a time, or two while moving."""
+    """A user's device, with one connection at a time, or two while moving."""
 
     uin: int
+    device: int
+    device_class: int
     home: int
+    login: bool = True
+    """Else a service that reads rooms: it takes no messages to the user, and is not online."""
     rooms: dict[int, None] = field(default_factory=dict)
     connection: Connection | None = None
 
@@ -93,7 +111,10 @@ class Clients:
         self._world = world
         self._numbers, self._requests, self.ids = count(1), count(1), count(1 << 22)
         self._sent = count(1)
-        self.users = {uin: User(uin, uin % 2) for uin in range(1, USERS + 1)}
+        self.users = [User(uin, uin, 0, uin % 2) for uin in range(1, USERS + 1)]
+        # A second device of the same class, one of another class, and one that is no login.
+        self.users += [User(1, 11, 0, 0), User(2, 12, 1, 1), User(3, 13, 0, 0, login=False)]
+        self.logins = Logins(world.shape.policy)
         self.connections: dict[int, Connection] = {}
         self.closing: set[int] = set()
         """Connections that the shell has closed and the core does not know of yet."""
@@ -119,7 +140,7 @@ class Clients:
     def act(self) -> None:
         """A user does something."""
         rng = self._world.rng
-        user = self.users[rng.randint(1, USERS)]
+        user = rng.choice(self.users)
         room = BIG_ROOM if rng.random() < 0.1 else rng.randrange(ROOMS)
         if rng.random() < 0.15:
             self.move(user)
@@ -162,10 +183,10 @@ class Clients:
             process = places[(user.home + step) % len(places)].process
             if isinstance(process, GatewayProcess) and process.alive and process.state == "Running":
                 number = next(self._numbers)
-                connection = Connection(number, user.uin, process, -number)
+                connection = Connection(number, user, process, -number)
                 user.connection = connection
                 process.do(lambda connection=connection: self._open(connection))  # type: ignore[misc]
-                self._join(connection, list(user.rooms), chat=True)
+                self._join(connection, list(user.rooms), chat=user.login)
                 return
         self._world.wire.after(0.1, lambda: self.connect(user))
 
@@ -173,7 +194,11 @@ class Clients:
         self.connections[connection.number] = connection
         # Their clocks differ by more than a move takes.
         wall_ms = int(self._world.now * 1000) + 1_000_000 + 300 * connection.gateway.place.number
-        connection.gateway.step(ge.Opened(connection.number, connection.uin, False, connection.uin, 0, wall_ms))
+        user, told = connection.user, connection.user.login or self._world.shape.through_relays
+        device = user.device if told else 0
+        self.logins.opened(connection)
+        opened = ge.Opened(connection.number, user.uin, False, device, user.device_class, wall_ms, user.login)
+        connection.gateway.step(opened)
 
     def _close(self, connection: Connection) -> None:
         if self.connections.pop(connection.number, None) is not None:
@@ -187,6 +212,7 @@ class Clients:
             return
         request = next(self._requests)
         connection.pending[request] = (rooms, chat)
+        connection.takes_own |= chat
         connection.rooms.update(dict.fromkeys(rooms, request))
         connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms], chat))
         presence = connection.gateway.core.rooms.presence.own
@@ -208,6 +234,8 @@ class Clients:
         if connection is not None:
             rooms, chat = connection.pending.pop(request)
             connection.online |= chat and known
+            if connection.online:
+                self.logins.known(connection)
             for room in rooms:
                 if known and room in connection.rooms:
                     connection.known[room] = self._world.now
@@ -219,10 +247,10 @@ class Clients:
         self._world.counts["replaced"] += 1
         if connection is None:
             return
-        user = self.users[connection.uin]
-        if user.connection is connection:
-            user.connection = None
-            self._world.wire.after(0.05, lambda: self.connect(user))
+        self.logins.ended(connection)
+        # It does not come again by itself: the two would replace each other for ever.
+        if connection.user.connection is connection:
+            connection.user.connection = None
         self.closing.add(number)
         self._world.wire.after(0.0, lambda: process.do(lambda: self._closed(process, number, reason)))
 
@@ -234,10 +262,14 @@ class Clients:
         """A gateway crashed: its connections end with it, and their users come again."""
         for connection in [c for c in self.connections.values() if c.gateway is process]:
             del self.connections[connection.number]
-        for user in self.users.values():
+        for user in self.users:
             if user.connection is not None and user.connection.gateway is process:
                 user.connection = None
                 self._world.wire.after(self._world.rng.uniform(0.05, 0.5), lambda user=user: self.connect(user))  # type: ignore[misc]
+
+    def to_user(self, process: GatewayProcess, uin: int) -> list[Connection]:
+        """The connections on a gateway that asked for a user's own messages."""
+        return [c for c in self.connections.values() if c.gateway is process and c.uin == uin and c.takes_own]
 
     def on_gateway(self, process: GatewayProcess, key: int) -> list[Connection]:
         """The connections that get what comes with this key."""
@@ -248,12 +280,12 @@ class Clients:
 
     # --- room messages
 
-    def _message(self, kind: Kind, room: int, session: int) -> tuple[Message, bytes]:
+    def _message(self, kind: Kind, room: int, session: int, *, to_user: bool = False) -> tuple[Message, bytes]:
         number, id_ = next(self._sent), next(self.ids)
         body = b"%d:%d:%d" % (room, session, number)
-        message = Message(id_, kind, room, session, number, self._world.now, body)
+        message = Message(id_, kind, room, session, number, self._world.now, body, to_user)
         self._world.watch.messages[id_] = message
-        flags = Flag.TO_ROOM if kind is Kind.SIGNAL else 0
+        flags = Flag.TO_ROOM if kind is Kind.SIGNAL and not to_user else 0
         type_ = FIRST_LANE if kind is Kind.SIGNAL else TYPE_NORMAL
         return message, encode(kind, room, body, id_, flags=flags, type=type_)
 
@@ -274,7 +306,7 @@ class Clients:
         rng = self._world.rng
         session = self._session(self._proxy(), lambda _: None, self._published)
         if session is not None:
-            made = [self._message(Kind.CHAT, rng.randint(1, USERS), session.number) for _ in range(rng.randint(1, 2))]
+            made = [self._message(Kind.CHAT, rng.randint(1, USERS), session.number, to_user=True) for _ in range(rng.randint(1, 2))]
             self._send(session, [record for _, record in made], [message for message, _ in made])
 
     def publish_big(self) -> None:
@@ -287,7 +319,7 @@ class Clients:
     def publish_by_user(self) -> None:
         """A user sends a message to a room through the gateway."""
         rng = self._world.rng
-        connection = self.users[rng.randint(1, USERS)].connection
+        connection = rng.choice(self.users).connection
         if connection is not None:
             message, record = self._message(Kind.ROOM, rng.randrange(ROOMS), connection.session)
             connection.gateway.do(lambda: connection.gateway.step(ge.Publish([(message.room, record)])))
@@ -295,6 +327,8 @@ class Clients:
     def _published(self, message: Message, failure: pe.Failure | None) -> None:
         if failure is None:
             self._world.watch.accepted(message)
+        elif failure.code == Offline.code:
+            self._world.watch.offline(message.id)
 
     def _proxy(self) -> ProxyProcess | None:
         proxies = [p.process for p in self._world.places_of("proxy") if p.process is not None and p.process.alive]
@@ -343,10 +377,11 @@ class Clients:
 
     # --- signals
 
-    def signal(self, receipt: bool) -> None:
-        """A sender sends a signal to a room."""
+    def signal(self, receipt: bool, to_user: bool) -> None:
+        """A sender sends a signal to a room or a user."""
         number = self._world.rng.choice(list(self._senders))
-        message, record = self._message(Kind.SIGNAL, self._world.rng.randrange(ROOMS), 0)
+        key = self._world.rng.randint(1, USERS) if to_user else self._world.rng.randrange(ROOMS)
+        message, record = self._message(Kind.SIGNAL, key, 0, to_user=to_user)
         signal = Signal(record, message.id, FIRST_LANE, receipt)
         self._do(number, self._senders[number].offer(signal, self._world.now))
 
@@ -357,6 +392,8 @@ class Clients:
                 self._send_copies(number, effect.signal)
             elif effect.signal.failure is None and effect.signal.wants_receipt:
                 self._world.watch.receipt(effect.signal.message_id)
+            elif effect.signal.failure is not None and effect.signal.failure.code == Offline.code:
+                self._world.watch.offline(effect.signal.message_id)
         due = core.next_deadline()
         if due is not None:
             self._world.wire.after(max(due - self._world.now, 0.0), lambda: self._tick(number))

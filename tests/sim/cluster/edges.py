@@ -32,7 +32,11 @@ class GatewayProcess(Process):
         if self.place.kept is None or not self.world.variant.keep_signals:
             self.place.kept = MemoryTable()
         self.core = self.world.variant.gateway(
-            instance=self.instance, generation=self.generation, signals=self.place.kept, vrooms=self.world.vrooms
+            instance=self.instance,
+            generation=self.generation,
+            signals=self.place.kept,
+            vrooms=self.world.vrooms,
+            through_relays=self.world.shape.through_relays,
         )
         self.world.wire.after(0.01, lambda: self.do(lambda: self.set_state("Running")))
 
@@ -102,8 +106,8 @@ class GatewayProcess(Process):
         rule = control_pb2.BrokerSubscription.FromString(attachment)
         return self.core.heartbeat(rule.partition, rule.partitions, relay=self._is_relay(peer)).SerializeToString()
 
-    def _is_relay(self, peer: EndpointID) -> bool:
-        return any(node.endpoint == peer and node.role == "relay" for node in self.view.nodes)
+    def _is_relay(self, peer: EndpointID) -> bool | None:
+        return next((node.role == "relay" for node in self.view.nodes if node.endpoint == peer), None)
 
     def end_of_turn(self) -> None:
         """See `Process`."""

@@ -15,10 +15,12 @@ from broker.fanout import Target
 from pixiu.devices import Connection
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.partition import serves
-from pixiu.replicas.events import MessagesReceived
+from pixiu.replicas.core import ReplicaCore
+from pixiu.replicas.events import MessagesReceived, Tick
 from pixiu.replicas.forwards import Group
 from pixiu.replicas.state import ClusterView
-from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
+from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key, Purged
+from relay.events import RecordsReceived, Relayed
 from tests.sim.cluster.watched import Watched, WatchedDevices
 
 
@@ -152,3 +154,43 @@ class NewestByMessage(WatchedDevices):
         """As `Devices.newer`."""
         highest = max((rival.connect_time for rival in self.rivals(change)), default=0)
         return highest if highest > change.id else 0
+
+
+class HastyRelay(relay.core.Core):
+    """Fault: every login that is not the newest is ended, also one that has just come to a gateway whose clock is behind."""
+
+    def _on_tick(self, event: Tick, now: float, effects: list[Any]) -> None:
+        self.contests.note(self.devices.take_together(), now - 60.0)
+        super()._on_tick(event, now, effects)
+
+
+class MuteRelay(relay.core.Core):
+    """Fault: messages to users who are offline are dropped without a word."""
+
+    def records_received(self, event: RecordsReceived, now: float) -> Relayed | None:
+        """Without notices."""
+        relayed = super().records_received(event, now)
+        if relayed is not None:
+            relayed.controls = []
+        return relayed
+
+
+class StaleLists(broker.core.Core):
+    """Fault: where rooms' messages go through relays, a room's list of users is made once."""
+
+    def _changed(self, outcome: Applied | Purged) -> None:
+        return
+
+
+class ForgetfulRelay(relay.core.Core):
+    """Fault: a login that must go is told so once, and not when its gateway is within reach again."""
+
+    def _on_tick(self, event: Tick, now: float, effects: list[Any]) -> None:
+        ReplicaCore._on_tick(self, event, now, effects)
+
+
+class QuietRelay(ForgetfulRelay):
+    """Fault: nobody hears that a newer login takes the place of theirs."""
+
+    def _replace(self, change: Change, effects: list[Any]) -> None:
+        return

@@ -79,6 +79,10 @@ class Process:
         """Whom it heartbeats."""
         raise NotImplementedError
 
+    def is_peer(self, node: Node) -> bool:
+        """Whether it heartbeats this one."""
+        return node.role in self.peer_roles() and node.endpoint != self.endpoint
+
     def deadline(self) -> float | None:
         """The core's."""
         raise NotImplementedError
@@ -87,7 +91,7 @@ class Process:
         """The core's time has come."""
         raise NotImplementedError
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """A batch came."""
         return False
 
@@ -109,9 +113,10 @@ class Process:
 
     # --- what the links call: what goes wrong inside must not be taken for a malformed datagram
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """See `LinkHandler`."""
-        return bool(self._guard(lambda: self.take_records(peer, data, start, end, count)))
+        taken: bool | None = self._guard(lambda: self.take_records(peer, data, start, end, count))
+        return taken
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
         """See `LinkHandler`."""
@@ -245,8 +250,7 @@ class Process:
 
         def take() -> None:
             self.view = view
-            roles = self.peer_roles()
-            found = [node for node in view.nodes if node.role in roles and node.endpoint != self.endpoint]
+            found = [node for node in view.nodes if self.is_peer(node)]
             self.links.set_peers({node.endpoint: (_peer(node), node.address) for node in found}, self.world.now)
             self.on_view()
 

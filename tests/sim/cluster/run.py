@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from pixiu.devices import LoginPolicy
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.process import Place
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
@@ -14,6 +15,7 @@ FAULTS_S, CALM_S = 20.0, 32.0
 HEARTBEATS = 5
 """So long after the last lost datagram everything must be right."""
 NO_FAULT = Variant()
+POLICIES = (LoginPolicy.ALL, LoginPolicy.NEWEST, LoginPolicy.NEWEST_OF_CLASS)
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,13 @@ class Load:
     """How much happens in a run."""
 
     moves: int = 120
+    moves_until: float = CALM_S - 0.5
+    """When the last users join, leave or move."""
     messages: int = 150
     big_messages: int = 4
     user_messages: int = 40
     signals: int = 40
+    user_signals: int = 30
     chat: int = 100
     scrambles: int = 4
     crashes: int = 4
@@ -41,6 +46,8 @@ def shape_of(seed: int) -> Shape:
         doubles=("", "broker", "relay", "router")[seed // 4 % 4],
         reorder=seed % 3 != 0,
         stream=seed % 9 == 0,
+        through_relays=seed % 7 in (2, 5),
+        policy=POLICIES[seed % 11 // 4],
     )
 
 
@@ -54,11 +61,13 @@ def run(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> Wor
         (load.big_messages, 3.0, world.clients.publish_big),
         (load.user_messages, 1.0, world.clients.publish_by_user),
         (load.chat, 1.0, world.clients.chat),
-        (load.signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7)),
+        (load.signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7, to_user=False)),
+        (load.user_signals, 1.0, lambda: world.clients.signal(rng.random() < 0.7, to_user=True)),
         (load.scrambles, 3.0, world.scramble),
     ):
+        last = load.moves_until if action == world.clients.act else end
         for _ in range(number):
-            world.at(rng.uniform(first, end), action)
+            world.at(rng.uniform(first, last), action)
     for _ in range(rng.randint(1, load.crashes)):
         world.at(rng.uniform(2.0, FAULTS_S), lambda: world.crash(rng.choice(world.places)))
     for _ in range(rng.randint(0, load.pauses)):

@@ -18,7 +18,7 @@ from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2
 from relay.events import RecordsReceived
 from tests.sim.cluster.process import Process
-from tests.sim.cluster.registry import POLL_S
+from tests.sim.cluster.registry import POLL_S, Node
 
 LOST_WRITES = 3
 """Changes that a crash takes with it, because databases are written behind."""
@@ -199,13 +199,14 @@ class RelayProcess(ReplicaProcess):
 
     def make_core(self, **options: Any) -> ReplicaCore:
         """See `ReplicaProcess`."""
-        return self.world.variant.relay(devices=self.world.variant.devices(self.world.is_true_device), **options)
+        devices = self.world.variant.devices(self.world.is_true_device, self.world.shape.policy)
+        return self.world.variant.relay(devices=devices, **options)
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
-        return ("relay", "proxy", "gateway")
+        return ("relay", "proxy", "broker", "gateway")
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """See `Process`."""
         relayed = self.core.records_received(RecordsReceived(peer, data, start, end, count), self.world.now)
         assert relayed is not None, "a relay calls a whole batch malformed"
@@ -214,7 +215,7 @@ class RelayProcess(ReplicaProcess):
             self.links.send_records(parcel.peer, parcel.records, parcel.lane, 0, self.world.now)
         for control in relayed.controls:
             self.links.send_control(control.peer, control.messages, 0, self.world.now)
-        return True
+        return True if relayed.taken else None
 
 
 class BrokerProcess(StoreProcess):
@@ -230,6 +231,7 @@ class BrokerProcess(StoreProcess):
             poll_interval_s=POLL_S,
             gone_gateway_s=GONE_GATEWAY_S,
             membership=world.variant.membership(world.is_true),
+            through_relays=world.shape.through_relays,
         )
         self.taking: dict[EndpointID, list[Change]] = {}
         """What came of snapshots that are under way."""
@@ -249,11 +251,16 @@ class BrokerProcess(StoreProcess):
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
-        return ("router", "gateway", "broker")
+        return ("router", "gateway", "broker", "relay") if self.world.shape.through_relays else ("router", "gateway", "broker")
+
+    def is_peer(self, node: Node) -> bool:
+        """Of relays those that run."""
+        return super().is_peer(node) and (node.running or node.role != "relay")
 
     def on_view(self) -> None:
         """See `Process`."""
         view = self.view
+        relays = tuple(be.Replica(n.endpoint, n.partition) for n in view.running("relay") if self.world.shape.through_relays)
         if view.count("broker") != self._count:
             self._count, self.layout_at = view.count("broker"), self.world.now
         self.step(
@@ -265,16 +272,18 @@ class BrokerProcess(StoreProcess):
                 tuple(be.Replica(n.endpoint, n.partition) for n in view.running("router")),
                 tuple(be.Replica(n.endpoint, n.partition) for n in view.running("broker") if n.endpoint != self.endpoint),
                 tuple(be.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway")),
+                view.count("relay") if relays else 0,
+                relays,
             )
         )
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """See `Process`."""
         effects = self.core.step(be.RecordsReceived(peer, data, start, end, count), self.world.now)
         self.world.watch.handled(self, peer, data[start:end], effects)
         for effect in effects:
             self.perform(effect)
-        return True
+        return None if any(isinstance(effect, be.NotTaken) for effect in effects) else True
 
     def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """See `Process`."""

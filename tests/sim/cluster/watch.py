@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import broker.events as be
 from broker.feeds import FeedState
+from pixiu.addressed import take_apart
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.links.api import PeerState
 from pixiu.links.head import CONTROL, RECORDS
 from pixiu.partition import serves
-from pixiu.record import Kind
+from pixiu.record import Flag, Kind
 from pixiu.softstore import Change, Membership
 from pixiu.vrooms import vrooms_of
 from pixiu.wire.v1 import control_pb2
@@ -35,17 +36,25 @@ HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender
 """Why links refuse datagrams on a network that repeats and reorders, and where processes follow each other at a port."""
 
 
-def records_of(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(kind, SnowflakeID, key) of records laid end to end."""
+def split(data: bytes) -> Iterator[bytes]:
+    """Records laid end to end, each by itself."""
     position = 0
     while position < len(data):
-        yield data[position + 4], int.from_bytes(data[position + 16 : position + 24], "little"), key_of(data, position)
-        position += 4 + int.from_bytes(data[position : position + 4], "little")
+        after = position + 4 + int.from_bytes(data[position : position + 4], "little")
+        yield data[position:after]
+        position = after
 
 
-def key_of(data: bytes, position: int = 0) -> int:
-    """The RoomID or UIN of a record."""
-    return int.from_bytes(data[position + 24 : position + 32], "little")
+def records_of(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(kind, SnowflakeID, key) of records laid end to end."""
+    for record in split(data):
+        yield record[4], int.from_bytes(record[16:24], "little"), int.from_bytes(record[24:32], "little")
+
+
+def users_of(record: bytes) -> tuple[int, ...]:
+    """The users that an addressed record is for; none of another record."""
+    found = take_apart(record, 0, len(record)) if record[4] == Kind.ADDRESSED else None
+    return found[0] if found is not None else ()
 
 
 class Watch:
@@ -62,9 +71,15 @@ class Watch:
         self._arrived: dict[EndpointID, set[tuple[int, int]]] = {}
         self._expected: list[tuple[Connection, int, int, int]] = []
         """(connection, SnowflakeID, room, the join that makes it so)."""
+        self._expected_signals: list[tuple[Connection, int, int, int | None]] = []
+        """(connection, SnowflakeID, key, the join that makes it so, of a signal to a room)."""
         self._signals: set[tuple[str, int, int]] = set()
         """(gateway's place, UIN, SnowflakeID) of delivered signals."""
         self._delivered_signals: set[int] = set()
+        self._given: set[tuple[str, int, int]] = set()
+        """(gateway's place, SnowflakeID, key) of signals that came while somebody there was to get them."""
+        self._offline: set[int] = set()
+        """SnowflakeIDs of what relays said that nobody takes."""
         self._noticed: dict[tuple[EndpointID, EndpointID], float] = {}
         self.checked: Counter[str] = Counter()
 
@@ -122,19 +137,27 @@ class Watch:
     def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[be.Effect]) -> None:
         """A broker got records, and sends this."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
+        lists: dict[tuple[int, int], list[tuple[EndpointID, int]]] = {}
         for effect in effects:
             if isinstance(effect, be.SendRecords):
-                for _, id_, key in records_of(b"".join(effect.records)):
+                for record, (_, id_, key) in zip(effect.records, records_of(b"".join(effect.records)), strict=True):
                     sent.setdefault((id_, key), []).append(effect.peer)
+                    lists.setdefault((id_, key), []).extend((effect.peer, uin) for uin in users_of(record))
             elif isinstance(effect, be.SendControl):
                 self._noticed[process.endpoint, effect.peer] = self._world.now
         here = Counter((id_, key) for _, id_, key in records_of(data))
         for id_, key in here:
-            self._handled.add((id_, key))
-            targets = sent.get((id_, key), [])
+            targets, listed = sent.get((id_, key), []), lists.get((id_, key), [])
+            served = serves(process.core.partition, key, process.view.count("broker"))
+            if served or targets:
+                self._handled.add((id_, key))
             # Copies of one signal may come together.
-            assert len(targets) == len(set(targets)) * here[id_, key], "a broker sends a gateway two copies of a record"
-            if serves(process.core.partition, key, process.view.count("broker")):
+            assert len(targets) == len(set(targets)) * here[id_, key], "a broker sends a gateway or relay two copies of a record"
+            uins = [uin for _, uin in listed]
+            assert len(uins) == len(set(uins)) * here[id_, key], "a broker lists a user twice"
+            if served and self._world.shape.through_relays:
+                self._listed_everywhere(process, key, listed)
+            elif served:
                 self._sent_everywhere(process, key, targets)
             else:
                 self._stale(process, peer, key, targets)
@@ -150,11 +173,30 @@ class Watch:
         assert now - self._noticed.get((process.endpoint, peer), -9.0) < 1.1, "a broker did not answer a stale sender"
         self.checked["stale"] += 1
 
-    def _sent_everywhere(self, process: BrokerProcess, key: int, targets: list[EndpointID]) -> None:
+    def _well_fed(self, process: BrokerProcess, key: int) -> bool:
+        """Whether nothing has happened to a broker and the routers of a room for a while."""
         world = self._world
         partitions = world.registry.view.count("router")
         fed = [place for place in world.places_of("router") if serves(place.partition, key, partitions)]
-        if not world.is_quiet(process.place, *fed):
+        return world.is_quiet(process.place, *fed)
+
+    def _listed_everywhere(self, process: BrokerProcess, key: int, listed: list[tuple[EndpointID, int]]) -> None:
+        """Through relays: each member is listed for a relay of theirs, wherever they are connected."""
+        world, view = self._world, process.view
+        if not self._well_fed(process, key):
+            return
+        relays = [n for n in view.running("relay") if process.links.state(n.endpoint) is not PeerState.DEAD]
+        for target in world.running(GatewayProcess):
+            for connection in world.clients.on_gateway(target, key) if world.is_quiet(target.place) else ():
+                since = connection.known.get(world.vrooms.shown(key), world.now)
+                ways = [(n.endpoint, connection.uin) for n in relays if n.partition == connection.uin % view.count("relay")]
+                if ways and since + world.recovery_s <= world.now:
+                    assert set(ways) & set(listed), f"a broker listed no relay for somebody who has long been in {key}"
+                    self.checked["listed"] += 1
+
+    def _sent_everywhere(self, process: BrokerProcess, key: int, targets: list[EndpointID]) -> None:
+        world = self._world
+        if not self._well_fed(process, key):
             return
         for target in world.running(GatewayProcess):
             found = self._world.clients.on_gateway(target, key)
@@ -165,33 +207,70 @@ class Watch:
 
     def relayed(self, process: RelayProcess, data: bytes, relayed: Relayed) -> None:
         """A relay got records, and sends this: to where a user is, from the moment at which the user was told so."""
-        world = self._world
         sent: dict[tuple[int, int], list[EndpointID]] = {}
         for parcel in relayed.parcels:
             for _, id_, key in records_of(b"".join(parcel.records)):
                 sent.setdefault((id_, key), []).append(parcel.peer)
+        noticed = Counter(i for c in relayed.controls for i in offline_of(c.messages))
+        self._offline.update(noticed)
+        lost: Counter[int] = Counter()
+        for record, (kind, id_, key) in zip(split(data), records_of(data), strict=True):
+            targets = sent.get((id_, key), [])
+            if kind == Kind.ADDRESSED:
+                for uin in users_of(record):
+                    self._relayed_to(process, uin, targets, self._world.vrooms.shown(key))
+                continue
+            served = serves(process.core.partition, key, process.view.count("relay"))
+            if served or targets:
+                self._handled.add((id_, key))
+            lost[id_] += served and not targets
+            self._relayed_to(process, key, targets, None)
+        assert +lost == noticed, "a relay drops messages to users, and does not say which"
+
+    def _relayed_to(self, process: RelayProcess, uin: int, targets: list[EndpointID], room: int | None) -> None:
+        """A relay has a message for a user, or for those who are in a room."""
+        world = self._world
         count = world.registry.view.count("relay")
-        for _, id_, key in records_of(data):
-            self._handled.add((id_, key))
-            fed = [place for place in world.places_of("relay") if serves(place.partition, key, count)]
-            user = world.clients.users.get(key)
-            here = user.connection if user is not None else None
-            served = serves(process.core.partition, key, process.view.count("relay")) and process.view.count("relay") == count
-            if served and here is not None and here.online and world.is_quiet(*fed, *world.places_of("gateway")):
-                assert here.gateway.endpoint in sent.get((id_, key), []), "a relay left out the gateway where a user is"
-                self.checked["chat sent"] += 1
+        fed = [place for place in world.places_of("relay") if serves(place.partition, uin, count)]
+        if not serves(process.core.partition, uin, process.view.count("relay")) or process.view.count("relay") != count:
+            return
+        if world.is_quiet(*fed, *world.places_of("gateway")):
+            for here in [user.connection for user in world.clients.users if user.uin == uin]:
+                if here is not None and (here.online if room is None else room in here.known):
+                    assert here.gateway.endpoint in targets, "a relay left out the gateway where a user is"
+                    self.checked["chat sent" if room is None else "room sent"] += 1
 
     def arrived(self, process: GatewayProcess, data: bytes) -> None:
         """A gateway got records: at the turn's end everybody in their rooms has them."""
         seen = self._arrived.setdefault(process.endpoint, set())
-        for kind, id_, key in records_of(data):
-            if kind == Kind.ROOM and (id_, key) not in seen:
+        for record, (kind, id_, key) in zip(split(data), records_of(data), strict=True):
+            if kind == Kind.SIGNAL:
+                self._signal_arrived(process, id_, key, to_room=bool(record[5] & Flag.TO_ROOM))
+            elif kind == Kind.ROOM and (id_, key) not in seen:
                 seen.add((id_, key))
                 shown = self._world.vrooms.shown(key)
                 self._expected += [(c, id_, shown, c.rooms[shown]) for c in self._world.clients.on_gateway(process, key)]
 
+    def _signal_arrived(self, process: GatewayProcess, id_: int, key: int, *, to_room: bool) -> None:
+        """The first copy for which there is somebody is for everybody who is there then."""
+        clients = self._world.clients
+        found = clients.on_gateway(process, key) if to_room else clients.to_user(process, key)
+        if clients.closing:
+            # It may be for a connection that its gateway's core does not know to be closed: then it counts as delivered.
+            self._given.add((process.place.name, id_, key))
+            return
+        if found and (process.place.name, id_, key) not in self._given:
+            self._given.add((process.place.name, id_, key))
+            self._expected_signals += [(c, id_, key, c.rooms[key] if to_room else None) for c in found]
+
     def turn_ended(self, process: GatewayProcess) -> None:
         """Look at what `arrived` noted."""
+        for connection, id_, key, joined in self._expected_signals:
+            left = connection.number not in self._world.clients.connections
+            left = left or (joined is not None and connection.rooms.get(key) != joined)
+            assert left or id_ in connection.seen, "a gateway did not deliver a signal that it got"
+            self.checked["signals given"] += 1
+        self._expected_signals.clear()
         for connection, id_, room, join in self._expected:
             left = connection.number not in self._world.clients.connections or connection.rooms.get(room) != join
             assert left or id_ in connection.seen, "a gateway did not deliver what it got to somebody in the room"
@@ -218,9 +297,10 @@ class Watch:
 
     def _received(self, connection: Connection, kind: int, message: Message, room: int) -> None:
         assert (kind, room) == (message.kind, message.room), "a message changed on its way"
-        if kind == Kind.CHAT:
+        if message.to_user:
             assert room == connection.uin, "somebody got another user's message"
-            self.checked["chat"] += 1
+            assert connection.takes_own, "somebody got a user's messages who did not ask for them"
+            self.checked["chat" if kind == Kind.CHAT else "user signals"] += 1
         else:
             assert room in connection.rooms, "somebody got a message of a room that they are not in"
         if kind == Kind.SIGNAL:
@@ -235,10 +315,24 @@ class Watch:
         connection.seen.add(message.id)
         before = connection.last.get((message.session, kind, room))
         if before is not None and before.number > message.number:
-            assert not self._world.keeps_order(message.sent_at), "a sender's messages to a room came out of order"
+            assert not self._keeps_order(message), "a sender's messages to a room came out of order"
             return
         connection.last[message.session, kind, room] = message
         self.checked["in order"] += not self._world.wire.reorder
+
+    def _keeps_order(self, message: Message) -> bool:
+        """Through relays of several partitions a gateway gets several copies, and gives out the first that comes; and whose
+        relays change, gets a room's messages by another one."""
+        world = self._world
+        if not world.keeps_order(message.sent_at) or message.to_user or not world.shape.through_relays:
+            return world.keeps_order(message.sent_at)
+        relays = world.places_of("relay")
+        return all(place.partition == 0 for place in relays) and world.is_quiet(*relays, *world.places_of("broker"))
+
+    def offline(self, id_: int) -> None:
+        """A sender was told that the user is offline."""
+        assert id_ in self._offline, "somebody is called offline of whom no relay said so"
+        self.checked["offline"] += 1
 
     def receipt(self, id_: int) -> None:
         """A sender was told that its signal is delivered."""
@@ -249,7 +343,8 @@ class Watch:
 
     def differences(self) -> list[str]:
         """What is not as it must be five heartbeats after the last fault."""
-        found = [*self.maps(), *self._unconfirmed(), *self._gaps()]
+        clients = self._world.clients
+        found = [*self.maps(), *self._unconfirmed(), *self._gaps(), *clients.logins.differences(list(clients.connections.values()))]
         for process in self._world.processes():
             if process.state != "Running":
                 found.append(f"{process.place.name} does not run")
@@ -303,6 +398,11 @@ class Watch:
                         text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
                         found.append(f"{process.place.name} {text}")
         return found
+
+
+def offline_of(messages: Iterable[bytes]) -> list[int]:
+    """The SnowflakeIDs that a relay's controls name as taken by nobody."""
+    return [i for data in messages for i in control_pb2.Control.FromString(data).chat_offline.snowflake_ids]
 
 
 def entries(membership: Membership, rooms: Iterable[int]) -> list[tuple[int, int, int, int]]:

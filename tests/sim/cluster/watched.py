@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pixiu.devices import Devices
+from pixiu.devices import Devices, LoginPolicy
 from pixiu.ids import gateway_instance
 from pixiu.softstore import Applied, Change, Chunk, Key, Membership, Purged
 
@@ -72,3 +72,7 @@ class Watched(Membership):
 
 class WatchedDevices(Watched, Devices):
     """The same for relay data."""
+
+    def __init__(self, is_true: Callable[[Key, int], bool], policy: LoginPolicy) -> None:
+        super().__init__(is_true)
+        self._policy = policy

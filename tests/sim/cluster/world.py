@@ -3,6 +3,7 @@
 users ─▶ gateways ─▶ routers ─▶ brokers                 the production cores,
 users ─▶ gateways ─▶ relays                             joined by the production core of the links
 publishers ─▶ proxies ─▶ brokers or relays ─▶ gateways
+publishers ─▶ proxies ─▶ brokers ─▶ relays ─▶ gateways  where `Shape.through_relays` says so
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from pixiu.devices import LoginPolicy
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.links.head import HEAD
 from pixiu.links.options import DATAGRAM, STREAM, LinkOptions
@@ -59,6 +61,9 @@ class Shape:
     reorder: bool = True
     stream: bool = False
     """Whether records go by stream."""
+    through_relays: bool = False
+    """Whether rooms' messages go through relays."""
+    policy: LoginPolicy = LoginPolicy.ALL
 
 
 class World:
@@ -280,4 +285,4 @@ class World:
 
     def pairs(self) -> Iterator[tuple[str, int]]:
         """What was counted, for a test that asks whether the runs have faults in them."""
-        yield from sorted((self.counts + self.watch.checked).items())
+        yield from sorted((self.counts + self.watch.checked + self.clients.logins.checked).items())
