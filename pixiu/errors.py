@@ -14,6 +14,10 @@
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   └── Draining             the process is going: use another
+    ├── StorageError           a disk is at fault
+    │   ├── DiskFull             nothing was written: free space, then try again
+    │   ├── DiskFailed           what was written is unknown: the process must start again
+    │   └── LogDamaged           acknowledged entries are missing or broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
         └── LeaseExpired         a number's time is over
@@ -112,6 +116,30 @@ class Draining(RemoteError):
     code = "DRAINING"
 
 
+class StorageError(PixiuError):
+    """A disk is at fault."""
+
+    code = "STORAGE"
+
+
+class DiskFull(StorageError):
+    """There is no space. Nothing was written; the same call works when there is some."""
+
+    code = "DISK_FULL"
+
+
+class DiskFailed(StorageError):
+    """Writing or syncing failed. What is on the disk is unknown: nothing more is written by this process."""
+
+    code = "DISK_FAILED"
+
+
+class LogDamaged(StorageError):
+    """A log's entry is missing or broken. The text says which."""
+
+    code = "LOG_DAMAGED"
+
+
 class LimitError(PixiuError):
     """A bound was reached."""
 
@@ -148,6 +176,10 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "DROPPED": grpc.StatusCode.ABORTED,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "STORAGE": grpc.StatusCode.INTERNAL,
+    "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "DISK_FAILED": grpc.StatusCode.INTERNAL,
+    "LOG_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,

@@ -122,7 +122,7 @@ class Log(Protocol):
         """The epoch of an entry between `first` (included) and `last`; None outside."""
 
     def start_of_epoch(self, counter: int) -> int:
-        """The lowest counter kept whose entry has the same epoch as this one."""
+        """A counter kept, at most this one, from which on all entries have this one's epoch; the lowest that is cheap to find."""
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
         """Entries from `after` + 1 on, at least one if there is one. `after` is not below `first`."""
