@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from pixiu.errors import DiskFull, StorageError
 from pixiu.replication.context import Context
 from pixiu.replication.events import (
     Audit,
@@ -55,7 +56,7 @@ from pixiu.replication.states import Cause, State
 
 
 class Core:
-    """Decides; see the module. `step` never raises on what comes from the network.
+    """Decides; see the module. `step` never raises on what comes from the network or the disk.
 
     Args:
         member: the data directory's ID.
@@ -140,10 +141,19 @@ class Core:
             return out
         try:
             self._handlers[type(event)](event, now, out)
-        except Contradiction as problem:
-            self._halted_by = str(problem)
-            self._change(Cause.BROKEN, now, out)
+        except DiskFull:
+            if isinstance(event, Propose):
+                out.append(Rejected(event.token, Rejection.DISK_FULL))
+            elif self.state is State.TAKING_OFFICE:  # without its first entry it cannot lead: another may
+                self._break("the disk is full", now, out)
+            # A follower has not acknowledged: the leader sends it again.
+        except (Contradiction, StorageError) as problem:
+            self._break(str(problem), now, out)
         return out
+
+    def _break(self, reason: str, now: float, out: list[Effect]) -> None:
+        self._halted_by = reason
+        self._change(Cause.BROKEN, now, out)
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
@@ -460,8 +470,7 @@ class Core:
             self._check_repair(now, out)
 
     def _on_log_failed(self, event: LogFailed, now: float, out: list[Effect]) -> None:
-        self._halted_by = event.reason
-        self._change(Cause.BROKEN, now, out)
+        self._break(event.reason, now, out)
 
     def _on_propose(self, event: Propose, now: float, out: list[Effect]) -> None:
         if self.leader is None or self.state is not State.LEADING:

@@ -27,6 +27,7 @@ class Rejection(Enum):
     DRAINING = "draining"
     OVERLOADED = "overloaded"
     TOO_FEW_IN_SYNC = "too few replicas in sync"
+    DISK_FULL = "disk full"
 
 
 # --- events

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from pixiu.errors import ConfigurationError
+from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
 from pixiu.replication import events as ev
 from pixiu.replication.core import TABLE
 from pixiu.replication.messages import Append, Appended, Mismatch, Refused
@@ -432,6 +433,48 @@ def test_a_failed_disk_ends_all_promises() -> None:
     effects = replica.step(ev.LogFailed("EIO"))
     assert effects == [ev.Deposed(2), ev.CloseSession("EIO")]
     assert replica.appended(B, 1) == []
+
+
+def _raising(problem: Exception) -> Callable[..., None]:
+    def raises(*arguments: object) -> None:
+        raise problem
+
+    return raises
+
+
+def test_a_full_disk_refuses_writes_and_serves_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A)
+    replica.lead()
+    with monkeypatch.context() as patched:
+        patched.setattr(replica.log, "append", _raising(DiskFull("no space")))
+        assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DISK_FULL)]
+        assert replica.core.may_read(replica.now)
+    assert ev.Committed(2, 1) in replica.propose(b"x")
+
+
+def test_a_follower_with_a_full_disk_takes_the_entries_when_there_is_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(B)
+    replica.append(1, A, (0, 0), [])
+    with monkeypatch.context() as patched:
+        patched.setattr(replica.log, "append", _raising(DiskFull("no space")))
+        assert replica.append(1, A, (0, 0), entries(1, 1, 2)) == []
+    assert sent(replica.append(1, A, (0, 0), entries(1, 1, 2)), Appended)[0].matched == 2
+
+
+def test_nobody_takes_office_with_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A)
+    replica.read(5, state(1, B, A, B))
+    swap = only(replica.wait(5.0), ev.CompareAndSet)
+    monkeypatch.setattr(replica.log, "append", _raising(DiskFull("no space")))
+    assert ev.CloseSession("the disk is full") in replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
+
+
+def test_a_log_that_turns_out_to_be_damaged_ends_all_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    monkeypatch.setattr(replica.log, "read", _raising(LogDamaged("entry 1 is broken")))
+    assert ev.CloseSession("entry 1 is broken") in replica.propose(b"x")
+    assert replica.core.halted_by == "entry 1 is broken"
 
 
 # --- the table and the options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from pixiu.replication import events as ev
 from pixiu.replication.core import Core
@@ -147,9 +148,9 @@ def heal(world: World) -> None:
         world.start(node)
 
 
-def run(seed: int, core: type[Core] = Core, trust_damage: bool = False) -> Verdict:
+def run(seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> Verdict:
     """Play one seed."""
-    world = World(seed, core, trust_damage)
+    world = World(seed, core, trust_damage, directory)
     Schedule(world).begin()
     world.run_until(FAULTS_S)
     heal(world)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.sim.replication.schedule import Verdict, run
 
 BLOCK = 500
 BLOCKS = max(1, int(os.environ.get("PIXIU_REPLICATION_RUNS", "2000")) // BLOCK)
+FILE_RUNS = 15
 ENOUGH = {
     "acknowledged": 50_000, "promotions": 2000, "shrinks": 500, "grows": 1500, "kills": 1000, "power cuts": 1000, "pauses": 700,
     "late proposals": 700, "snapshots": 700, "damaged starts": 300, "→ Repairing": 400, "→ HandingOver": 80,
@@ -50,6 +52,18 @@ def test_the_schedules_do_enough() -> None:
     totals = block(0)[0] + block(1)[0] if BLOCKS > 1 else block(0)[0] + block(0)[0]
     too_few = {what: totals[what] for what, least in ENOUGH.items() if totals[what] < least}
     assert not too_few, too_few
+
+
+def test_nothing_is_lost_with_logs_on_real_files(tmp_path: Path) -> None:
+    totals: Counter[str] = Counter()
+    for seed in range(FILE_RUNS):
+        verdict = run(seed, directory=tmp_path / f"{seed}")
+        assert not verdict.violations, (seed, verdict.violations[:3])
+        totals += verdict.counts
+    assert totals["power cuts"] > FILE_RUNS
+    assert totals["kills"] > FILE_RUNS
+    assert totals["damaged starts"] > FILE_RUNS // 5
+    assert totals["snapshots"] > FILE_RUNS // 5
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

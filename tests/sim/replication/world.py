@@ -11,6 +11,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pixiu.replication import events as ev
@@ -20,6 +21,7 @@ from pixiu.replication.model import EntryKind, MemberID
 from pixiu.replication.options import ReplicationOptions
 from pixiu.replication.states import State
 from tests.sim.replication.disk import Disk, MemoryLog
+from tests.sim.replication.files import FileDisk, FileLog
 from tests.sim.replication.history import History
 from tests.sim.replication.zookeeper import Register
 
@@ -40,7 +42,7 @@ class Node:
     """A machine with its disk, and the process on it while it is up."""
 
     member: MemberID
-    disk: Disk = field(default_factory=Disk)
+    disk: Disk
     log: MemoryLog | None = None
     core: Core | None = None
     start: int = 0
@@ -68,16 +70,18 @@ class World:
         seed: of everything random.
         core: the class of the replicas' cores; a test puts a broken one here.
         trust_damage: a start believes what is left of a damaged log.
+        directory: the logs are real ones, in here.
     """
 
-    def __init__(self, seed: int, core: type[Core] = Core, trust_damage: bool = False) -> None:
+    def __init__(self, seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.core_class = core
         self.trust_damage = trust_damage
         self.zookeeper = Register(SESSION_TIMEOUT_S)
         replicas = self.rng.choice((2, 3, 3))
-        self.nodes = [Node(MemberID(i + 1)) for i in range(replicas)]
+        disks = [FileDisk(directory / f"{i + 1}") if directory else Disk() for i in range(replicas)]
+        self.nodes = [Node(MemberID(i + 1), disk) for i, disk in enumerate(disks)]
         self.history = History(self)
         self.counts: Counter[str] = Counter()
         self.digest = 0
@@ -125,7 +129,7 @@ class World:
                 node.disk.image.unclean, damage = False, None
         node.start += 1
         node.disk.incarnation += 1
-        node.log = MemoryLog(node.disk)
+        node.log = FileLog(node.disk) if isinstance(node.disk, FileDisk) else MemoryLog(node.disk)
         node.applied = node.disk.flushed
         if node.log.last.counter < node.disk.flushed and not node.log.unclean and not node.disk.rotten:
             position = self.history.position(node.disk.flushed)  # a crash between a snapshot's two halves
