@@ -37,7 +37,7 @@ class Verdict:
     counts: Counter[str]
     digest: int
     outcome: str
-    """"well", "waits for an operator" (a sole member is damaged and says so), or "stuck"."""
+    """"well", "well by an operator's word" (a sole member was damaged and said so), or "stuck"."""
 
 
 class Schedule:
@@ -148,6 +148,14 @@ def heal(world: World) -> None:
         world.start(node)
 
 
+def say_so(world: World) -> None:
+    """What an operator does when the only member is damaged: the replica with the longest log is to lead."""
+    ends = [(node.log.last, node) for node in world.nodes if node.log is not None]
+    node = max(ends, key=lambda end: end[0])[1]
+    node.disk.rotten = False  # the operator knows what is missing
+    world.deliver(node, node.start, ev.ForcePromotion("operator", "the only member in sync is damaged"))
+
+
 def run(seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> Verdict:
     """Play one seed."""
     world = World(seed, core, trust_damage, directory)
@@ -155,12 +163,14 @@ def run(seed: int, core: type[Core] = Core, trust_damage: bool = False, director
     world.run_until(FAULTS_S)
     heal(world)
     history = world.history
+    outcome = "well"
     world.run_until(FAULTS_S + HEALING_S, history.well)
+    if not history.well() and any(node.core is not None and node.core.state is State.DAMAGED for node in world.nodes):
+        outcome = "well by an operator's word"
+        say_so(world)
+        world.run_until(FAULTS_S + 2 * HEALING_S, history.well)
     if history.well():
-        outcome = "well"
         history.check_end()
-    elif any(node.core is not None and node.core.state is State.DAMAGED for node in world.nodes):
-        outcome = "waits for an operator"
     else:
         outcome = "stuck"
         history.violation("stuck", ", ".join(f"{n.member} {n.core.state.value if n.core else 'down'}" for n in world.nodes))
