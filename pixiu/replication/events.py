@@ -96,7 +96,7 @@ class LogFailed:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Payloads to append: (kind, payload) of each."""
+    """Payloads to append, at least one: (kind, payload) of each."""
 
     token: int
     payloads: Sequence[tuple[int, bytes]]

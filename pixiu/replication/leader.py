@@ -159,7 +159,7 @@ class Leader:
 
     def on_appended(self, reply: Appended, now: float, out: list[Effect]) -> None:
         """A follower acknowledged, or only said that it is there."""
-        progress = self._answered(reply, now)
+        progress = self._answered(reply, now) if reply.matched <= self.context.log.last.counter else None
         if progress is None:
             return
         if reply.matched > progress.matched:

@@ -129,6 +129,14 @@ def test_a_proposed_member_is_required_until_a_higher_version_was_seen() -> None
     assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
 
 
+def test_an_acknowledgement_beyond_the_end_is_dropped() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.propose(b"one")
+    assert replica.appended(B, 3) == []
+    assert ev.Committed(2, 2) in replica.appended(B, 2)
+
+
 def test_a_follower_that_started_again_must_acknowledge_again() -> None:
     replica = Replica(A)
     replica.lead(B)
