@@ -43,6 +43,9 @@ def test_version() -> None:
         (["listen"], "--room ROOM or --topic TOPIC"),
         (["status", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
         (["replay", "sample", "--target", "127.0.0.1:1"], "needs the registry"),
+        (["probe", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
+        (["probe", "--count", "2", "--failures", "3"], "raise --count"),
+        (["probe", "--for", "2"], "--for needs --watch"),
         (["replay", "/nowhere/log.jsonl"], "cannot be read"),
         (["replay", "sample", "--align", "users"], "only `rooms` is known"),
         (["replay", "sample", "--speed", "0"], "speed"),
@@ -113,6 +116,7 @@ async def test_a_page_that_nobody_serves_is_an_os_error() -> None:
     ("options", "word"),
     [
         ({"brokers": 3}, "--brokers 3"),
+        ({"relays": 3}, "--relays 3"),
         ({"proxies": 0}, "--proxies 0"),
         ({"mqtt_port": 65_535, "gateways": 2}, "--mqtt-port"),
         ({"brokers": 128, "broker_replicas": 4}, "at most"),

@@ -8,10 +8,8 @@ from typing import TypeVar
 import pytest
 
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
-from pixiu.wire.v1 import control_pb2
-from router.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S, Core
-from router.events import (
+from pixiu.replicas.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
+from pixiu.replicas.events import (
     BecomeRunning,
     ClusterChanged,
     Effect,
@@ -40,8 +38,11 @@ from router.events import (
     TakeSnapshot,
     Tick,
 )
-from router.forwards import MAX_TRIES
-from router.state import State
+from pixiu.replicas.forwards import MAX_TRIES
+from pixiu.replicas.state import State
+from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
+from pixiu.wire.v1 import control_pb2
+from router.core import Core
 
 ME, PEER, THIRD = EndpointID(10), EndpointID(11), EndpointID(12)
 BROKER, OTHER_BROKER = EndpointID(20), EndpointID(21)
@@ -236,6 +237,18 @@ def test_a_stale_sender_s_message_is_passed_on_and_the_sender_told() -> None:
     assert confirmed(core.step(Settled([(passed.token, True)]), 1.1)) == [login(1, 4).id, login(2, 5).id]
     assert notices(core.step(MessagesReceived(GATEWAY, [login(3, 5)]), 1.2)) == []
     assert notices(core.step(MessagesReceived(GATEWAY, [login(4, 5)]), 2.5)) == [(GATEWAY, 1)]
+
+
+def test_what_another_partition_s_router_sends_is_not_passed_back() -> None:
+    """A parent forwards to its child until the child's subscription ends, also what the child has ceased to serve at the flip.
+
+    Passed on, it would come back to the child, in as many copies as the partition has replicas, again and again.
+    """
+    parent = EndpointID(15)
+    child = running(Replica(parent, 0, True), partition=1, partitions=2)
+    assert child.step(MessagesReceived(parent, [login(1, 4)]), 1.0) == []
+    (kept,) = of(Persist, child.step(MessagesReceived(parent, [login(2, 5), login(3, 4)]), 1.1))
+    assert kept.puts == [login(2, 5)]
 
 
 def test_a_message_that_nobody_serves_is_not_confirmed() -> None:
