@@ -10,6 +10,7 @@ import pytest
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import partition_directory
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable
 from registry.embedded import EmbeddedZooKeeper
@@ -105,7 +106,7 @@ async def test_what_is_registered_again_is_made_anew_first_and_what_fails_there_
     await until(lambda: again)
     assert tries == [7, 7]
     assert (again[0].member, again[0].member_incarnation) == (5, 8)
-    directory = node_directory(root, "router", 0)
+    directory = partition_directory(root, "router", 0)
     (name,) = await names(zookeeper, root)
     assert Node.from_json((await zookeeper.get(f"{directory}/{name}"))[0]).member_incarnation == 8
     await member.unregister()

@@ -115,7 +115,7 @@ class HangingDisk:
             self._may.wait()
             return production(log)
 
-        SegmentedLog.sync = sync  # type: ignore[method-assign]
+        SegmentedLog.sync = sync  # type: ignore[method-assign, assignment]
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._may.clear)
         loop.add_signal_handler(signal.SIGUSR2, self._may.set)
