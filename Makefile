@@ -1,4 +1,5 @@
-# `make run` shows a whole cluster carrying a chat log; `make test` runs every test; `make sim` simulates a thousand seeds.
+# `make run` shows a whole cluster carrying a chat log; `make test` runs every test; `make sim` simulates a thousand clusters
+# and a hundred thousand replicated partitions (PIXIU_SIM_SEEDS, PIXIU_REPLICATION_RUNS).
 # Each works alone on a fresh machine that has Python 3.11 or newer and the network.
 
 PYTHON ?= python3
@@ -6,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
-PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000)
+PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000)
 
 .PHONY: run test check fuzz lossy sim bench proto docs clean
 

@@ -15,7 +15,14 @@
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
+    │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
+    │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
+    │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
     │   └── Draining             the process is going: use another
+    ├── StorageError           a disk is at fault
+    │   ├── DiskFull             nothing was written: free space, then try again
+    │   ├── DiskFailed           what was written is unknown: the process must start again
+    │   └── LogDamaged           acknowledged entries are missing or broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
         └── LeaseExpired         a number's time is over
@@ -121,10 +128,56 @@ class WrongPartition(RemoteError):
     code = "WRONG_PARTITION"
 
 
+class NotLeader(RemoteError):
+    """The replica does not lead its partition. `leader`: host:port of the one that does; empty when nobody is known to."""
+
+    code = "NOT_LEADER"
+
+    def __init__(self, text: str, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
+
+
+class TooFewInSync(RemoteError):
+    """Too few replicas are in sync for a write at level replicated. Nothing was written."""
+
+    code = "TOO_FEW_IN_SYNC"
+
+
+class OutcomeUnknown(RemoteError):
+    """The leader stopped leading before the write was replicated: it may be kept or not."""
+
+    code = "OUTCOME_UNKNOWN"
+
+
 class Draining(RemoteError):
     """The process is going."""
 
     code = "DRAINING"
+
+
+class StorageError(PixiuError):
+    """A disk is at fault."""
+
+    code = "STORAGE"
+
+
+class DiskFull(StorageError):
+    """There is no space. Nothing was written; the same call works when there is some."""
+
+    code = "DISK_FULL"
+
+
+class DiskFailed(StorageError):
+    """Writing or syncing failed. What is on the disk is unknown: nothing more is written by this process."""
+
+    code = "DISK_FAILED"
+
+
+class LogDamaged(StorageError):
+    """A log's entry is missing or broken. The text says which."""
+
+    code = "LOG_DAMAGED"
 
 
 class LimitError(PixiuError):
@@ -164,7 +217,14 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "DROPPED": grpc.StatusCode.ABORTED,
     "OFFLINE": grpc.StatusCode.NOT_FOUND,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_FEW_IN_SYNC": grpc.StatusCode.UNAVAILABLE,
+    "OUTCOME_UNKNOWN": grpc.StatusCode.ABORTED,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "STORAGE": grpc.StatusCode.INTERNAL,
+    "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "DISK_FAILED": grpc.StatusCode.INTERNAL,
+    "LOG_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,

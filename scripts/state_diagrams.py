@@ -41,6 +41,11 @@ PAGES: tuple[Page, ...] = (
             ("The client's side of a connection", "pixiu.mqtt.client:TABLE", "NEW"),
         ),
     ),
+    Page(
+        "docs/replication_states.md",
+        "States of a replica of Xiu and Pi",
+        (("A replica", "pixiu.replication.core:TABLE", "FOLLOWING"),),
+    ),
 )
 
 

@@ -34,6 +34,10 @@ PURE_MODULES = {
     "pixiu/mqtt/codec.py", "pixiu/mqtt/server.py", "pixiu/mqtt/client.py", "pixiu/mqtt/topics.py",
     "pixiu/mqtt/decoder.py", "pixiu/mqtt/packets.py", "pixiu/mqtt/events.py",
     "pixiu/client/publisher.py", "pixiu/client/events.py", "pixiu/client/signals.py", "pixiu/client/message.py",
+    "pixiu/replication/core.py", "pixiu/replication/leader.py", "pixiu/replication/follower.py", "pixiu/replication/insync.py",
+    "pixiu/replication/context.py", "pixiu/replication/events.py", "pixiu/replication/messages.py", "pixiu/replication/model.py",
+    "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py", "pixiu/replication/wire.py",
+    "pixiu/replication/machine.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
 UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"pixiu/replicas/store.py", "gateway/signal_table.py"}}

@@ -1,0 +1,57 @@
+"""The settings of replication, the same for every replica of a partition.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pixiu.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationOptions:
+    """Times in seconds."""
+
+    heartbeat_s: float = 0.25
+    """A leader says at least so often that it is there."""
+    lease_s: float = 1.0
+    """A leader serves reads and acknowledges while every other member confirmed its epoch so lately."""
+    confirm_wait_s: float = 2.0
+    """A member that confirmed an epoch seeks no promotion for so long. Above `lease_s`, for clocks that run apart."""
+    silence_s: float = 4.0
+    """A follower that neither answers nor moves on for so long leaves the in-sync set."""
+    candidate_step_s: float = 1.0
+    """A candidate waits so long for each live candidate whose node has a smaller number."""
+    resend_s: float = 1.0
+    """What a follower did not acknowledge for so long is sent again."""
+    poll_s: float = 1.0
+    """How often a replica without a leader, or with an open question, reads the state."""
+    join_within: int = 1000
+    """A follower so near to the leader's end joins the maximal in-sync set."""
+    min_in_sync: int = 1
+    """Fewer replicas in sync: writes at level `replicated` are refused."""
+    max_uncommitted: int = 100_000
+    """Entries that wait for their commit. Policy: more are refused with OVERLOADED."""
+    max_append_entries: int = 4096
+    max_append_bytes: int = 262_144
+    """What one message to a follower holds at most (at least one entry)."""
+    max_unacknowledged: int = 16
+    """Messages with entries on their way to one follower. Policy: the rest waits in the log."""
+    snapshot_timeout_s: float = 600.0
+    """A snapshot under way for so long is begun again."""
+    max_kept: int = 10_000_000
+    """Entries that a live follower holds back from being trimmed. Policy: beyond it takes a snapshot."""
+
+    def validate(self) -> None:
+        """Raise ConfigurationError naming the key at fault."""
+        if not self.heartbeat_s * 2 < self.lease_s:
+            raise ConfigurationError(f"lease_s = {self.lease_s}: must be above twice heartbeat_s ({self.heartbeat_s})")
+        if not self.lease_s * 1.5 <= self.confirm_wait_s:
+            raise ConfigurationError(f"confirm_wait_s = {self.confirm_wait_s}: must be at least 1.5 times lease_s ({self.lease_s})")
+        if not self.silence_s > self.lease_s:
+            raise ConfigurationError(f"silence_s = {self.silence_s}: must be above lease_s ({self.lease_s})")
+        for key in ("min_in_sync", "max_uncommitted", "max_append_entries", "max_append_bytes", "max_unacknowledged", "max_kept"):
+            if getattr(self, key) < 1:
+                raise ConfigurationError(f"{key} = {getattr(self, key)}: must be at least 1")

@@ -1,0 +1,176 @@
+"""A log in memory with a disk under it that can lose what was not synced, and rot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pixiu.replication.model import START, Damage, Entry, Position
+
+
+@dataclass
+class Image:
+    """What lies on a disk, or in memory: the same fields, behind or ahead of each other."""
+
+    first: Position = START
+    entries: list[Entry] = field(default_factory=list)
+    promised: int = 0
+    unclean: bool = False
+    seal: Position = START
+
+    @property
+    def last(self) -> Position:
+        return self.entries[-1].position if self.entries else self.first
+
+    def apply(self, operation: tuple[Any, ...]) -> None:
+        name, value = operation
+        if name == "append":
+            self.entries.extend(value)
+        elif name == "cut":
+            del self.entries[value - self.first.counter :]
+            if self.seal.counter > value:
+                self.seal = self.last
+        elif name == "reset":
+            self.first, self.entries, self.seal = value, [], value
+        elif name == "trim":
+            keep = value - self.first.counter
+            self.first = self.entries[keep - 1].position
+            del self.entries[:keep]
+        elif name == "promise":
+            self.promised = max(self.promised, value)
+        else:
+            self.unclean = value
+
+
+class Disk:
+    """One replica's. `memory` is what the core sees through `MemoryLog`; `image` is what a power cut leaves at least."""
+
+    def __init__(self) -> None:
+        self.image = Image()
+        self.incarnation = 0
+        self.flushed = 0
+        """The state is durable up to here."""
+        self.rotten = False
+        """Acknowledged entries were destroyed, and have not been brought back yet: what the simulation knows."""
+
+    def rot(self, rng: random.Random) -> bool:
+        """Destroy acknowledged entries: the tail, or one in the middle (with which all behind it is unreadable)."""
+        image = self.image
+        sealed = image.seal.counter - image.first.counter
+        if sealed < 1:
+            return False
+        del image.entries[rng.randrange(sealed) :]
+        self.rotten = True
+        return True
+
+    def open(self) -> Damage | None:
+        """What a start finds. The mark is durable before anything else happens."""
+        image = self.image
+        if image.last.counter >= image.seal.counter:
+            return None
+        damage = Damage(image.last, image.seal, "entries below the seal are missing")
+        image.unclean, image.seal = True, image.last
+        return damage
+
+
+class MemoryLog:
+    """The log of one start, over a disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        image = disk.image
+        self._now = Image(image.first, list(image.entries), image.promised, image.unclean)
+        self._operations: list[tuple[str, Any]] = []
+        self.issued = 0
+        """Operations so far."""
+        self._durable = 0
+
+    # --- the protocol
+
+    @property
+    def first(self) -> Position:
+        return self._now.first
+
+    @property
+    def last(self) -> Position:
+        return self._now.last
+
+    @property
+    def promised(self) -> int:
+        return self._now.promised
+
+    @property
+    def unclean(self) -> bool:
+        return self._now.unclean
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self._now.entries
+
+    def epoch_at(self, counter: int) -> int | None:
+        index = counter - self._now.first.counter
+        if index == 0:
+            return self._now.first.epoch
+        return self._now.entries[index - 1].epoch if 0 < index <= len(self._now.entries) else None
+
+    def start_of_epoch(self, counter: int) -> int:
+        epoch = self.epoch_at(counter)
+        while counter - 1 > self.first.counter and self.epoch_at(counter - 1) == epoch:
+            counter -= 1
+        return counter
+
+    def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
+        index = after - self._now.first.counter
+        assert index >= 0
+        return self._now.entries[index : index + max_entries]
+
+    def _do(self, name: str, value: Any) -> None:
+        self._now.apply((name, value))
+        self._operations.append((name, value))
+        self.issued += 1
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        assert entries[0].counter == self.last.counter + 1
+        self._do("append", list(entries))
+
+    def cut(self, after: int) -> None:
+        assert after >= self.first.counter
+        self._do("cut", after)
+
+    def reset(self, position: Position) -> None:
+        self._do("reset", position)
+
+    def trim(self, up_to: int) -> None:
+        if self.first.counter < up_to <= self.last.counter:
+            self._do("trim", up_to)
+
+    def promise(self, epoch: int) -> None:
+        if epoch > self.promised:
+            self._do("promise", epoch)
+
+    def set_unclean(self, unclean: bool) -> None:
+        self._do("mark", unclean)
+
+    # --- the disk
+
+    def sync(self, up_to: int) -> None:
+        """The operations up to this number are durable, and what they wrote is sealed."""
+        count = up_to - self._durable
+        if count > 0:
+            for operation in self._operations[:count]:
+                self.disk.image.apply(operation)
+            del self._operations[:count]
+            self._durable = up_to
+            self.disk.image.seal = self.disk.image.last
+
+    def crash(self, rng: random.Random, power: bool) -> None:
+        """The end of a start. A kill leaves what was handed to the system, whole; a power cut may tear that too."""
+        written = self._operations[: rng.randint(0, len(self._operations))]
+        for name, value in written:
+            torn = power and name == "append" and rng.random() < 0.5
+            self.disk.image.apply((name, value[: rng.randint(0, len(value))] if torn else value))
+            if torn:
+                break
+        self._operations.clear()

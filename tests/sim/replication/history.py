@@ -1,0 +1,140 @@
+"""What happened in a run, and whether it may happen: the invariants of replication.
+
+Source: DESIGN sections 12 and 14.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pixiu.replication.model import START, Entry, EntryKind, PartitionState, Position
+from pixiu.replication.states import State
+
+if TYPE_CHECKING:
+    from tests.sim.replication.world import Node, World
+
+
+class History:
+    """The truth of one run. `violations` are (what, details) in the order in which they were seen."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[tuple[str, str]] = []
+        self.log: list[Entry] = []
+        """Every entry that any replica called committed, by counter - 1."""
+        self.acknowledged: set[Position] = set()
+        self.highest: tuple[int, int] | None = None
+        """The highest acknowledged position."""
+        self.leaders: dict[int, tuple[int, int]] = {}
+        """Epoch → (member, start)."""
+        self.newest = 0
+        """The highest epoch in which anything was committed."""
+
+    def violation(self, what: str, details: str) -> None:
+        if len(self.violations) < 20:
+            self.violations.append((what, f"t={self.world.now:.3f} {details}"))
+
+    def position(self, counter: int) -> Position:
+        return self.log[counter - 1].position if counter else START
+
+    def committed(self, node: Node, counter: int, copies: int) -> None:
+        """A replica applies up to here, and as a leader answers its clients."""
+        log = node.log
+        assert log is not None
+        for number in range(node.applied + 1, counter + 1):
+            index = number - log.first.counter - 1
+            entry = log.entries[index] if 0 <= index < len(log.entries) else None
+            if entry is None:
+                self.violation("committed but absent", f"{number} on {node.member}")
+            elif number <= len(self.log):
+                if self.log[number - 1] != entry:
+                    self.violation("prefixes differ", f"{entry.position} on {node.member}, {self.log[number - 1].position} before")
+            elif number == len(self.log) + 1:
+                self.log.append(entry)
+            else:
+                self.violation("committed with a gap", f"{number} on {node.member}, {len(self.log)} before")
+        node.applied = max(node.applied, counter)
+        if copies:
+            self.newest = max(self.newest, log.last.epoch)
+            self._answer(node, counter)
+
+    def _answer(self, node: Node, counter: int) -> None:
+        while node.writes and node.writes[0][2] <= counter:
+            epoch, first, last, before = node.writes.popleft()
+            if epoch < self.newest:
+                self.violation("acknowledged late", f"{last} of epoch {epoch}, {self.newest} has committed")
+            for number in range(first, last + 1):
+                position = Position(epoch, number)
+                if position in self.acknowledged:
+                    self.violation("position twice", f"{position}")
+                if before is not None and position <= before:
+                    self.violation("IDs do not increase", f"{position} after {before}")
+                self.acknowledged.add(position)
+                self.highest = max(self.highest or (0, 0), position)
+            self.world.counts["acknowledged"] += last - first + 1
+
+    def leading(self, node: Node, epoch: int) -> None:
+        """A replica took office: nobody else in this epoch, and with every entry that was acknowledged in lower ones."""
+        holder = (int(node.member), node.start)
+        if self.leaders.setdefault(epoch, holder) != holder:
+            self.violation("two leaders in one epoch", f"{epoch}: {self.leaders[epoch]} and {holder}")
+        self.world.counts["promotions"] += 1
+        log = node.log
+        assert log is not None
+        if node.disk.rotten:
+            self.violation("unclean promoted", f"{node.member} in epoch {epoch}")
+        for position in sorted(self.acknowledged):
+            if position.epoch < epoch and position.counter > log.first.counter and log.epoch_at(position.counter) != position.epoch:
+                self.violation("acknowledged entry lost", f"{position}, {node.member} leads epoch {epoch} without it")
+                return
+
+    def check_repaired(self, node: Node) -> None:
+        """A rotten disk is good again when it holds everything that was committed."""
+        image = node.disk.image
+        if node.disk.rotten and not image.unclean and image.last.counter >= len(self.log) and not self.world.trust_damage:
+            held = image.entries[: len(self.log) - image.first.counter]
+            if not held or held == self.log[image.first.counter :]:
+                node.disk.rotten = False
+
+    def read_served(self, epoch: int) -> None:
+        if epoch < self.newest:
+            self.violation("stale read", f"epoch {epoch}, {self.newest} has committed")
+
+    def state_changed(self, node: Node, before: State, after: State) -> None:
+        self.world.counts[f"→ {after.value}"] += 1
+
+    def state_written(self, node: Node, before: PartitionState | None, after: PartitionState) -> None:
+        if before is not None and before.epoch == after.epoch:
+            self.world.counts["shrinks"] += len(before.in_sync - after.in_sync)
+            self.world.counts["grows"] += len(after.in_sync - before.in_sync)
+
+    # --- the end
+
+    def well(self) -> bool:
+        """One leader, every replica in sync, equal logs, everything committed."""
+        world = self.world
+        cores = [node.core for node in world.nodes if node.core is not None]
+        leaders = [core for core in cores if core.state is State.LEADING]
+        if len(cores) < len(world.nodes) or len(leaders) != 1 or world.zookeeper.state is None:
+            return False
+        if world.zookeeper.state.in_sync != {node.member for node in world.nodes}:
+            return False
+        leader = leaders[0]
+        ends = {core.context.log.last for core in cores}
+        return len(ends) == 1 and all(core.context.committed == leader.context.log.last.counter for core in cores)
+
+    def check_end(self) -> None:
+        """The logs are equal byte for byte, and whole."""
+        world = self.world
+        for node in world.nodes:
+            assert node.log is not None
+            first = node.log.first.counter
+            if node.log.entries != self.log[first:]:
+                self.violation("replicas diverge", f"{node.member} has {node.log.last}, committed {len(self.log)}")
+        for position in sorted(self.acknowledged):
+            if position.counter > len(self.log) or self.log[position.counter - 1].position != position:
+                self.violation("acknowledged entry lost", f"{position} at the end")
+                break
+        payloads = [entry.payload for entry in self.log if entry.kind == EntryKind.DATA]
+        if len(set(payloads)) != len(payloads):
+            self.violation("entry twice", "a payload is committed at two positions")

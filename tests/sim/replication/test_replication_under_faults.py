@@ -1,0 +1,100 @@
+"""Replication under random schedules of faults: nothing acknowledged is lost, and each fault of the code is found.
+
+PIXIU_REPLICATION_RUNS says how many seeds are played; the nightly target plays 100,000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pixiu.replication.core import Core
+from tests.sim.replication import faulty
+from tests.sim.replication.schedule import Verdict, run
+
+BLOCK = 500
+BLOCKS = max(1, int(os.environ.get("PIXIU_REPLICATION_RUNS", "2000")) // BLOCK)
+FILE_RUNS = 15
+ENOUGH = {
+    "acknowledged": 50_000, "promotions": 2000, "shrinks": 500, "grows": 1500, "kills": 1000, "power cuts": 1000, "pauses": 700,
+    "late proposals": 700, "snapshots": 700, "damaged starts": 300, "→ Repairing": 400, "→ HandingOver": 80,
+    "fault: isolate leader": 1000, "fault: zookeeper": 1000, "fault: one way": 1000, "fault: expire": 1000, "fault: cut": 1000,
+}  # fmt: skip
+"""What 1,000 runs must have had at least; about half of what was counted when this was written."""
+
+
+@cache
+def block(number: int) -> tuple[Counter[str], tuple[Verdict, ...]]:
+    """What happened in 500 runs, and the verdicts of those that broke something."""
+    totals: Counter[str] = Counter()
+    bad = []
+    for seed in range(number * BLOCK, (number + 1) * BLOCK):
+        verdict = run(seed)
+        totals += verdict.counts
+        if verdict.violations:
+            bad.append(verdict)
+    return totals, tuple(bad)
+
+
+@pytest.mark.parametrize("number", range(BLOCKS))
+def test_nothing_acknowledged_is_lost_under_faults(number: int) -> None:
+    totals, bad = block(number)
+    assert not bad, [f"seed {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
+    by_force = totals["well by an operator's word"]
+    assert totals["well"] + by_force == BLOCK
+    assert by_force <= BLOCK // 25  # 6 of 1,000 on average
+
+
+def test_the_schedules_do_enough() -> None:
+    totals = block(0)[0] + block(1)[0] if BLOCKS > 1 else block(0)[0] + block(0)[0]
+    too_few = {what: totals[what] for what, least in ENOUGH.items() if totals[what] < least}
+    assert not too_few, too_few
+
+
+def test_nothing_is_lost_with_logs_on_real_files(tmp_path: Path) -> None:
+    totals: Counter[str] = Counter()
+    for seed in range(FILE_RUNS):
+        verdict = run(seed, directory=tmp_path / f"{seed}")
+        assert not verdict.violations, (seed, verdict.violations[:3])
+        totals += verdict.counts
+    assert totals["power cuts"] > FILE_RUNS
+    assert totals["kills"] > FILE_RUNS
+    assert totals["damaged starts"] > FILE_RUNS // 5
+    assert totals["snapshots"] > FILE_RUNS // 5
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = run(7), run(7)
+    assert (first.digest, first.counts, first.outcome) == (second.digest, second.counts, second.outcome)
+    assert first.digest != run(8).digest
+
+
+@pytest.mark.parametrize(
+    ("core", "trust_damage", "signs"),
+    [
+        (faulty.NoMaximalSet, False, {"acknowledged entry lost"}),
+        (faulty.NoCutOff, False, {"prefixes differ", "replicas diverge", "stuck"}),
+        (faulty.NoFirstEntry, False, {"replicas diverge", "stuck"}),
+        (faulty.AcknowledgesBeforeTheShrink, False, {"acknowledged entry lost", "acknowledged late", "stale read"}),
+        (Core, True, {"unclean promoted", "acknowledged entry lost"}),
+        (faulty.GoesOnAlone, False, {"acknowledged entry lost"}),
+    ],
+    ids=[
+        "no maximal set",
+        "no cut-off",
+        "no first entry",
+        "acknowledges before the shrink",
+        "trusts a damaged log",
+        "goes on alone",
+    ],
+)
+def test_a_fault_put_back_is_found(core: type[Core], trust_damage: bool, signs: set[str]) -> None:
+    for seed in range(400):
+        seen = {what for what, _ in run(seed, core, trust_damage).violations}
+        if seen & signs:
+            return
+    pytest.fail("400 runs saw nothing of it")

@@ -1,0 +1,361 @@
+"""Replicas of one partition: production cores, each with a shell that is a few lines here, under random faults.
+
+One heap of events and one `random.Random`: the same seed gives the same run on every machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pixiu.replication import events as ev
+from pixiu.replication.core import Core
+from pixiu.replication.messages import Append
+from pixiu.replication.model import EntryKind, MemberID
+from pixiu.replication.options import ReplicationOptions
+from pixiu.replication.states import State
+from tests.sim.replication.disk import Disk, MemoryLog
+from tests.sim.replication.files import FileDisk, FileLog
+from tests.sim.replication.history import History
+from tests.sim.replication.zookeeper import Register
+
+FAULTS_S = 22.0
+HEALING_S = 40.0
+"""After the last fault everything must be well within this (simulated) time."""
+ZOOKEEPER_TURN_S = 0.25
+SESSION_TIMEOUT_S = 2.0
+OPTIONS = ReplicationOptions(
+    heartbeat_s=0.25, lease_s=0.6, confirm_wait_s=0.9, silence_s=1.2, candidate_step_s=0.3, resend_s=0.5, poll_s=0.6,
+    join_within=8, max_uncommitted=200, max_append_entries=8, max_unacknowledged=4, snapshot_timeout_s=3.0, max_kept=12,
+)  # fmt: skip
+"""Shorter times and smaller limits than in service, so that more happens in a run."""
+
+
+@dataclass
+class Node:
+    """A machine with its disk, and the process on it while it is up."""
+
+    member: MemberID
+    disk: Disk
+    log: MemoryLog | None = None
+    core: Core | None = None
+    start: int = 0
+    """Counts starts: what was meant for an earlier one is void."""
+    paused_until: float = 0.0
+    held: deque[Any] = field(default_factory=deque)
+    """Events that wait for the end of a pause."""
+    session: int | None = None
+    seen_presence: int = -1
+    seen_state: int = -1
+    reachable: bool = True
+    """By ZooKeeper."""
+    disk_free_at: float = 0.0
+    disk_s: float = 0.01
+    applied: int = 0
+    writes: deque[tuple[int, int, int, tuple[int, int] | None]] = field(default_factory=deque)
+    """What waits for level replicated: (epoch, first, last, the highest position acknowledged when it was sent)."""
+    tick_at: float = 0.0
+
+
+class World:
+    """One run.
+
+    Args:
+        seed: of everything random.
+        core: the class of the replicas' cores; a test puts a broken one here.
+        trust_damage: a start believes what is left of a damaged log.
+        directory: the logs are real ones, in here.
+    """
+
+    def __init__(self, seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.core_class = core
+        self.trust_damage = trust_damage
+        self.zookeeper = Register(SESSION_TIMEOUT_S)
+        replicas = self.rng.choice((2, 3, 3))
+        disks = [FileDisk(directory / f"{i + 1}") if directory else Disk() for i in range(replicas)]
+        self.nodes = [Node(MemberID(i + 1), disk) for i, disk in enumerate(disks)]
+        self.history = History(self)
+        self.counts: Counter[str] = Counter()
+        self.digest = 0
+        self.cuts: dict[tuple[int, int], float] = {}
+        """(from, to) → until when nothing passes."""
+        self.calm = False
+        """No more faults."""
+        self.clients = True
+        self.loss = self.rng.choice((0.0, 0.02, 0.1))
+        self.unknown = self.rng.choice((0.02, 0.1, 0.4))
+        """How often the answer of a compare-and-set is lost."""
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._values = 0
+        self.after(ZOOKEEPER_TURN_S, self._zookeeper_turn)
+
+    # --- time
+
+    def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + delay, self._order, action, arguments))
+
+    def run_until(self, until: float, done: Callable[[], bool] | None = None) -> None:
+        """Play events; `done` is asked four times a second."""
+        ask_at = self.now
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, action, arguments = heapq.heappop(heap)
+            action(*arguments)
+            if done is not None and self.now >= ask_at:
+                ask_at = self.now + 0.25
+                if done():
+                    return
+        self.now = max(self.now, until)
+
+    # --- processes
+
+    def start(self, node: Node) -> None:
+        if node.core is not None:
+            return
+        damage = node.disk.open()
+        if damage is not None:
+            self.counts["damaged starts"] += 1
+            if self.trust_damage:
+                node.disk.image.unclean, damage = False, None
+        node.start += 1
+        node.disk.incarnation += 1
+        node.log = FileLog(node.disk) if isinstance(node.disk, FileDisk) else MemoryLog(node.disk)
+        node.applied = node.disk.flushed
+        if node.log.last.counter < node.disk.flushed and not node.log.unclean and not node.disk.rotten:
+            position = self.history.position(node.disk.flushed)  # a crash between a snapshot's two halves
+            node.log.reset(position)
+        node.seen_presence = node.seen_state = -1
+        node.writes.clear()
+        node.core = self.core_class(
+            member=node.member, incarnation=node.disk.incarnation, log=node.log, options=OPTIONS,
+            applied=node.disk.flushed, now=self.now, damage=damage,
+        )  # fmt: skip
+        self.counts["starts"] += 1
+        self._tick(node, node.start)
+
+    def stop(self, node: Node, power: bool) -> None:
+        if node.core is None or node.log is None:
+            return
+        self.counts["power cuts" if power else "kills"] += 1
+        node.log.crash(self.rng, power)
+        node.core, node.log = None, None
+        node.start += 1
+        node.paused_until = 0.0
+        node.held.clear()
+        node.disk_free_at = 0.0
+        node.session = None
+
+    def deliver(self, node: Node, start: int, event: ev.Event) -> None:
+        """An event reaches a process, unless it is another start; a paused one takes it later."""
+        core = node.core
+        if core is None or node.start != start:
+            return
+        if self.now < node.paused_until:
+            if len(node.held) < 200:
+                node.held.append(event)
+            return
+        self.digest = zlib.crc32(f"{self.now:.6f} {node.member} {type(event).__name__}".encode(), self.digest)
+        before = core.state
+        self.perform(node, core.step(event, self.now))
+        if core.state is not before:
+            self.history.state_changed(node, before, core.state)
+        if core.may_read(self.now):
+            self.history.read_served(core.epoch)
+
+    def _tick(self, node: Node, start: int) -> None:
+        if node.start != start or node.core is None:
+            return
+        self.deliver(node, start, ev.Tick())
+        self.after(max(0.02, node.core.next_deadline() - self.now), self._tick, node, start)
+
+    def pause(self, node: Node, seconds: float) -> None:
+        if node.core is not None and self.now >= node.paused_until:
+            self.counts["pauses"] += 1
+            node.paused_until = self.now + seconds
+            self.after(seconds, self._resume, node, node.start)
+
+    def _resume(self, node: Node, start: int) -> None:
+        if node.start != start or self.now < node.paused_until:
+            return
+        held = list(node.held)
+        node.held.clear()
+        for event in held:
+            self.deliver(node, start, event)
+
+    # --- effects
+
+    def perform(self, node: Node, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            getattr(self, f"_do_{type(effect).__name__}")(node, effect)
+
+    def _do_Sync(self, node: Node, effect: ev.Sync) -> None:
+        assert node.log is not None
+        node.disk_free_at = max(self.now, node.disk_free_at) + self.rng.uniform(0.1, 1.0) * node.disk_s
+        self.after(node.disk_free_at - self.now, self._synced, node, node.start, node.log.issued, effect.ticket)
+
+    def _synced(self, node: Node, start: int, issued: int, ticket: int) -> None:
+        if node.start == start and node.log is not None:
+            node.log.sync(issued)
+            self.history.check_repaired(node)
+            self.deliver(node, start, ev.Synced(ticket))
+
+    def _do_Send(self, node: Node, effect: ev.Send) -> None:
+        rng = self.rng
+        target = self.nodes[effect.to - 1]
+        if isinstance(effect.message, Append) and effect.message.entries:
+            self.counts["entries sent"] += len(effect.message.entries)
+        if self.cut_off(node, target) or rng.random() < self.loss:
+            return
+        delay = rng.uniform(0.002, 0.03)
+        if not self.calm:
+            slow = rng.random()
+            if slow < 0.03:
+                delay += rng.uniform(0.0, 3.0)
+            elif slow < 0.06:
+                self.after(delay + rng.uniform(0.0, 2.0), self._arrive, node, target, effect.message)
+        self.after(delay, self._arrive, node, target, effect.message)
+
+    def _arrive(self, sender: Node, target: Node, message: Any) -> None:
+        if not self.cut_off(sender, target):
+            self.deliver(target, target.start, ev.Received(message))
+
+    def cut_off(self, sender: Node, target: Node) -> bool:
+        return self.cuts.get((sender.member, target.member), 0.0) > self.now
+
+    def _do_ReadState(self, node: Node, effect: ev.ReadState) -> None:
+        if node.reachable:
+            self.after(self.rng.uniform(0.002, 0.05), self._read_state, node, node.start)
+        else:
+            self.after(0.5, self.deliver, node, node.start, ev.StateUnread())
+
+    def _read_state(self, node: Node, start: int) -> None:
+        self.after(self.rng.uniform(0.002, 0.1), self.deliver, node, start, ev.StateRead(self.zookeeper.read()))
+
+    def _do_CompareAndSet(self, node: Node, effect: ev.CompareAndSet) -> None:
+        rng, start = self.rng, node.start
+        lost = not self.calm and rng.random() < self.unknown
+        if not node.reachable or lost:
+            if lost and rng.random() < 0.7:
+                self.counts["late proposals"] += 1
+                self.after(rng.choice((0.01, rng.uniform(0.0, 4.0))), self._swap, node, -1, effect)
+            self.after(rng.uniform(0.1, 0.6), self.deliver, node, start, ev.Swapped(effect.token, ev.Outcome.UNKNOWN))
+        else:
+            self.after(rng.uniform(0.002, 0.05), self._swap, node, start, effect)
+
+    def _swap(self, node: Node, start: int, effect: ev.CompareAndSet) -> None:
+        before = self.zookeeper.state
+        done = self.zookeeper.compare_and_set(effect.expected, effect.state)
+        if done:
+            self.history.state_written(node, before, effect.state)
+        outcome = ev.Outcome.OK if done else ev.Outcome.CONFLICT
+        self.after(self.rng.uniform(0.002, 0.05), self.deliver, node, start, ev.Swapped(effect.token, outcome))
+
+    def _do_Accepted(self, node: Node, effect: ev.Accepted) -> None:
+        node.writes.append((effect.epoch, effect.first, effect.last, self.history.highest))
+
+    def _do_Rejected(self, node: Node, effect: ev.Rejected) -> None:
+        self.counts["rejected"] += 1
+
+    def _do_Persisted(self, node: Node, effect: ev.Persisted) -> None:
+        assert node.log is not None
+        assert node.disk.image.last.counter >= effect.counter
+
+    def _do_Committed(self, node: Node, effect: ev.Committed) -> None:
+        self.history.committed(node, effect.counter, effect.copies)
+
+    def _do_Leading(self, node: Node, effect: ev.Leading) -> None:
+        self.history.leading(node, effect.epoch)
+
+    def _do_Deposed(self, node: Node, effect: ev.Deposed) -> None:
+        self.counts["deposed"] += 1
+        node.writes.clear()
+
+    def _do_SendSnapshot(self, node: Node, effect: ev.SendSnapshot) -> None:
+        target = self.nodes[effect.member - 1]
+        assert node.log is not None
+        position = self.history.position(node.applied)
+        sent = not self.cut_off(node, target) and self.rng.random() > self.loss * 2
+        delay = self.rng.uniform(0.05, 0.6)
+        if sent:
+            self.counts["snapshots"] += 1
+            self.after(delay, self.deliver, target, target.start, ev.SnapshotReceived(effect.epoch, node.member, position))
+        event = ev.SnapshotSent(effect.member, position if sent else None)
+        self.after(delay + 0.05, self.deliver, node, node.start, event)
+
+    def _do_InstallSnapshot(self, node: Node, effect: ev.InstallSnapshot) -> None:
+        node.applied = node.disk.flushed = effect.position.counter
+
+    def _do_ReportDamage(self, node: Node, effect: ev.ReportDamage) -> None:
+        self.counts["sole damaged" if effect.sole else "damage reported"] += 1
+
+    def _do_Audit(self, node: Node, effect: ev.Audit) -> None:
+        self.counts["forced"] += 1
+
+    def _do_HandedOver(self, node: Node, effect: ev.HandedOver) -> None:
+        self.counts["hand-overs"] += 1
+        if node.session is not None:
+            self.zookeeper.close(node.session)
+        self.stop(node, power=False)
+
+    def _do_CloseSession(self, node: Node, effect: ev.CloseSession) -> None:
+        self.history.violation("halted", f"{node.member}: {effect.reason}")
+
+    # --- ZooKeeper's side of the connections
+
+    def _zookeeper_turn(self) -> None:
+        register = self.zookeeper
+        for node in self.nodes:
+            if node.core is None or not node.reachable or self.now < node.paused_until:
+                continue
+            if node.session is not None and node.session not in register.sessions:
+                node.session = None
+                self.deliver(node, node.start, ev.SessionLost())
+            elif node.session is None:
+                if node.disk.incarnation and node.core.context.incarnation and node.seen_presence >= 0:
+                    node.disk.incarnation += 1
+                node.session = register.open(node.member, node.disk.incarnation, self.now)
+                self.deliver(node, node.start, ev.SessionStarted(node.session, node.disk.incarnation))
+            elif self.rng.random() < 0.9:
+                register.sessions[node.session].seen_at = self.now
+        register.expire(self.now)
+        for node in self.nodes:
+            if node.core is None or not node.reachable or self.rng.random() < 0.3:
+                continue
+            if node.seen_presence != register.presence_version:
+                node.seen_presence = register.presence_version
+                self.after(0.01, self.deliver, node, node.start, ev.PresenceChanged(register.live()))
+            if node.seen_state != register.version:
+                node.seen_state = register.version
+                self.after(0.01, self.deliver, node, node.start, ev.StateRead(register.read()))
+        self.after(ZOOKEEPER_TURN_S, self._zookeeper_turn)
+
+    # --- clients
+
+    def client_turn(self) -> None:
+        if not self.clients:
+            return
+        rng = self.rng
+        for node in self.nodes:
+            if node.core is not None and node.core.state is State.LEADING and self.now >= node.paused_until:
+                many = rng.choice((1, 1, 2, 3, 12)) if rng.random() < 0.8 else 0
+                if many:
+                    self._values += many
+                    values = range(self._values - many + 1, self._values + 1)
+                    payloads = [(int(EntryKind.DATA), value.to_bytes(4, "big")) for value in values]
+                    self.deliver(node, node.start, ev.Propose(0, payloads, 0))
+                if rng.random() < 0.05 and node.applied > node.disk.flushed:
+                    node.disk.flushed = node.applied
+            if node.core is not None and rng.random() < 0.05:
+                node.disk.flushed = max(node.disk.flushed, node.applied)
+                self.deliver(node, node.start, ev.Flushed(node.disk.flushed))
+        self.after(rng.uniform(0.05, 0.4), self.client_turn)
