@@ -57,7 +57,7 @@ async def cluster(*, proxies: int = 1, gateways: int = 1, brokers: int = 1, sett
     """One router, and of the others as many as are asked for; all on this machine, gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
-            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=1, routers=1, router_replicas=1,
+            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=1, routers=1, router_replicas=1, relays=0,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
         )  # fmt: skip
         local = LocalCluster(options)

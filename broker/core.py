@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from broker.addressed import AddressedFanout, Relays, Way
 from broker.events import (
     AbsenceReceived,
     BecomeInit,
@@ -24,6 +25,7 @@ from broker.events import (
     HealingReceived,
     MalformedBatch,
     MessagesReceived,
+    NotTaken,
     PeerAlive,
     PeerDead,
     RecordsReceived,
@@ -44,7 +46,7 @@ from pixiu.healing import Outcome as Healed
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.notices import LayoutNotices
 from pixiu.partition import rendezvous, rendezvous_order, serves, share_rooms
-from pixiu.softstore import ENTRY, Change, Key, Membership
+from pixiu.softstore import ENTRY, Applied, Change, Key, Membership, Purged
 from pixiu.vanished import Vanished
 from pixiu.wire.v1 import control_pb2
 
@@ -92,6 +94,7 @@ class Core:
         poll_interval_s: how long a sender's view of the registry may be old, seconds.
         gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
         membership: the map, empty.
+        through_relays: send records through relays with the lists of their users, and not to gateways.
     """
 
     def __init__(
@@ -103,12 +106,16 @@ class Core:
         poll_interval_s: float,
         gone_gateway_s: float,
         membership: Membership | None = None,
+        through_relays: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.partition = partition
         self.state = State.INIT
         self.membership = membership if membership is not None else Membership()
-        self.fanout = Fanout(self._gateway_targets, self._serves, self._elsewhere)
+        self.relays = Relays() if through_relays else None
+        self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere)
+        if through_relays:
+            self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere)
         self.feeds: dict[int, Feed] = {}
         self.keeper = Keeper(self.membership, heartbeat_s)
         self.vanished = Vanished(self.membership, gone_gateway_s)
@@ -158,6 +165,7 @@ class Core:
     # --- records
 
     def _on_records(self, event: RecordsReceived, now: float, effects: list[Effect]) -> None:
+        lost = self.fanout.counters.records_unroutable
         found = self.fanout.route(event.data, event.start, event.end, event.count)
         if found is None:
             effects.append(MalformedBatch(event.peer))
@@ -166,6 +174,8 @@ class Core:
         effects.extend(parcels)
         if stale:
             self._notice(event.peer, now, effects)
+            if self.fanout.counters.records_unroutable != lost:
+                effects.append(NotTaken(event.peer))
 
     def _serves(self, room: int) -> bool:
         return serves(self.partition, room, self._partitions)
@@ -181,6 +191,16 @@ class Core:
             else:
                 found.append(gateway[0])
         return tuple(found)
+
+    def _ways(self, room: int) -> tuple[Way, ...]:
+        assert self.relays is not None
+        return self.relays.ways(room, (key.uin for key in self.membership.live_keys(room)))
+
+    def _use_relays(self) -> None:
+        if self.relays is not None and self._view is not None:
+            live = [(relay.endpoint, relay.partition) for relay in self._view.relays if relay.endpoint not in self._dead]
+            self.relays.change(self._view.relay_partitions, live)
+            self.fanout.forget_all()
 
     def _elsewhere(self, room: int) -> Target | None:
         """The broker that serves a room which moved; for two poll intervals after the doubling. Source: DESIGN section 8."""
@@ -214,16 +234,19 @@ class Core:
             self._gateways[gateway.instance] = (target, gateway.generation)
             self.membership.raise_floor(gateway.instance, gateway.generation)
         self.fanout.forget_all()
-        known = {replica.endpoint for replica in (*event.routers, *event.brokers)} | {g.endpoint for g in event.gateways}
-        self._dead &= known
+        known = {replica.endpoint for replica in (*event.routers, *event.brokers, *event.relays)}
+        self._dead &= known | {g.endpoint for g in event.gateways}
+        self._use_relays()
         self._update_feeds(now, effects)
 
     def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
         self._dead.add(event.peer)
+        self._use_relays()
         self._update_feeds(now, effects)
 
     def _on_alive(self, event: PeerAlive, now: float, effects: list[Effect]) -> None:
         self._dead.discard(event.peer)
+        self._use_relays()
         self._update_feeds(now, effects)
 
     # --- feeds
@@ -323,7 +346,7 @@ class Core:
             return
         if feed.seen is not None:
             feed.seen.update(_keys_of(event.chunk.entries))
-        self.fanout.forget(applied.rooms)
+        self._changed(applied)
 
     def _on_snapshot_finished(self, event: SnapshotFinished, now: float, effects: list[Effect]) -> None:
         feed = self._of_source(event.source)
@@ -334,7 +357,7 @@ class Core:
             self.counters.snapshots_taken += 1
             if feed.seen is not None and self._view is not None:
                 swept = self.membership.sweep(feed.partition, self._view.router_partitions, feed.seen)
-                self.fanout.forget(swept.rooms)
+                self._changed(swept)
             feed.succeed(now)
         else:
             self.counters.snapshots_failed += 1
@@ -366,12 +389,13 @@ class Core:
         if outcome.messages:
             effects.append(SendControl(peer, outcome.messages))
         self._note_seen(outcome.applied.changes)
-        self.fanout.forget(outcome.purged.rooms + outcome.applied.rooms)
+        self._changed(outcome.purged)
+        self._changed(outcome.applied)
 
     def _on_absence(self, event: AbsenceReceived, now: float, effects: list[Effect]) -> None:
         """Negative feedback: drop what is not newer."""
         if 0 < event.as_of <= MAX_ID:
-            self.fanout.forget(self.membership.absent(event.as_of, event.rooms, now).rooms)
+            self._changed(self.membership.absent(event.as_of, event.rooms, now))
 
     # --- logins and logouts
 
@@ -391,7 +415,14 @@ class Core:
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
         self._note_seen(applied.changes)
-        self.fanout.forget(applied.rooms)
+        self._changed(applied)
+
+    def _changed(self, outcome: Applied | Purged) -> None:
+        """What is cached for rooms is over: where gateways are sent to, when those changed; else when any member did."""
+        if self.relays is None:
+            self.fanout.forget(outcome.rooms)
+        else:
+            self.fanout.forget({c.room for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
 
     def _note_seen(self, changes: list[Change]) -> None:
         for feed in self.feeds.values():
@@ -411,7 +442,7 @@ class Core:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self.membership.expire(now)
             for purged in self.vanished.purge(self._gateways, now) if self._view is not None else ():
-                self.fanout.forget(purged.rooms)
+                self._changed(purged)
         self._update_feeds(now, effects)
 
 

@@ -41,6 +41,9 @@ class ClusterChanged:
     brokers: tuple[Replica, ...]
     """Without this process."""
     gateways: tuple[Gateway, ...]
+    relay_partitions: int = 0
+    relays: tuple[Replica, ...] = ()
+    """Used only where records go through relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRecords:
-    """Send a parcel to a gateway, or to the broker that serves the rooms."""
+    """Send a parcel to a gateway or relay, or to the broker that serves the rooms."""
 
     peer: EndpointID
     records: list[bytes]
@@ -159,6 +162,13 @@ class SendControl:
 @dataclass(frozen=True, slots=True)
 class MalformedBatch:
     """A batch was dropped whole."""
+
+    peer: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    """Records of a batch are for rooms of another partition and cannot be passed on: the sender must not take it as accepted."""
 
     peer: EndpointID
 
@@ -198,4 +208,14 @@ class BecomeRunning:
     """The membership is complete: register as Running."""
 
 
-Effect = SendRecords | SendControl | MalformedBatch | SetAttachment | TakeSnapshot | WaitingForRouters | BecomeInit | BecomeRunning
+Effect = (
+    SendRecords
+    | SendControl
+    | MalformedBatch
+    | NotTaken
+    | SetAttachment
+    | TakeSnapshot
+    | WaitingForRouters
+    | BecomeInit
+    | BecomeRunning
+)

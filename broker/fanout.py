@@ -7,7 +7,7 @@ Source: seed 004 §2.3 step 10, §5.3 step 12; DESIGN sections 5 and 9, "Room me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,7 +67,7 @@ class Fanout:
         self._cache: dict[int, tuple[Target, ...]] = {}
         self.counters = FanoutCounters()
 
-    def forget(self, rooms: list[int]) -> None:
+    def forget(self, rooms: Iterable[int]) -> None:
         """The gateways of these rooms changed."""
         cache = self._cache
         for room in rooms:

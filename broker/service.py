@@ -22,6 +22,7 @@ from broker.events import (
     Gateway,
     HealingReceived,
     MessagesReceived,
+    NotTaken,
     PeerAlive,
     PeerDead,
     RecordsReceived,
@@ -38,7 +39,8 @@ from broker.events import (
 )
 from broker.feeds import FeedState
 from broker.options import Options
-from pixiu.discovery.node import NodeState
+from broker.router_root import RouterRoot
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
@@ -73,15 +75,23 @@ class Service:
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
+            through_relays=context.cluster.fanout == "relay",
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
+        self._router_root = RouterRoot(context, self._take_view) if context.cluster.router_root else None
         self._restate = Restate(context.membership, context.crash)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
+
+    async def prepare(self, node: Node) -> Node:
+        """Read where the routers are, when that is another root."""
+        if self._router_root is not None:
+            await self._router_root.start()
+        return node
 
     async def start(self) -> None:
         """Returns when the snapshots of all router partitions that share rooms are merged; waits for routers for ever."""
@@ -105,6 +115,8 @@ class Service:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._router_root is not None:
+            await self._router_root.close()
         await self._restate.close()
         await self._snapshots.close()
 
@@ -112,18 +124,30 @@ class Service:
         """The membership's size and where it comes from. `degraded` is a text while something needs an operator."""
         core = self._core
         lost = sorted(partition for partition, feed in core.feeds.items() if feed.state is FeedState.SEEKING)
+        degraded = f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None
+        if core.relays is not None and not core.relays.partitions:
+            degraded = degraded or "cluster.fanout is relay, and no relay is running: rooms' messages reach nobody"
         return {
             "membership": core.state.value,
             "members": len(core.membership),
             "rooms": core.membership.rooms,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
-            "degraded": f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None,
+            "degraded": degraded,
         }
 
     def on_view(self, view: View) -> None:
-        """Heartbeat and reach routers, gateways and the other brokers."""
+        """The own root's; with another root's routers, relays and gateways in it, where they are there."""
+        if self._router_root is not None:
+            self._router_root.set_own(view)
+        else:
+            self._take_view(view)
+
+    def _take_view(self, view: View) -> None:
+        """Heartbeat and reach routers, gateways and the other brokers; relays where records go through them."""
         me = self._context.endpoint_id
-        nodes = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
+        relays = view.running("relay") if self._context.cluster.fanout == "relay" else ()
+        others = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
+        nodes = (*others, *relays)
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         routers = view.layout.roles.get("router")
         self._step(
@@ -137,25 +161,28 @@ class Service:
                 tuple(
                     Gateway(node.endpoint, node.instance, node.generation) for node in view.of_role("gateway") if node.instance >= 0
                 ),
+                view.layout.partitions("relay") if relays else 0,
+                tuple(Replica(node.endpoint, node.partition) for node in relays),
             )
         )
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """A proxy's batch; or another broker's, whose partition the room has left."""
-        send, malformed = self._context.links.send_records, False
+        send = self._context.links.send_records
+        taken: bool | None = True
         for effect in self._core.step(RecordsReceived(peer, data, start, end, count), self._context.now()):
             if isinstance(effect, SendRecords):
                 send(effect.peer, effect.records, effect.lane)
             elif isinstance(effect, SendControl):
                 self._context.links.send_control(effect.peer, effect.messages)
             else:
-                malformed = True
-        return not malformed
+                taken = None if isinstance(effect, NotTaken) else False
+        return taken
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """Gateway messages from a router; another broker's layout notice needs nothing, the registry brings it anyway."""
+        """Gateway messages and what heals them, from a router; or another broker knows a newer layout."""
         changes: list[Change] = []
         try:
             for data in messages:
@@ -166,6 +193,8 @@ class Service:
                     self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
                 elif is_healing(control):
                     self._step(HealingReceived(peer, control))
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
             return False
         if changes:
@@ -177,6 +206,8 @@ class Service:
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """A router, gateway or broker died or came back."""
+        if self._router_root is not None and state in (PeerState.DEAD, PeerState.ALIVE):
+            self._router_root.mark(peer, dead=state is PeerState.DEAD)
         if state is PeerState.DEAD:
             self._step(PeerDead(peer))
         elif state is PeerState.ALIVE:
@@ -207,7 +238,8 @@ class Service:
                 case SetAttachment(peer, attachment):
                     links.set_attachment(peer, attachment)
                 case TakeSnapshot(source, partition, partitions):
-                    self._snapshots.take(source, self._context.view, partition, partitions)
+                    view = self._router_root.view() if self._router_root is not None else self._context.view
+                    self._snapshots.take(source, view, partition, partitions)
                 case WaitingForRouters(partitions, waited_s):
                     self._context.log.warning(
                         WAITING_FOR_ROUTERS,

@@ -33,6 +33,10 @@ class Connection(Protocol):
     def close(self, reason: str) -> None:
         """End the connection."""
 
+    def replaced(self, moved: bool) -> None:
+        """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
+        (`moved`) or of another one."""
+
 
 class Pending(Protocol):
     """A connection that may not have said who it is."""

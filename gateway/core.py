@@ -1,4 +1,4 @@
-"""The gateway's core: its clients' rooms, what it tells the routers, and the fan-out of what brokers send.
+"""The gateway's core: its clients' rooms, what it tells routers and relays, and the fan-out of what it is sent.
 
 The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
 loop; a connection gets one write for all of them.
@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
+from gateway.devices import DeviceIndex
 from gateway.events import (
+    Answer,
     Closed,
     Confirmed,
     Deliver,
+    Disconnect,
     Effect,
     EndOfTurn,
     Event,
@@ -28,22 +31,22 @@ from gateway.events import (
     ProxiesChanged,
     Publish,
     RecordsArrived,
+    RelaysChanged,
+    Replaced,
     Replica,
     RoutersChanged,
-    SendControl,
     SendDelivered,
     SendRecords,
     Settled,
     Tick,
 )
-from gateway.feedback import Feedback, absences
-from gateway.presence import Presence
+from gateway.reports import Reports
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
-from pixiu.healing import Holder, rule_of
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, body_bounds
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
 from pixiu.routing import Routes
+from pixiu.softstore import VALUED_MESSAGES_A_CONTROL, Change
 from pixiu.vrooms import VRooms, with_key
 from pixiu.wire.v1 import control_pb2
 
@@ -54,6 +57,8 @@ MAX_ANSWERED_A_MESSAGE = 128
 NO_BIG_ROOMS = VRooms()
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
+ROOM = int(Kind.ROOM)
+CHAT = int(Kind.CHAT)
 
 
 @dataclass(slots=True)
@@ -81,12 +86,20 @@ class Core:
         generation: of that number, grown with this start.
         signals: remembers delivered signals; None: as long as this core lives.
         vrooms: the cluster's big rooms.
+        through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
     """
 
     def __init__(
-        self, *, instance: int, generation: int, signals: SignalTable | None = None, vrooms: VRooms = NO_BIG_ROOMS
+        self,
+        *,
+        instance: int,
+        generation: int,
+        signals: SignalTable | None = None,
+        vrooms: VRooms = NO_BIG_ROOMS,
+        through_relays: bool = False,
     ) -> None:
         self.index = RoomIndex(vrooms)
+        self._through_relays = through_relays
         self.signals = Signals(signals if signals is not None else MemoryTable())
         self.counters = Counters()
         self._identity = (instance, generation)
@@ -97,13 +110,15 @@ class Core:
         self._dirty: dict[Channel, None] = {}
         self._proxies: tuple[Replica, ...] = ()
         self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy)
-        self._partitions_of: dict[EndpointID, int] = {}
         self._held: list[tuple[int, bytes]] = []
-        self.presence = Presence(self._next_id, self._next_token)
-        self.feedback = Feedback()
-        self.holder = Holder(self.presence.own, lambda asked, _: self._as_of() if asked == instance else 0)
+        self.rooms = Reports(instance, self._as_of, self._next_token)
+        self.users = Reports(instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
+        self.devices = DeviceIndex(self._next_id)
+        self._halves: dict[int, dict[int, bool | None]] = {}
+        """Connection → request that routers and relays both have to confirm → what the first of them said."""
         self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
             RoutersChanged: self._on_routers,
+            RelaysChanged: self._on_relays,
             ProxiesChanged: self._on_proxies,
             Opened: self._on_opened,
             Closed: self._on_closed,
@@ -111,6 +126,7 @@ class Core:
             Leave: self._on_leave,
             Publish: self._on_publish,
             Confirmed: self._on_confirmed,
+            Replaced: self._on_replaced,
             HealingReceived: self._on_healing,
             FenceReceived: self._on_fence,
             Settled: self._on_settled,
@@ -126,12 +142,13 @@ class Core:
         return self._handlers[type(event)](event, now)
 
     def records_arrived(self, event: RecordsArrived) -> bool:
-        """Take a batch from a broker. False when it is malformed: then nothing of it is delivered."""
+        """Take a batch from a broker or a relay. False when it is malformed: then nothing of it is delivered."""
         records = _split(event.data, event.start, event.end, event.count)
         if records is None:
             self.counters.batches_malformed += 1
             return False
-        rooms, seen, before, signal = self.index.rooms, self._seen, self._seen_before, SIGNAL
+        rooms, users, room, chat, signal = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL
+        seen, before = self._seen, self._seen_before
         self.counters.records_in += len(records)
         for record in records:
             if record[4] == signal:
@@ -151,11 +168,10 @@ class Core:
             if record[5] & Flag.TOPIC:
                 channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
             else:
-                channel = rooms.get(key)
+                channel = rooms.get(key) if record[4] == room else users.get(key) if record[4] == chat else None
             if channel is None:
                 self.counters.without_members += 1
-                if not self.presence.own.gateways(key):
-                    self.feedback.note(key)
+                (self.rooms if record[4] == room else self.users).missing(key)
                 continue
             self._dirty[channel] = None
             if channel.packets:
@@ -166,23 +182,28 @@ class Core:
             self._seen_before, self._seen = seen, set()
         return True
 
-    def heartbeat(self, partition: int, partitions: int) -> control_pb2.SubscriptionState:
-        """The answer to a router's heartbeat: what is on this gateway of the rooms that it keeps."""
-        rule = rule_of(partition, partitions)
-        digest = self.holder.digest(rule, self._as_of()) if rule is not None else None
-        return control_pb2.SubscriptionState(subscribed=True, digest=digest)
+    def heartbeat(self, partition: int, partitions: int, *, relay: bool = False) -> control_pb2.SubscriptionState:
+        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps."""
+        return control_pb2.SubscriptionState(
+            subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions)
+        )
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds; None for never."""
-        due = [time for time in (self.presence.next_deadline(), self._proxy_routes.deadline) if time is not None]
-        return min(due, default=None)
+        due = (self.rooms.presence.next_deadline(), self.users.presence.next_deadline(), self._proxy_routes.deadline)
+        return min([time for time in due if time is not None], default=None)
+
+    @property
+    def unconfirmed(self) -> int:
+        """What was said and some partition has not confirmed."""
+        return self.rooms.presence.unconfirmed + self.users.presence.unconfirmed
 
     def _next_id(self) -> int:
         self._counter += 1
         return gateway_msg_id(*self._identity, self._counter)
 
     def _as_of(self) -> int:
-        """The last GatewayMsgID: `presence.own` is complete up to it."""
+        """The last GatewayMsgID: what `rooms` and `users` hold is complete up to it."""
         return gateway_msg_id(*self._identity, self._counter)
 
     def _next_token(self) -> int:
@@ -195,8 +216,12 @@ class Core:
 
     def _on_routers(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, RoutersChanged)
-        self._partitions_of = {replica.endpoint: replica.partition for replica in event.replicas}
-        self.presence.set_routers(event.partitions, event.replicas, now)
+        self.rooms.set_replicas(event.partitions, event.replicas, now)
+        return []
+
+    def _on_relays(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, RelaysChanged)
+        self.users.set_replicas(event.partitions, event.replicas, now)
         return []
 
     def _on_proxies(self, event: Event, now: float) -> list[Effect]:
@@ -210,16 +235,28 @@ class Core:
     def _on_opened(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Opened)
         self.index.clients[event.connection] = Client(event.uin, event.packets)
+        if event.device:
+            opened = self.devices.opened(
+                event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login
+            )
+            self.users.announce(opened, now)
         return []
+
+    def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
+        self.rooms.announce([Change(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
     def _on_closed(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Closed)
         client = self.index.clients.get(event.connection)
         if client is not None:
             left = self.index.leave(event.connection, list(client.channels))
+            self.index.leave_user(event.connection)
             del self.index.clients[event.connection]
-            self.presence.forget(event.connection)
-            self.presence.change(left, client.uin, False, event.reason, now)
+            self.rooms.presence.forget(event.connection)
+            self.users.presence.forget(event.connection)
+            self._halves.pop(event.connection, None)
+            self._say_rooms(left, client.uin, False, event.reason, now)
+            self.users.announce(self.devices.closed(event.connection, event.reason), now)
         return []
 
     def _on_join(self, event: Event, now: float) -> list[Effect]:
@@ -228,16 +265,46 @@ class Core:
         if client is None:
             return []
         channels = self.index.channels(event.connection, event.channels)
-        entered = self.index.join(event.connection, channels)
-        self.presence.change(entered, client.uin, True, 0, now)
-        return self.presence.request(event.connection, event.request, {room for room, _ in channels}, client.uin, now)
+        self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
+        pairs = {(room, client.uin) for room, _ in channels}
+        if not event.chat and not self._through_relays:
+            return self.rooms.presence.request(event.connection, event.request, pairs, now)
+        if event.chat:
+            self.index.join_user(event.connection)
+            self.users.announce(self.devices.chat(event.connection, True), now)
+        self._halves.setdefault(event.connection, {})[event.request] = None
+        return self._answered(
+            self.rooms.presence.request(event.connection, event.request, pairs, now)
+            + self.users.presence.request(event.connection, event.request, self.devices.pairs(event.connection), now)
+        )
+
+    def _answered(self, effects: list[Effect]) -> list[Effect]:
+        """Answers that may go out: one that needs both routers and relays goes with the second."""
+        if not self._halves:
+            return effects
+        found: list[Effect] = []
+        for answer in effects:
+            assert isinstance(answer, Answer)
+            halves = self._halves.get(answer.connection, {})
+            if answer.request not in halves:
+                found.append(answer)
+            elif halves[answer.request] is None:
+                halves[answer.request] = answer.known
+            else:
+                found.append(Answer(answer.connection, answer.request, bool(halves.pop(answer.request)) and answer.known))
+                if not halves:
+                    del self._halves[answer.connection]
+        return found
 
     def _on_leave(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Leave)
         client = self.index.clients.get(event.connection)
         if client is not None:
             channels = self.index.channels(event.connection, event.channels)
-            self.presence.change(self.index.leave(event.connection, channels), client.uin, False, 1, now)
+            self._say_rooms(self.index.leave(event.connection, channels), client.uin, False, 1, now)
+            if event.chat:
+                self.index.leave_user(event.connection)
+                self.users.announce(self.devices.chat(event.connection, False), now)
         return []
 
     def _on_publish(self, event: Event, now: float) -> list[Effect]:
@@ -250,13 +317,26 @@ class Core:
 
     def _on_confirmed(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Confirmed)
-        partition = self._partitions_of.get(event.peer)
-        return [] if partition is None else self.presence.confirmed(partition, event.ids)
+        if not self.users.reports_to(event.peer):
+            return self._answered(self.rooms.confirmed(event.peer, event.ids))
+        for number, time in event.newer:
+            change = self.users.presence.message(number)
+            if change is not None:
+                self.users.announce(self.devices.overtaken(change, time), now)
+        for number in event.ids:
+            change = self.users.presence.message(number)
+            if change is not None:
+                self.devices.confirmed(change)
+        return self._answered(self.users.confirmed(event.peer, event.ids))
+
+    def _on_replaced(self, event: Event, now: float) -> list[Effect]:
+        assert isinstance(event, Replaced)
+        connections = self.devices.replaced(event.uin, event.key, event.connect_time)
+        return [Disconnect(connection, event.reason) for connection in connections]
 
     def _on_healing(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, HealingReceived)
-        messages = self.holder.answer(event.control)
-        return [SendControl(event.peer, messages)] if messages else []
+        return (self.users if event.relay else self.rooms).answer(event.peer, event.control)
 
     def _on_fence(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, FenceReceived)
@@ -267,18 +347,17 @@ class Core:
     def _on_settled(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Settled)
         for token, handled in event.parcels:
-            if not self.presence.settled(token, handled, now):
+            if not any(reports.presence.settled(token, handled, now) for reports in (self.rooms, self.users)):
                 self._proxy_routes.settled(token)
         return []
 
     def _on_tick(self, event: Event, now: float) -> list[Effect]:
         self._proxy_routes.expire(now)
-        return self.presence.expire(now)
+        return self._answered(self.rooms.presence.expire(now) + self.users.presence.expire(now))
 
     def _on_end_of_turn(self, event: Event, now: float) -> list[Effect]:
         """Presence first, so that routers know of it before a message that a client sends after it."""
-        effects = self.presence.flush(now)
-        effects += self._absences(now)
+        effects = self.rooms.flush(now) + self.users.flush(now)
         if self._held and not self._proxy_routes.held:
             effects += self._published()
         answers = self._end_signals() if self.signals else []
@@ -309,15 +388,7 @@ class Core:
         key = int.from_bytes(record[24:32], "little")
         if record[5] & Flag.TOPIC:
             return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
-        return self.index.rooms.get(key)
-
-    def _absences(self, now: float) -> list[Effect]:
-        by_router: dict[EndpointID, list[int]] = {}
-        for room in self.feedback.due(now):
-            # Who joined since the record came has a GatewayMsgID that is higher than what would be said to be absent.
-            for router in () if self.presence.own.gateways(room) else self.presence.routers(room):
-                by_router.setdefault(router, []).append(room)
-        return [SendControl(router, messages) for router, messages in absences(by_router, self._as_of())]
+        return self.index.rooms.get(key) if record[5] & Flag.TO_ROOM else self.index.users.get(key)
 
     def _published(self) -> list[Effect]:
         parcels: dict[tuple[EndpointID, int], list[bytes]] = {}

@@ -6,15 +6,16 @@ free topic inside its room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pixiu.ids import EndpointID
+from pixiu.softstore import Change
 from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that a gateway may send to: of a router partition, or a proxy (partition 0)."""
+    """A replica that a gateway may send to: of a router or relay partition, or a proxy (partition 0)."""
 
     endpoint: EndpointID
     partition: int
@@ -25,6 +26,14 @@ class Replica:
 @dataclass(frozen=True, slots=True)
 class RoutersChanged:
     """The Running router replicas that are not dead, the number of partitions and the next one while it doubles."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaysChanged:
+    """The same for relays. `partitions` is 0 where the cluster's layout has no relays."""
 
     partitions: int
     replicas: tuple[Replica, ...]
@@ -44,6 +53,13 @@ class Opened:
     connection: int
     uin: int
     packets: bool
+    device: int = 0
+    """DeviceID; 0: nobody is told of the connection."""
+    device_class: int = 0
+    wall_ms: int = 0
+    """Unix milliseconds."""
+    login: bool = True
+    """Whether it counts as a login of the user; see `pixiu.devices`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,8 @@ class Join:
     connection: int
     request: int
     channels: list[tuple[int, bytes | None]]
+    chat: bool = False
+    """It wants the messages to its user as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +87,12 @@ class Leave:
 
     connection: int
     channels: list[tuple[int, bytes | None]]
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsArrived:
-    """A batch came from a broker: records in data[start:end]."""
+    """A batch came from a broker or a relay: records in data[start:end]."""
 
     data: bytes
     start: int
@@ -95,10 +114,25 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A router says that these gateway messages are known to its partition and its brokers."""
+    """A router or relay says that these gateway messages are known to its partition, and a router's to its brokers.
+
+    `newer`: (ID, connect time) of those whose device has a newer connection on another gateway.
+    """
 
     peer: EndpointID
     ids: list[int]
+    newer: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A relay says that the connections of a device up to a connect time were replaced. `reason`: of control.proto."""
+
+    uin: int
+    key: int
+    """As `pixiu.devices.device_key` has it."""
+    connect_time: int
+    reason: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +144,16 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class HealingReceived:
-    """A router asks what is on this gateway: one of the messages of `pixiu.healing`."""
+    """A router, or a relay, asks what is on this gateway: one of the messages of `pixiu.healing`."""
 
     peer: EndpointID
     control: control_pb2.Control
+    relay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FenceReceived:
-    """A router refuses what has a lower GatewayMsgID: it takes this gateway's generation for dead."""
+    """A router or relay refuses what has a lower GatewayMsgID: it takes this gateway's generation for dead."""
 
     peer: EndpointID
     floor: int
@@ -131,6 +166,7 @@ class Tick:
 
 Event = (
     RoutersChanged
+    | RelaysChanged
     | ProxiesChanged
     | Opened
     | Closed
@@ -140,6 +176,7 @@ Event = (
     | EndOfTurn
     | Publish
     | Confirmed
+    | Replaced
     | HealingReceived
     | FenceReceived
     | Settled
@@ -148,22 +185,11 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class MembershipMessage:
-    """A GatewayMessage: user `uin` came to (`login`) or left room `room` on this gateway."""
-
-    id: int
-    room: int
-    uin: int
-    login: bool
-    reason: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class SendMembership:
-    """Send gateway messages to a router. A token of 0: nobody waits for what becomes of them."""
+    """Send gateway messages to a router or a relay. A token of 0: nobody waits for what becomes of them."""
 
     peer: EndpointID
-    messages: list[MembershipMessage]
+    messages: list[Change]
     token: int
 
 
@@ -173,6 +199,14 @@ class SendControl:
 
     peer: EndpointID
     messages: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close a connection: a newer login took its place. `reason`: of control.proto, what its departure is reported as."""
+
+    connection: int
+    reason: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +247,11 @@ class SendDelivered:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's request has taken effect. `known`: every router confirmed it; False: it took too long, and goes on."""
+    """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long, and goes on."""
 
     connection: int
     request: int
     known: bool
 
 
-Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | Answer | Fenced
+Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | Answer | Disconnect | Fenced

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.connections import Backlog, Grade
 from gateway.options import Options
 from gateway.rates import PublishRates
 from gateway.slow import SlowConsumers
-from pixiu.errors import LeaseExpired, Overloaded, PixiuError
-from pixiu.ids import RoomID, SnowflakeID, uin_of_name
+from pixiu.errors import LeaseExpired, Offline, Overloaded, PixiuError
+from pixiu.ids import SnowflakeID, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.events import (
     Close,
     CloseReason,
@@ -29,9 +30,9 @@ from pixiu.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from pixiu.mqtt.packets import ConnackCode, Connect, Publish
+from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect, Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
-from pixiu.mqtt.topics import ROOM_PREFIX
+from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.record import Flag, Kind, encode, with_topic
 from pixiu.vrooms import VRooms
 
@@ -71,7 +72,11 @@ class Hub(Protocol):
     def admit(self, connection: MQTTConnection) -> None:
         """The client says who it is. Raises `Overloaded` or `Draining`."""
 
-    def opened(self, connection: MQTTConnection, uin: int) -> None:
+    @property
+    def serves_users(self) -> bool:
+        """Whether messages to users can come."""
+
+    def opened(self, connection: MQTTConnection, uin: int, device: int, device_class: int) -> None:
         """The client said who it is."""
 
     def closed(self, connection: MQTTConnection, reason: int) -> None:
@@ -83,10 +88,10 @@ class Hub(Protocol):
     def gone(self, client_id: str, connection: MQTTConnection, unacknowledged: dict[int, SnowflakeID]) -> None:
         """The connection of a client ID ended."""
 
-    def join(self, connection: MQTTConnection, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+    def join(self, connection: MQTTConnection, request: int, channels: list[tuple[int, bytes | None]], chat: bool) -> None:
         """The client subscribes."""
 
-    def leave(self, connection: MQTTConnection, channels: list[tuple[int, bytes | None]]) -> None:
+    def leave(self, connection: MQTTConnection, channels: list[tuple[int, bytes | None]], chat: bool) -> None:
         """The client unsubscribes."""
 
     def publish(self, records: list[tuple[int, bytes]]) -> None:
@@ -103,6 +108,9 @@ class Hub(Protocol):
 
     def count_unroutable(self, messages: int) -> None:
         """Messages of QoS 0 went to names that no room carries, or could not be taken."""
+
+    def count_offline(self) -> None:
+        """A message of QoS 1 went to a user who is not there."""
 
     def count_closed(self, reason: CloseReason) -> None:
         """A connection ended for this reason."""
@@ -147,6 +155,8 @@ class MQTTConnection(asyncio.Protocol):
         self._unacknowledged: dict[int, SnowflakeID] = {}
         self._earlier: dict[int, SnowflakeID] = {}
         self._newest: dict[int, SnowflakeID] = {}
+        self._codes: dict[int, list[int]] = {}
+        """Packet ID of a SUBSCRIBE that names users → what its SUBACK says; as many as the session lets wait."""
 
     # What asyncio calls.
 
@@ -243,7 +253,7 @@ class MQTTConnection(asyncio.Protocol):
     def answer(self, request: int, known: bool) -> None:
         """A subscription has taken effect."""
         if self._session is not None:
-            self._perform(self._session.subscription_confirmed(request, self._hub.now()))
+            self._perform(self._session.subscription_confirmed(request, self._hub.now(), self._codes.pop(request, None)))
 
     def announce(self) -> None:
         """MQTT 3.1.1 has no word for it."""
@@ -251,6 +261,13 @@ class MQTTConnection(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """The gateway is going."""
         self.end(CloseReason.DRAINING, reason)
+
+    def replaced(self, moved: bool) -> None:
+        """A newer login took the place of this one. MQTT 3.1.1 has no word for it."""
+        if moved:
+            self.end(CloseReason.TAKEN_OVER, "the same client connected to another gateway")
+        else:
+            self.end(CloseReason.REPLACED, "another device of the user connected, and the login policy allows one")
 
     def evict(self) -> None:
         """Too many connections have not said who they are, and this is the oldest."""
@@ -285,6 +302,9 @@ class MQTTConnection(asyncio.Protocol):
                 self._loop.call_later(wait_s, self._again, message)
                 return
             self._hub.count_unroutable(1)
+        elif isinstance(error, Offline):
+            # MQTT has no word for it, and closing the connection would make the client send it again.
+            self._hub.count_offline()
         elif error is not None:
             self._perform(self._session.publish_refused(str(error), self._hub.now()))
             return
@@ -334,9 +354,10 @@ class MQTTConnection(asyncio.Protocol):
                 if self._transport is not None:
                     self._transport.write(effect.data)
             elif isinstance(effect, SubscribeFilters):
-                self._hub.join(self, effect.packet_id, [_channel(*item) for item in effect.filters])
+                self._subscribe(effect)
             elif isinstance(effect, UnsubscribeFilters):
-                self._hub.leave(self, [_channel(*item) for item in effect.filters])
+                channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
+                self._hub.leave(self, channels, len(channels) < len(effect.filters))
             elif isinstance(effect, Connected):
                 self._connected(effect)
             elif isinstance(effect, DropMessages):
@@ -354,7 +375,30 @@ class MQTTConnection(asyncio.Protocol):
         self._client_id = effect.client_id
         self.uin = uin_of_name(effect.user_name or effect.client_id)
         self._earlier = self._hub.take_over(effect.client_id, self)
-        self._hub.opened(self, self.uin)
+        device_class, named, _ = effect.client_id.partition(":")
+        class_number = device_class_of_name(device_class) if named else 0
+        self._hub.opened(self, self.uin, device_of_name(effect.client_id), class_number)
+
+    def _subscribe(self, effect: SubscribeFilters) -> None:
+        """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
+        channels: list[tuple[int, bytes | None]] = []
+        codes: list[int] = []
+        chat = False
+        for name, number in effect.filters:
+            if not name.startswith(USER_PREFIX):
+                channels.append(_channel(name, number))
+                codes.append(0)
+            elif number == self.uin and self._hub.serves_users:
+                chat = True
+                codes.append(0)
+            else:
+                codes.append(SUBACK_FAILURE)
+        if len(channels) < len(codes):
+            self._codes[effect.packet_id] = codes
+        if channels or chat:
+            self._hub.join(self, effect.packet_id, channels, chat)
+        else:
+            self.answer(effect.packet_id, True)
 
     def _closed(self, effect: Close) -> None:
         self._hub.count_closed(effect.reason)
@@ -380,7 +424,7 @@ class MQTTConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    def _publish(self, messages: list[tuple[RoomID, Publish]]) -> None:
+    def _publish(self, messages: Sequence[tuple[int, Publish]]) -> None:
         plain: list[tuple[int, bytes]] = []
         if self._hub.rates.any:
             messages = self._within_rates(messages)
@@ -410,10 +454,10 @@ class MQTTConnection(asyncio.Protocol):
         if plain:
             self._hub.publish(plain)
 
-    def _within_rates(self, messages: list[tuple[RoomID, Publish]]) -> list[tuple[RoomID, Publish]]:
+    def _within_rates(self, messages: Sequence[tuple[int, Publish]]) -> list[tuple[int, Publish]]:
         """Those that may pass: all of QoS 1, for which the client then waits."""
         rates, client, now = self._hub.rates, self._client_id or "", self._hub.now()
-        passed: list[tuple[RoomID, Publish]] = []
+        passed: list[tuple[int, Publish]] = []
         hold_s = 0.0
         for room, message in messages:
             size = len(message.payload)
@@ -425,7 +469,9 @@ class MQTTConnection(asyncio.Protocol):
         self._hold(hold_s)
         return passed
 
-    def _encode(self, room: RoomID, message: Publish, snowflake: SnowflakeID) -> bytes:
+    def _encode(self, room: int, message: Publish, snowflake: SnowflakeID) -> bytes:
+        if message.topic.startswith(USER_PREFIX):
+            return encode(Kind.CHAT, room, message.payload, snowflake, sender=self.uin, limit=self._hub.max_record_bytes)
         free = not message.topic.startswith(ROOM_PREFIX)
         body = with_topic(message.topic, message.payload) if free else message.payload
         flags = Flag.TO_ROOM | Flag.TOPIC if free else Flag.TO_ROOM
@@ -466,9 +512,10 @@ _LOGOUT_REASONS = {
     CloseReason.SLOW_CONSUMER: 3,
     CloseReason.DRAINING: 4,
     CloseReason.TAKEN_OVER: 5,
+    CloseReason.REPLACED: 5,
 }
 """Why a user left, as `Reason` of control.proto has it; 1 (left) otherwise."""
 
 
-def _channel(name: str, room: RoomID) -> tuple[int, bytes | None]:
+def _channel(name: str, room: int) -> tuple[int, bytes | None]:
     return room, None if name.startswith(ROOM_PREFIX) else name.encode()

@@ -1,11 +1,12 @@
-"""Telling the routers who is in which room, until they confirm it. Pure.
+"""Telling routers who is in which room, and relays which devices are here, until they confirm it. Pure.
 
-Every change of a (room, user) pair gets a GatewayMsgID and goes to one replica of each router partition that serves
-the room. It is sent again, the same message, when its datagram is lost, its router dies, or no confirmation comes;
-a newer change of the pair replaces it. For a room with few local members it goes twice in any case, a little later:
-where one lost datagram would matter most, nobody waits for the loss to be noticed.
+Every change of a pair (room and user, or user and device) has a GatewayMsgID and goes to one replica of each partition
+that serves its room or user. It is sent again, the same message, when its datagram is lost, its replica dies, or no
+confirmation comes; a newer change of the pair replaces it. For a room with few local members it goes twice in any case,
+a little later: where one lost datagram would matter most, nobody waits for the loss to be noticed.
 
-`own` is the map of what is on this gateway as of its last GatewayMsgID; routers compare theirs with it.
+`own` is the map of what is on this gateway as of its last GatewayMsgID; routers or relays compare theirs with it. What
+is said here of rooms holds for users, and of users for devices, where the replicas are relays.
 
 Source: seed 004 §5.1 step 6, §5.1.1 and §5.3; DESIGN section 9, "Join and leave", and section 10.
 """
@@ -14,55 +15,55 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gateway.events import Answer, Effect, MembershipMessage, Replica, SendMembership
+from gateway.events import Answer, Effect, Replica, SendMembership
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous, serves
-from pixiu.softstore import Change, Membership
+from pixiu.softstore import MESSAGES_A_CONTROL, Change, Membership
 
 CONFIRM_TIMEOUT_S = 1.0
-"""A message that no router confirmed for so long is sent again."""
+"""A message that no replica confirmed for so long is sent again."""
 RETRY_TIMEOUT_S = 0.1
-"""A message whose datagram was lost, or for which there was no router, is sent again after so long."""
+"""A message whose datagram was lost, or for which there was no replica, is sent again after so long."""
 ANSWER_TIMEOUT_S = 10.0
-"""A client's request is answered after so long even when no router confirmed it; the message is still repeated."""
+"""A client's request is answered after so long even when no replica confirmed it; the message is still repeated."""
 FEW_MEMBERS = 3
-"""A change of a room with fewer local members is sent twice."""
+"""A change of a room with fewer local members is sent twice; of devices none is."""
 REPEAT_S = 0.01
 """How long after the first time."""
 MAX_REPEATS = 50_000
 """Changes that wait to be sent a second time. Policy: further ones are sent once, and again when they are lost."""
 MAX_PRESENCES = 1 << 40
 """Of the map of what is here, which connections and their subscriptions bound already."""
-MESSAGES_A_PARCEL = 32
-"""Gateway messages in one control message: 33 bytes each, so that they fit one datagram."""
 
 
 @dataclass(slots=True)
 class _Change:
     """The newest change of a (room, user) pair that is not confirmed by every partition."""
 
-    message: MembershipMessage
+    message: Change
     waiting: dict[int, float]
-    """Router partition → when to send to it (again)."""
+    """Partition → when to send to it (again)."""
     requests: list[tuple[int, int]] = field(default_factory=list)
     twice: set[int] = field(default_factory=set)
-    """Router partitions that get it twice and have not got it yet."""
+    """Partitions that get it twice and have not got it yet."""
 
 
 class Presence:
     """See the module.
 
     Args:
-        next_id: gives the next GatewayMsgID; strictly increasing.
         next_token: gives a token for a parcel.
+        few_members: a change of a key with fewer local entries is sent twice.
+        parcel: most messages in one, so that it fits a datagram.
     """
 
-    def __init__(self, next_id: Callable[[], int], next_token: Callable[[], int]) -> None:
-        self._next_id = next_id
+    def __init__(self, next_token: Callable[[], int], *, few_members: int = FEW_MEMBERS, parcel: int = MESSAGES_A_CONTROL) -> None:
         self._next_token = next_token
+        self._few_members = few_members
+        self._parcel = parcel
         self._partitions = 1
         self._replicas: dict[int, list[Replica]] = {}
         self._changes: dict[tuple[int, int], _Change] = {}
@@ -70,21 +71,21 @@ class Presence:
         self._sent: dict[int, tuple[int, list[int]]] = {}
         self._requests: dict[int, dict[int, set[tuple[int, int]]]] = {}
         self._timers: list[tuple[float, int, int]] = []
-        """A heap of (when, GatewayMsgID, router partition); an entry whose time is not the change's own is stale."""
+        """A heap of (when, GatewayMsgID, partition); an entry whose time is not the change's own is stale."""
         self._answer_timers: list[tuple[float, int, int]] = []
-        self._repeats: deque[tuple[float, int, MembershipMessage]] = deque()
-        """(when, router partition, message), in order."""
+        self._repeats: deque[tuple[float, int, Change]] = deque()
+        """(when, partition, message), in order."""
         self.own = Membership(max_entries=MAX_PRESENCES, tombstone_s=0.0)
         self.resent = 0
         self.sent_twice = 0
 
     @property
     def unconfirmed(self) -> int:
-        """Changes that some router has not confirmed."""
+        """Changes that some partition has not confirmed."""
         return len(self._changes)
 
-    def set_routers(self, partitions: int, replicas: tuple[Replica, ...], now: float) -> None:
-        """Use these routers. What waits for a router that is gone is sent to another at once."""
+    def set_replicas(self, partitions: int, replicas: tuple[Replica, ...], now: float) -> None:
+        """Use these replicas. What waits for one that is gone is sent to another at once."""
         known = {replica.endpoint for replica in replicas}
         self._partitions = partitions
         old = self._replicas
@@ -97,13 +98,22 @@ class Presence:
                 if partition not in old or partition in lost:
                     self._schedule(change, partition, now)
 
-    def change(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
-        """A user came to these rooms, or left them."""
-        for room in rooms:
-            message = MembershipMessage(self._next_id(), room, uin, login, reason)
-            self.own.apply([Change(message.id, room, uin, login)], now)
+    def message(self, number: int) -> Change | None:
+        """The message of a GatewayMsgID, while it is not confirmed."""
+        change = self._by_id.get(number)
+        return change.message if change is not None else None
+
+    def remember(self, messages: Iterable[Change], now: float) -> None:
+        """Note these in `own` and say them to nobody."""
+        self.own.apply(messages, now)
+        self.own.expire(now)
+
+    def announce(self, messages: Iterable[Change], now: float) -> None:
+        """Say these, each in place of what was said of its pair before. Their IDs are new, and rise."""
+        for message in messages:
+            room, uin = message.room, message.uin
             # Its own map needs no memory of who left.
-            self.own.expire(now)
+            self.remember([message], now)
             old = self._changes.pop((room, uin), None)
             requests: list[tuple[int, int]] = []
             if old is not None:
@@ -113,19 +123,19 @@ class Presence:
             self._changes[room, uin] = change
             self._by_id[message.id] = change
             serving = self._serving(room)
-            if self.own.members(room) < FEW_MEMBERS:
+            if self.own.members(room) < self._few_members:
                 change.twice.update(serving)
             for partition in serving:
                 self._schedule(change, partition, now)
 
-    def routers(self, room: int) -> list[EndpointID]:
-        """The router that is told about a room, in each partition that serves it and has one."""
+    def replicas(self, room: int) -> list[EndpointID]:
+        """The replica that is told about a room, in each partition that serves it and has one."""
         found = [self._replica(partition, room) for partition in self._serving(room)]
-        return [router for router in found if router is not None]
+        return [replica for replica in found if replica is not None]
 
-    def request(self, connection: int, number: int, rooms: set[int], uin: int, now: float) -> list[Effect]:
-        """A client asks to be answered when its user's presence in these rooms is known. Answers at once if it is."""
-        pairs = {(room, uin) for room in rooms if (room, uin) in self._changes}
+    def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[Effect]:
+        """A client asks to be answered when what was said of these pairs is known. Answers at once if it is."""
+        pairs = {pair for pair in wanted if pair in self._changes}
         if not pairs:
             return [Answer(connection, number, True)]
         self._requests.setdefault(connection, {})[number] = pairs
@@ -139,7 +149,7 @@ class Presence:
         self._requests.pop(connection, None)
 
     def flush(self, now: float) -> list[Effect]:
-        """Send what is due, a parcel for each router."""
+        """Send what is due, a parcel for each replica."""
         parcels: dict[EndpointID, list[tuple[int, _Change]]] = {}
         while self._timers and self._timers[0][0] <= now:
             due, number, partition = heapq.heappop(self._timers)
@@ -156,8 +166,8 @@ class Presence:
                         self._repeats.append((now + REPEAT_S, partition, change.message))
         effects = self._second_times(now)
         for peer, found in parcels.items():
-            for start in range(0, len(found), MESSAGES_A_PARCEL):
-                part = found[start : start + MESSAGES_A_PARCEL]
+            for start in range(0, len(found), self._parcel):
+                part = found[start : start + self._parcel]
                 token = self._next_token()
                 self._sent[token] = (part[0][0], [change.message.id for _, change in part])
                 effects.append(SendMembership(peer, [change.message for _, change in part], token))
@@ -178,7 +188,7 @@ class Presence:
         return True
 
     def confirmed(self, partition: int, ids: list[int]) -> list[Effect]:
-        """A router of a partition confirmed messages. Returns the answers that this allows."""
+        """A replica of a partition confirmed messages. Returns the answers that this allows."""
         effects: list[Effect] = []
         for number in ids:
             change = self._by_id.get(number)
@@ -214,7 +224,7 @@ class Presence:
 
     def _second_times(self, now: float) -> list[Effect]:
         """Without a token: whether these arrive is not waited for."""
-        parcels: dict[EndpointID, list[MembershipMessage]] = {}
+        parcels: dict[EndpointID, list[Change]] = {}
         while self._repeats and self._repeats[0][0] <= now:
             _, partition, message = self._repeats.popleft()
             replica = self._replica(partition, message.room)
@@ -222,9 +232,9 @@ class Presence:
                 parcels.setdefault(replica, []).append(message)
                 self.sent_twice += 1
         return [
-            SendMembership(peer, messages[start : start + MESSAGES_A_PARCEL], 0)
+            SendMembership(peer, messages[start : start + self._parcel], 0)
             for peer, messages in parcels.items()
-            for start in range(0, len(messages), MESSAGES_A_PARCEL)
+            for start in range(0, len(messages), self._parcel)
         ]
 
     def _schedule(self, change: _Change, partition: int, when: float) -> None:
@@ -239,7 +249,7 @@ class Presence:
         return Answer(connection, request, known)
 
     def _serving(self, room: int) -> list[int]:
-        """The router partitions that serve a room; two while the routers double."""
+        """The partitions that serve a room; two while they double."""
         known = [p for p in self._replicas if serves(p, room, self._partitions)]
         return known or [room % self._partitions]
 

@@ -9,13 +9,14 @@ from pixiu.vrooms import VRooms
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """What can be subscribed: a room, or a free topic inside a room.
+    """What can be subscribed: a room, a free topic inside a room, or what is sent to a user.
 
-    `head` is what begins a PUBLISH packet's variable part for a room: u16 length and topic name. A free topic's
+    `head` is what begins a PUBLISH packet's variable part for a room or user: u16 length and topic name. A free topic's
     records carry it in their bodies.
     """
 
     room: int
+    """Of a user's own messages the UIN."""
     topic: bytes | None
     head: bytes
     shown: int
@@ -37,6 +38,8 @@ class Client:
     uin: int
     packets: bool
     channels: dict[tuple[int, bytes | None], Channel] = field(default_factory=dict)
+    chat: bool = False
+    """It takes the messages to its user."""
 
 
 class RoomIndex:
@@ -53,6 +56,8 @@ class RoomIndex:
         """RoomID, of big rooms VRoomID → the room's own channel."""
         self.topics: dict[int, dict[bytes, Channel]] = {}
         """RoomID → topic name → channel."""
+        self.users: dict[int, Channel] = {}
+        """UIN → the channel of what is sent to the user."""
         self._presence: dict[tuple[int, int], int] = {}
 
     @property
@@ -113,6 +118,31 @@ class RoomIndex:
                 del self._presence[pair]
                 left.append(channel.room)
         return left
+
+    def join_user(self, connection: int) -> None:
+        """Give a connection the messages that are sent to its user."""
+        client = self.clients[connection]
+        if client.chat:
+            return
+        client.chat = True
+        channel = self.users.get(client.uin)
+        if channel is None:
+            name = b"user/%d" % client.uin
+            channel = self.users[client.uin] = Channel(client.uin, None, len(name).to_bytes(2, "big") + name, client.uin)
+        (channel.packets if client.packets else channel.records)[connection] = None
+        channel.packet_targets = channel.record_targets = None
+
+    def leave_user(self, connection: int) -> None:
+        """Give a connection none of them any more."""
+        client = self.clients[connection]
+        if not client.chat:
+            return
+        client.chat = False
+        channel = self.users[client.uin]
+        (channel.packets if client.packets else channel.records).pop(connection)
+        channel.packet_targets = channel.record_targets = None
+        if not channel.packets and not channel.records:
+            del self.users[client.uin]
 
     def _channel(self, room: int, topic: bytes | None) -> Channel:
         if topic is None:

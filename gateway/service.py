@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import socket
+import time
 from collections import OrderedDict
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from gateway.events import (
     Closed,
     Confirmed,
     Deliver,
+    Disconnect,
     Effect,
     EndOfTurn,
     Event,
@@ -37,6 +39,8 @@ from gateway.events import (
     ProxiesChanged,
     Publish,
     RecordsArrived,
+    RelaysChanged,
+    Replaced,
     Replica,
     RoutersChanged,
     SendControl,
@@ -65,6 +69,7 @@ from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.runtime.context import Context
+from pixiu.softstore import encode_messages
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 
@@ -124,7 +129,7 @@ class Service:
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
         self._closed_by_reason: dict[str, int] = {}
-        self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0}
+        self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0, "chat_offline": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
         context.metrics.collect_from(self._samples)
 
@@ -135,7 +140,13 @@ class Service:
         found = await self._identity.acquire()
         port = await self._listen()
         table = self._open_signal_table(port)
-        self._core = Core(instance=found.instance, generation=found.generation, signals=table, vrooms=self.vrooms)
+        self._core = Core(
+            instance=found.instance,
+            generation=found.generation,
+            signals=table,
+            vrooms=self.vrooms,
+            through_relays=self._context.cluster.fanout == "relay",
+        )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
@@ -157,7 +168,7 @@ class Service:
             text = "the gateway is going; connect to another one"
             # Who can be told leaves by itself in the first half, after it has found another gateway.
             loop.call_later(random.uniform(0.5, 1.0) * self.options.drain_jitter_s, connection.close, text)
-        while self._connections or (self._core is not None and self._core.presence.unconfirmed):
+        while self._connections or (self._core is not None and self._core.unconfirmed):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
@@ -182,13 +193,14 @@ class Service:
         return {
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
-            "unconfirmed": core.presence.unconfirmed if core else 0,
+            "devices": len(core.devices) if core else 0,
+            "unconfirmed": core.unconfirmed if core else 0,
             "degraded": self._degraded() or None,
         }
 
     def on_view(self, view: View) -> None:
-        """Heartbeat every router and proxy; send to those that are Running."""
-        nodes = (*view.of_role("router"), *view.of_role("proxy"))
+        """Heartbeat every router, relay and proxy; send to those that are Running."""
+        nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         for publisher in (self._publisher, self._big_publisher):
             publisher.set_proxies(tuple(f"{node.host}:{node.port}" for node in view.running("proxy")))
@@ -197,12 +209,12 @@ class Service:
     # What the links call.
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        """A broker sent messages."""
+        """A broker or a relay sent messages."""
         self._end_turn_soon()
         return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A router confirms, asks what is here, or refuses this generation."""
+        """A router or relay confirms, asks what is here, knows a newer layout, or refuses this generation; a relay ends a login."""
         for message in messages:
             control = control_pb2.Control()
             try:
@@ -210,11 +222,17 @@ class Service:
             except DecodeError:
                 return False
             if control.HasField("gateway_confirm"):
-                self._step(Confirmed(peer, list(control.gateway_confirm.ids)))
+                newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
+                self._step(Confirmed(peer, list(control.gateway_confirm.ids), newer))
+            elif control.HasField("device_replaced"):
+                found = control.device_replaced
+                self._step(Replaced(found.uin, found.device, found.connect_time, found.reason))
             elif is_healing(control):
-                self._step(HealingReceived(peer, control))
+                self._step(HealingReceived(peer, control, self._is_relay(peer)))
             elif control.HasField("fenced"):
                 self._step(FenceReceived(peer, control.fenced.floor))
+            elif control.HasField("layout_notice"):
+                self._context.layout_noticed(control.layout_notice.version)
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -222,18 +240,18 @@ class Service:
         self._step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A router or proxy is doubted, dead, or back."""
+        """A router, relay or proxy is doubted, dead, or back."""
         self._peers_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """A router asks what is on this gateway."""
+        """A router or relay asks what is on this gateway."""
         if reply or not attachment or self._core is None:
             return b""
         try:
             rule = control_pb2.BrokerSubscription.FromString(attachment)
         except DecodeError:
             return b""
-        return self._core.heartbeat(rule.partition, rule.partitions).SerializeToString()
+        return self._core.heartbeat(rule.partition, rule.partitions, relay=self._is_relay(peer)).SerializeToString()
 
     # What the protocols call.
 
@@ -262,10 +280,18 @@ class Service:
             raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
-    def opened(self, connection: Connection, uin: int) -> None:
+    def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
         """A client said who it is."""
+        if not login and self._context.cluster.fanout != "relay":
+            device = 0
         self._connections[connection.id] = connection
-        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection)))
+        wall_ms = time.time_ns() // 1_000_000
+        self._step(Opened(connection.id, uin, isinstance(connection, MQTTConnection), device, device_class, wall_ms, login))
+
+    @property
+    def serves_users(self) -> bool:
+        """Whether the cluster has relays, so that messages to users can come."""
+        return "relay" in self._context.view.layout.roles
 
     def closed(self, connection: Pending, reason: int) -> None:
         """A connection is gone."""
@@ -291,13 +317,13 @@ class Service:
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 
-    def join(self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+    def join(self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """A client subscribes."""
-        self._step(Join(connection.id, request, channels))
+        self._step(Join(connection.id, request, channels, chat))
 
-    def leave(self, connection: Connection, channels: list[tuple[int, bytes | None]]) -> None:
+    def leave(self, connection: Connection, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """A client unsubscribes."""
-        self._step(Leave(connection.id, channels))
+        self._step(Leave(connection.id, channels, chat))
 
     def publish(self, records: list[tuple[int, bytes]]) -> None:
         """Messages of QoS 0: (key, record)."""
@@ -318,6 +344,10 @@ class Service:
     def count_unroutable(self, messages: int) -> None:
         """Published messages that could not be passed on."""
         self._counts["unroutable"] += messages
+
+    def count_offline(self) -> None:
+        """A client's message of QoS 1 went to a user who is not there."""
+        self._counts["chat_offline"] += 1
 
     def count_closed(self, reason: CloseReason) -> None:
         """A connection ended for this reason."""
@@ -353,9 +383,15 @@ class Service:
             raise Unavailable(f"gateway.mqtt_host: cannot listen on {host}:{port}: {error.strerror}") from None
         return int(self._server.sockets[0].getsockname()[1])
 
+    def _is_relay(self, peer: EndpointID) -> bool:
+        node = self._context.view.by_endpoint(peer)
+        return node is not None and node.role == "relay"
+
     def _peers_changed(self) -> None:
         view = self._context.view
         self._step(RoutersChanged(view.layout.partitions("router"), self._replicas(view, "router")))
+        partitions = view.layout.partitions("relay") if self.serves_users else 0
+        self._step(RelaysChanged(partitions, self._replicas(view, "relay") if partitions else ()))
         self._step(ProxiesChanged(tuple(replace(proxy, partition=0) for proxy in self._replicas(view, "proxy"))))
 
     def _replicas(self, view: View, role: str) -> tuple[Replica, ...]:
@@ -414,7 +450,7 @@ class Service:
             elif isinstance(effect, SendRecords):
                 links.send_records(effect.peer, effect.records, effect.lane, effect.token)
             elif isinstance(effect, SendMembership):
-                links.send_control(effect.peer, [_control(effect)], effect.token)
+                links.send_control(effect.peer, encode_messages(effect.messages), effect.token)
             elif isinstance(effect, SendDelivered):
                 answer = control_pb2.Control(signals_delivered=control_pb2.SignalsDelivered(ids=effect.signals))
                 for peer in effect.peers:
@@ -423,6 +459,8 @@ class Service:
                 links.send_control(effect.peer, effect.messages)
             elif isinstance(effect, Answer):
                 self._answer(effect)
+            elif isinstance(effect, Disconnect):
+                self._replaced(effect)
             elif isinstance(effect, Fenced):
                 self._fenced()
         for connection in written.values():
@@ -434,10 +472,17 @@ class Service:
             connection.deliver(data, count)
             connection.flush()
 
+    def _replaced(self, effect: Disconnect) -> None:
+        moved = effect.reason == control_pb2.REASON_MOVED
+        connection = self._connections.get(effect.connection)
+        # Who leaves a gateway that drains is there twice for a moment.
+        if connection is not None and not (moved and self._draining):
+            connection.replaced(moved)
+
     def _fenced(self) -> None:
         text = (
-            "a router took this gateway for dead, because its lease was gone and its heartbeats were silent, and refuses what it "
-            "says: it ends, and its clients connect again; start it again"
+            "a router or relay took this gateway for dead, because its lease was gone and its heartbeats were silent, and refuses "
+            "what it says: it ends, and its clients connect again; start it again"
         )
         self._context.crash(Unavailable(text))
 
@@ -465,24 +510,13 @@ class Service:
             samples |= {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
             samples["presences"] = self._core.index.presences
             samples["signals_dropped_total"] = self._core.signals.overflows
-            samples["presences_unconfirmed"] = self._core.presence.unconfirmed
-            samples["gateway_messages_resent_total"] = self._core.presence.resent
-            samples["gateway_messages_sent_twice_total"] = self._core.presence.sent_twice
-            samples["listing_pages_sent_total"] = self._core.holder.pages_sent
-            samples["feedback_said_total"] = self._core.feedback.said
-            samples["feedback_left_out_total"] = self._core.feedback.left_out
+            samples["presences_unconfirmed"] = self._core.rooms.presence.unconfirmed
+            for name, reports in (("", self._core.rooms), ("devices_", self._core.users)):
+                samples[f"{name}gateway_messages_resent_total"] = reports.presence.resent
+                samples[f"{name}gateway_messages_sent_twice_total"] = reports.presence.sent_twice
+                samples[f"{name}listing_pages_sent_total"] = reports.holder.pages_sent
+                samples[f"{name}feedback_said_total"] = reports.feedback.said
+                samples[f"{name}feedback_left_out_total"] = reports.feedback.left_out
+            samples["devices"] = len(self._core.devices)
+            samples["devices_unconfirmed"] = self._core.users.presence.unconfirmed
         return samples
-
-
-def _control(effect: SendMembership) -> bytes:
-    messages = [
-        control_pb2.GatewayMessage(
-            id=message.id,
-            room=message.room,
-            uin=message.uin,
-            action=control_pb2.ACTION_LOGIN if message.login else control_pb2.ACTION_LOGOUT,
-            reason=message.reason,  # type: ignore[arg-type]  # a number of the enumeration
-        )
-        for message in effect.messages
-    ]
-    return control_pb2.Control(gateway_messages=control_pb2.GatewayMessages(messages=messages)).SerializeToString()

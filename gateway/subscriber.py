@@ -16,20 +16,21 @@ import grpc.aio
 from gateway.connections import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.options import Options
 from gateway.slow import SlowConsumers
-from pixiu.errors import GRPC_STATUS, InvalidArgument, Overloaded, PixiuError
-from pixiu.ids import MAX_ID, MAX_ROOM, uin_of_name
+from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, Overloaded, PixiuError
+from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
+MAX_CLASS_BYTES = 64
 MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_CHANNELS_A_REQUEST = 10_000
 HELLO_TIMEOUT_S = 5.0
 FINISH_TIMEOUT_S = 2.0
 """How long a write under way may take when the stream ends."""
-REASON_LEFT, REASON_SEND_FAILED = 1, 3
+REASON_LEFT, REASON_SEND_FAILED, REASON_MOVED, REASON_KICKED = 1, 3, 4, 5
 """`Reason` of control.proto."""
 MAX_WAITING_REPLIES = 10_000
 """Answers that wait to be written; a client with more is not reading."""
@@ -55,13 +56,17 @@ class Hub(Protocol):
     def admit(self, connection: _Stream) -> None:
         """The client says who it is. Raises `Overloaded` or `Draining`."""
 
-    def opened(self, connection: _Stream, uin: int) -> None:
+    @property
+    def serves_users(self) -> bool:
+        """Whether messages to users can come."""
+
+    def opened(self, connection: _Stream, uin: int, device: int, device_class: int, login: bool) -> None:
         """The client said who it is."""
 
     def closed(self, connection: _Stream, reason: int) -> None:
         """The client is gone."""
 
-    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]]) -> None:
+    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
         """The client subscribes."""
 
     def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
@@ -85,6 +90,8 @@ class _Stream:
         self._wake = asyncio.Event()
         self._ended = False
         self.closing: str | None = None
+        self.reason = REASON_SEND_FAILED
+        """Of a logout by the gateway, as `Reason` of control.proto has it."""
         self.cut = asyncio.Event()
 
     def evict(self) -> None:
@@ -129,6 +136,14 @@ class _Stream:
     def close(self, reason: str) -> None:
         self.closing = self.closing or reason
         self._wake.set()
+
+    def replaced(self, moved: bool) -> None:
+        """Tell the client, and end the stream."""
+        who = "the same device connected elsewhere" if moved else "another device of the user connected (login_policy)"
+        text = f"a newer login took the place of this one: {who}"
+        self.reply(wire_pb2.SubscribeReply(error_code=LoginReplaced.code, error_text=text))
+        self.reason = REASON_MOVED if moved else REASON_KICKED
+        self.close(text)
 
     async def write_all(self, context: Context) -> None:
         """Write replies and batches as they come, until the stream closes."""
@@ -177,7 +192,11 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             first = await self._first(stream, request_iterator)
             uin = _uin(first)
             self._hub.admit(stream)
-            self._hub.opened(stream, uin)
+            hello = first.hello
+            # A stream that neither names a device nor takes messages is no login.
+            login = bool(hello.device or hello.chat)
+            device = hello.device or device_of_name(hello.client)
+            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
             tasks.append(asyncio.create_task(stream.write_all(context)))
@@ -195,7 +214,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             if stream.hello is not None:
                 stream.hello.cancel()
             self._hub.slow.discard(stream)
-            self._hub.closed(stream, REASON_SEND_FAILED if stream.closing else REASON_LEFT)
+            self._hub.closed(stream, stream.reason if stream.closing else REASON_LEFT)
             await self._finish(stream, tasks)
         if stream.closing is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closing)
@@ -233,6 +252,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             leaves = _channels(request.leave_rooms, request.leave_topics, self._hub.vrooms)
             joins = _channels(request.join_rooms, request.join_topics, self._hub.vrooms)
             most = self._hub.options.max_subscriptions
+            chat = request.hello.chat
+            if chat and not self._hub.serves_users:
+                raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
             if len(stream.channels.difference(leaves).union(joins)) > most:
                 raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
         except PixiuError as error:
@@ -241,9 +263,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         if leaves:
             stream.channels.difference_update(leaves)
             self._hub.leave(stream, leaves)
-        if joins:
+        if joins or chat:
             stream.channels.update(joins)
-            self._hub.join(stream, request.request, joins)
+            self._hub.join(stream, request.request, joins, chat)
         elif request.request:
             stream.answer(request.request, True)
 
@@ -260,6 +282,10 @@ def _uin(request: wire_pb2.SubscribeRequest) -> int:
         raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
     if hello.uin > MAX_ID:
         raise InvalidArgument("a UIN is below 2^63")
+    if hello.device > MAX_DEVICE:
+        raise InvalidArgument(f"a DeviceID is at most {MAX_DEVICE}")
+    if len(hello.device_class.encode()) > MAX_CLASS_BYTES:
+        raise InvalidArgument(f"a device class has at most {MAX_CLASS_BYTES} bytes")
     return hello.uin or uin_of_name(hello.client)
 
 

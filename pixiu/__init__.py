@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING, Any
 from pixiu.version import __version__
 
 if TYPE_CHECKING:
-    from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+    from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
     from pixiu.client.directory import ClusterMap
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
+    from pixiu.client.presence import UserPresence
     from pixiu.client.signalling import SignalReceipt
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
-    from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, connect_sync
+    from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
     from pixiu.errors import (
         ConfigurationError,
         Dropped,
         InvalidArgument,
         LimitError,
         LocalError,
+        LoginReplaced,
         MalformedData,
         NotConnected,
+        Offline,
         Overloaded,
         PixiuError,
         RecordTooLarge,
@@ -50,9 +53,11 @@ __all__ = [
     "InvalidArgument",
     "LimitError",
     "LocalError",
+    "LoginReplaced",
     "MalformedData",
     "Message",
     "NotConnected",
+    "Offline",
     "Overloaded",
     "PixiuError",
     "Receipt",
@@ -67,9 +72,12 @@ __all__ = [
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",
+    "SyncUser",
     "Topic",
     "Unavailable",
     "Undelivered",
+    "User",
+    "UserPresence",
     "__version__",
     "connect",
     "connect_sync",

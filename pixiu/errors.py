@@ -5,13 +5,15 @@
     │   ├── ConfigurationError   an option: names the file, the key and what is allowed
     │   ├── InvalidArgument      an argument
     │   ├── RecordTooLarge       a message above the cluster's limit
-    │   └── NotConnected         used before connect() or after close()
+    │   ├── NotConnected         used before connect() or after close()
+    │   └── LoginReplaced        another login of the user took the place of this one
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
+    │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   └── Draining             the process is going: use another
     ├── StorageError           a disk is at fault
@@ -68,6 +70,13 @@ class NotConnected(LocalError):
     code = "NOT_CONNECTED"
 
 
+class LoginReplaced(LocalError):
+    """Another login of the user took the place of this one, by the cluster's login policy. Do not try again by yourself: the
+    two would replace each other for ever."""
+
+    code = "LOGIN_REPLACED"
+
+
 class RemoteError(PixiuError):
     """The other side or the network is at fault."""
 
@@ -102,6 +111,12 @@ class Undelivered(RemoteError):
     """No gateway confirmed in time that it delivered a signal."""
 
     code = "UNDELIVERED"
+
+
+class Offline(RemoteError):
+    """The user has no device online that takes messages; nobody got it, and it is not kept."""
+
+    code = "OFFLINE"
 
 
 class WrongPartition(RemoteError):
@@ -168,12 +183,14 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "CONFIGURATION": grpc.StatusCode.FAILED_PRECONDITION,
     "RECORD_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
+    "LOGIN_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
     "REMOTE": grpc.StatusCode.UNKNOWN,
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
     "DROPPED": grpc.StatusCode.ABORTED,
+    "OFFLINE": grpc.StatusCode.NOT_FOUND,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "STORAGE": grpc.StatusCode.INTERNAL,

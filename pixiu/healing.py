@@ -32,11 +32,11 @@ from pixiu.digest import BUCKET, BUCKETS, Rule, Sum
 from pixiu.errors import MalformedData
 from pixiu.ids import INSTANCES, MAX_ID, EndpointID, gateway_generation
 from pixiu.partition import is_partition_count
-from pixiu.softstore import ENTRY, INSTANCE_SHIFT, Applied, Listing, Membership, Purged
+from pixiu.softstore import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, Membership, Purged
 from pixiu.wire.v1 import control_pb2
 
-PAGE_ENTRIES: Final = 40
-"""Entries of 24 bytes in a page, so that it fits one datagram."""
+PAGE_ENTRIES: Final = 30
+"""Entries in a page, of 24 bytes and a value of 8, so that it fits one datagram."""
 PAGES_AN_ANSWER: Final = 64
 """Pages that answer one request. Policy: the last one says that there is more, and the keeper asks on from there."""
 ROOT: Final = struct.Struct("<HQI")
@@ -175,17 +175,19 @@ class Holder:
         as_of = self._as_of(instance, number)
         pages: list[bytes] = []
         entries: list[bytes] = []
+        values: list[int] = []
 
         def close(end: tuple[int, int] | None, more: bool) -> None:
-            nonlocal first, entries
+            nonlocal first, entries, values
             page = control_pb2.ListingPage(
                 partition=rule.partition, partitions=rule.partitions, instance=instance, bucket=number, as_of=as_of,
                 first_room=first[0], first_uin=first[1], last=end is None, more=more, entries=b"".join(entries),
+                values=b"".join(map(VALUE.pack, values)) if any(values) else b"",
             )  # fmt: skip
             if end is not None:
                 page.end_room, page.end_uin = first = end
             pages.append(control_pb2.Control(listing_page=page).SerializeToString())
-            entries = []
+            entries, values = [], []
 
         for room, uin, id_ in self._membership.bucket_entries(rule, instance, number, first):
             if len(entries) == PAGE_ENTRIES:
@@ -194,6 +196,7 @@ class Holder:
                 if more:
                     return pages
             entries.append(ENTRY.pack(room, uin, id_))
+            values.append(self._membership.value(room, uin, instance))
         close(None, False)
         return pages
 
@@ -215,6 +218,8 @@ class _Doubt:
 
     mask: int
     at: float
+    asked: int = 0
+    """Those of which a listing was asked for."""
 
 
 @dataclass(slots=True)
@@ -277,7 +282,21 @@ class Keeper:
                 self.verified.whole(instance, digest.as_of)
             return []
         self.counters.digests_differing += 1
-        return [_request(rule, [] if instance is None else [instance])]
+        # What differed at the heartbeat before is asked for at once: fewer messages, of which each may be lost.
+        doubts = self._fresh(holder, now)
+        again = [
+            _listing_request(rule, number, [(bucket, (0, 0)) for bucket in _numbers(doubt.asked)])
+            for number, doubt in doubts.items()
+            if doubt.asked and (instance is None or number == instance)
+        ]
+        if instance is not None:
+            return [_request(rule, [instance]), *again]
+        return [_request(rule, []), *([_request(rule, list(doubts)[:MAX_ASKED])] if doubts else []), *again[:MAX_ASKED]]
+
+    def _fresh(self, holder: EndpointID, now: float) -> dict[int, _Doubt]:
+        """The instances that differed from a holder's lately."""
+        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
+        return {key[1]: doubt for key, doubt in self._doubts.items() if key[0] == holder and doubt.at > oldest and doubt.mask}
 
     def forget(self, holder: EndpointID) -> None:
         """A holder is gone."""
@@ -333,10 +352,10 @@ class Keeper:
             return outcome
         if len(self._doubts) >= MAX_DOUBTS:
             self._doubts.clear()
-        self._doubts[key] = _Doubt(mask, now)
         oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
         repair = mask & before.mask if before is not None and before.at > oldest else 0
-        numbers = [number for number in range(BUCKETS) if repair >> number & 1]
+        self._doubts[key] = _Doubt(mask, now, repair)
+        numbers = _numbers(repair)
         self.counters.buckets_repaired += len(numbers)
         if numbers:
             outcome.messages = [_listing_request(rule, found.instance, [(number, (0, 0)) for number in numbers])]
@@ -352,7 +371,7 @@ class Keeper:
         end = None if page.last else (page.end_room, page.end_uin)
         first = (page.first_room, page.first_uin)
         try:
-            listing = Listing(rule, page.instance, page.bucket, page.as_of, first, end, page.entries)
+            listing = Listing(rule, page.instance, page.bucket, page.as_of, first, end, page.entries, page.values)
             outcome = Outcome(applied=self._membership.heal(listing, now, own_word=own_word))
         except MalformedData:
             self.counters.healing_malformed += 1
@@ -361,6 +380,10 @@ class Keeper:
         if page.more and end is not None:
             outcome.messages = [_listing_request(rule, page.instance, [(page.bucket, end)])]
         return outcome
+
+
+def _numbers(mask: int) -> list[int]:
+    return [number for number in range(BUCKETS) if mask >> number & 1]
 
 
 def _request(rule: Rule, instances: list[int]) -> bytes:

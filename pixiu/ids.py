@@ -48,6 +48,10 @@ LAST_GENERATION: Final = (1 << GATEWAY_GENERATION_BITS) - 1
 MAX_ID: Final = (1 << 63) - 1
 MAX_ROOM: Final = (1 << 62) - 1
 """RoomIDs that the business gives are at most this; the ones above are free topics'."""
+DEVICE_BITS: Final = 48
+MAX_DEVICE: Final = (1 << DEVICE_BITS - 1) - 1
+"""DeviceIDs that a client chooses are at most this; the ones above come from names."""
+MAX_DEVICE_CLASS: Final = (1 << 15) - 1
 TOPIC_ROOM: Final = 1 << 62
 """The room of filters with a wildcard in their first level."""
 
@@ -90,6 +94,17 @@ def uin_of_name(name: str) -> UIN:
     if name.isascii() and name.isdecimal() and len(name) <= 19 and 0 < int(name) <= MAX_ID:
         return UIN(int(name))
     return UIN(xxhash.xxh3_64_intdigest(name.encode()) & MAX_ID)
+
+
+def device_of_name(name: str) -> DeviceID:
+    """The DeviceID of a client that is known by its name alone: its top bit and 47 bits of its xxh3, so that no two of a
+    user's devices share one, and none is a number that a client chose."""
+    return DeviceID(MAX_DEVICE + 1 | xxhash.xxh3_64_intdigest(name.encode()) & MAX_DEVICE)
+
+
+def device_class_of_name(name: str) -> int:
+    """The number of a device class such as "phone": 0 for the empty name, else 1 to 32767, by xxh3."""
+    return xxhash.xxh3_64_intdigest(name.encode()) % MAX_DEVICE_CLASS + 1 if name else 0
 
 
 def topic_room(topic: str) -> RoomID:

@@ -6,6 +6,7 @@ Source: seed 004 §2.2 step 8, §5.1, §5.3; DESIGN section 8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import log
 
 import xxhash
 
@@ -50,6 +51,26 @@ def rendezvous(key: int, replicas: Iterable[int]) -> int:
     if chosen < 0:
         raise ValueError("no replica to choose from")
     return chosen
+
+
+def weighted_rendezvous(key: int, replicas: Iterable[tuple[int, float]]) -> int:
+    """The same for (replica, weight), where replicas get shares of the keys in proportion to their weights, above 0.
+
+    The lowest -ln(u) / weight, u being the hash as a number in (0, 1). When one weight changes, keys move only to that replica
+    or away from it; with equal weights the choice is `rendezvous`. Raises ValueError on none.
+
+    Source: seed 004, to-do 2; DESIGN section 8.
+    """
+    head = key.to_bytes(8, "little")
+    chosen: tuple[float, int, int] | None = None
+    for replica, weight in replicas:
+        digest = xxhash.xxh3_64_intdigest(head + replica.to_bytes(8, "little"))
+        found = -log((digest + 0.5) / (1 << 64)) / weight, -digest, -replica
+        if chosen is None or found < chosen:
+            chosen = found
+    if chosen is None:
+        raise ValueError("no replica to choose from")
+    return -chosen[2]
 
 
 def rendezvous_order(key: int, replicas: Sequence[int]) -> list[int]:

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     SIGNAL = 2
     CHAT = 3
     MAIL = 4
+    ADDRESSED = 5
+    """Inside a cluster alone: a record and the users it is for (`pixiu.addressed`)."""
 
 
 class Flag:

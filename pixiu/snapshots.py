@@ -80,7 +80,7 @@ class SnapshotReader:
                         chunk = await call.read()
                     if not isinstance(chunk, wire_pb2.SnapshotChunk):
                         return f"{address} ended the snapshot before its last part"
-                    self._on_chunk(source, Chunk(chunk.entries, chunk.tombstones))
+                    self._on_chunk(source, Chunk(chunk.entries, chunk.tombstones, chunk.values))
                     if chunk.last:
                         return None
         except TimeoutError:

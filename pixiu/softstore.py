@@ -1,6 +1,9 @@
-"""The membership of rooms as a map of last-writer-wins registers, shared by routers and brokers. Pure.
+"""Soft state as a map of last-writer-wins registers: the membership of rooms, and users' devices. Pure.
 
-    (RoomID, UIN, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout)
+    (RoomID, UIN, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
+
+Routers and brokers keep who is in which room, without values. Relays keep `pixiu.devices`: the UIN is in the place of
+the room, the device in that of the user, and the value says since when it is connected.
 
 A message applies when its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt
 the map, and merging snapshots and live messages gives the same result in every order. Three indexes keep the paths
@@ -16,8 +19,10 @@ that drops a reordered login of another room.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, NamedTuple, cast
 
 from pixiu import digest as digests
@@ -38,8 +43,13 @@ MAX_TOMBSTONES: Final = 1_000_000
 SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
 """Entries and tombstones of one snapshot chunk are together at most this long."""
 CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
+VALUE: Final = struct.Struct("<Q")
+"""The value of one entry, where a map has values."""
+VALUE_BYTES: Final = 8
 MESSAGES_A_CONTROL: Final = 32
 """Gateway messages in one `Control`: about 33 bytes each, so that they fit one datagram."""
+VALUED_MESSAGES_A_CONTROL: Final = 24
+"""The same for messages with values, which take 9 bytes more."""
 INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
 
 assert ENTRY.size == ENTRY_BYTES
@@ -56,6 +66,8 @@ class Change(NamedTuple):
     login: bool
     reason: int = 0
     """A `Reason` of control.proto; passed on, not kept."""
+    value: int = 0
+    """What a login holds besides, 64 bits; 0 for members of rooms."""
 
 
 class Key(NamedTuple):
@@ -97,6 +109,8 @@ class Listing(NamedTuple):
     """None: to the end of the bucket."""
     entries: bytes
     """As in `Chunk`, ascending."""
+    values: bytes = b""
+    """As in `Chunk`."""
 
 
 class Chunk(NamedTuple):
@@ -104,6 +118,8 @@ class Chunk(NamedTuple):
 
     entries: bytes
     tombstones: bytes
+    values: bytes = b""
+    """8 bytes for each entry, in the same order; empty where none has a value."""
 
 
 @dataclass(slots=True)
@@ -148,6 +164,7 @@ class Membership:
         "_rooms_of",
         "_tombstone_s",
         "_tombstones",
+        "_values",
         "counters",
         "digest",
     )
@@ -164,6 +181,8 @@ class Membership:
         # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
         self._tombstones: dict[Key, tuple[int, float]] = {}
         self._floors: dict[int, int] = {}
+        self._values: dict[Key, int] = {}
+        """Of live entries, where it is not 0."""
         self._live = 0
         self.digest = Digest()
         self.counters = StoreCounters()
@@ -219,6 +238,10 @@ class Membership:
         tombstone = self._tombstones.get(Key(room, uin, instance))
         return (tombstone[0], False) if tombstone is not None else None
 
+    def value(self, room: int, uin: int, instance: int) -> int:
+        """What a live entry holds; 0 where it holds nothing, or is not there."""
+        return self._values.get(Key(room, uin, instance), 0)
+
     def apply(self, batch: Iterable[Change], now: float) -> Applied:
         """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.
 
@@ -228,7 +251,7 @@ class Membership:
         changes: list[Change] = []
         rooms: dict[int, None] = {}
         for change in batch:
-            id_, room, uin, login, _ = change
+            id_, room, uin, login, _, value = change
             if not (0 < id_ <= MAX_ID and 0 <= room <= MAX_ID and 0 <= uin <= MAX_ID):
                 counters.malformed += 1
                 continue
@@ -245,6 +268,10 @@ class Membership:
                     continue
                 if self._add(room, uin, instance, id_, live is None):
                     rooms[room] = None
+                if value:
+                    self._values[Key(room, uin, instance)] = value
+                elif self._values:
+                    self._values.pop(Key(room, uin, instance), None)
             else:
                 if live is not None and self._remove(room, uin, instance):
                     rooms[room] = None
@@ -258,7 +285,7 @@ class Membership:
         nothing is applied then."""
         if len(chunk.entries) % ENTRY_BYTES or len(chunk.tombstones) % ENTRY_BYTES:
             raise MalformedData(f"a snapshot chunk's parts are multiples of {ENTRY_BYTES} bytes; take the snapshot again")
-        live = self.apply([Change(id_, room, uin, True) for room, uin, id_ in ENTRY.iter_unpack(chunk.entries)], now)
+        live = self.apply(logins(chunk.entries, chunk.values), now)
         dead = self.apply([Change(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)], now)
         return Applied(live.changes + dead.changes, list(dict.fromkeys(live.rooms + dead.rooms)))
 
@@ -274,14 +301,13 @@ class Membership:
         """
         if len(listing.entries) % ENTRY_BYTES:
             raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
-        changes: list[Change] = []
+        changes = logins(listing.entries, listing.values)
         listed: set[tuple[int, int]] = set()
-        for room, uin, id_ in ENTRY.iter_unpack(listing.entries):
+        for id_, room, uin, *_ in changes:
             listed.add((room, uin))
             key = Key(room, uin, id_ >> INSTANCE_SHIFT)
             if own_word and id_ <= self._tombstone_id(*key) <= listing.as_of and key.instance == listing.instance:
                 del self._tombstones[key]
-            changes.append(Change(id_, room, uin, True))
         if listing.as_of:
             for room, uin, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
                 if listing.end is not None and (room, uin) >= listing.end:
@@ -335,15 +361,21 @@ class Membership:
     def _chunks(self, rooms: list[int], dead: list[tuple[Key, int]], limit: int) -> Iterator[Chunk]:
         pack = ENTRY.pack
         entries: list[bytes] = []
+        values: list[bytes] = []
         for room in rooms:
-            for members in self._rooms.get(room, {}).values():
+            for instance, members in self._rooms.get(room, {}).items():
                 entries.extend([pack(room, uin, id_) for uin, id_ in members.items()])
+                if self._values:
+                    values.extend([VALUE.pack(self.value(room, uin, instance)) for uin in members])
+            if len(values) < len(entries) and values:
+                # The first value came while the snapshot was being made.
+                values[:0] = [VALUE.pack(0)] * (len(entries) - len(values))
             # A copy was made of the room's entries, so that its members may change between two chunks.
             while len(entries) >= limit:
-                yield Chunk(b"".join(entries[:limit]), b"")
-                del entries[:limit]
+                yield Chunk(b"".join(entries[:limit]), b"", b"".join(values[:limit]))
+                del entries[:limit], values[:limit]
         at = limit - len(entries)
-        yield Chunk(b"".join(entries), b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[:at]]))
+        yield Chunk(b"".join(entries), b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[:at]]), b"".join(values))
         while at < len(dead):
             yield Chunk(b"", b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[at : at + limit]]))
             at += limit
@@ -468,6 +500,8 @@ class Membership:
             self._drop(room, instance)
             return True
         self.digest.remove(room, uin, instance, members.pop(uin))
+        if self._values:
+            self._values.pop(Key(room, uin, instance), None)
         self._live -= 1
         return False
 
@@ -478,6 +512,8 @@ class Membership:
         self._live -= len(members)
         for uin, id_ in members.items():
             self.digest.remove(room, uin, instance, id_)
+            if self._values:
+                self._values.pop(Key(room, uin, instance), None)
         if by_instance:
             self._gateways[room] = tuple(sorted(by_instance))
         else:
@@ -492,15 +528,26 @@ class Membership:
         return [Key(room, uin, instance) for uin in members]
 
 
+def logins(entries: bytes, values: bytes) -> list[Change]:
+    """The logins that a snapshot's chunk or a listing stands for. Raises `MalformedData`."""
+    if values and len(values) * ENTRY_BYTES != len(entries) * VALUE_BYTES:
+        raise MalformedData(f"every entry has a value of {VALUE_BYTES} bytes, or none has")
+    held = (value for (value,) in VALUE.iter_unpack(values)) if values else repeat(0)
+    return [
+        Change(id_, room, uin, True, 0, value) for (room, uin, id_), value in zip(ENTRY.iter_unpack(entries), held, strict=False)
+    ]
+
+
 def encode_messages(changes: Sequence[Change]) -> list[bytes]:
-    """Serialized `Control` messages that carry these logins and logouts, `MESSAGES_A_CONTROL` in each."""
+    """Serialized `Control` messages that carry these logins and logouts, so many in each that it fits one datagram."""
     found: list[bytes] = []
-    for start in range(0, len(changes), MESSAGES_A_CONTROL):
+    limit = VALUED_MESSAGES_A_CONTROL if any(change.value for change in changes) else MESSAGES_A_CONTROL
+    for start in range(0, len(changes), limit):
         control = control_pb2.Control()
         add = control.gateway_messages.messages.add
-        for id_, room, uin, login, reason in changes[start : start + MESSAGES_A_CONTROL]:
+        for id_, room, uin, login, reason, value in changes[start : start + limit]:
             action = control_pb2.ACTION_LOGIN if login else control_pb2.ACTION_LOGOUT
-            add(id=id_, room=room, uin=uin, action=action, reason=cast("control_pb2.Reason", reason))
+            add(id=id_, room=room, uin=uin, action=action, reason=cast("control_pb2.Reason", reason), value=value)
         found.append(control.SerializeToString())
     return found
 
@@ -510,5 +557,6 @@ def decode_messages(messages: control_pb2.GatewayMessages) -> list[Change]:
     (ID 0), which `Membership.apply` counts as malformed."""
     login, logout = control_pb2.ACTION_LOGIN, control_pb2.ACTION_LOGOUT
     return [
-        Change(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason) for m in messages.messages
+        Change(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason, m.value)
+        for m in messages.messages
     ]

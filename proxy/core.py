@@ -1,4 +1,4 @@
-"""The proxy's core: routes records to brokers, and tells publishers what became of them.
+"""The proxy's core: routes records to brokers and relays, and tells publishers what became of them.
 
 A record goes to partition `key % n` and, inside it, to the replica that rendezvous hashing names. A publisher's
 position is resolved when the brokers have handled the record (their links' acknowledgements), so that an accepted
@@ -10,18 +10,17 @@ Source: seed 004 §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
 
 from pixiu import errors
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
-from pixiu.routing import Routes
 from pixiu.vrooms import VRooms
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
+from proxy.chat import OfflineNotices
+from proxy.destinations import Destinations, Target
 from proxy.events import (
     BatchForwarded,
     BatchPublished,
@@ -34,25 +33,29 @@ from proxy.events import (
     PublisherClosed,
     PublisherExempted,
     PublisherOpened,
-    Replica,
+    RelaysChanged,
     Reply,
     SendRecords,
     Settled,
     SignalsDelivered,
     Tick,
+    UsersOffline,
 )
 from proxy.limits import Limits, Rates
-from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
+from proxy.signals import AwaitedSignals, only_signals
 
 MAX_HELD_BATCHES = 10_000
 """Batches that wait for a change of routes; beyond it the change does not wait any longer."""
 NOBODY = EndpointID(0)
+NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
 FIRST_LANE_BELOW = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""
 ROOM: Final = int(Kind.ROOM)
 SIGNAL: Final = int(Kind.SIGNAL)
+CHAT: Final = int(Kind.CHAT)
+ALL_KINDS: Final = frozenset({"room", "chat"})
 
 
 @dataclass(slots=True)
@@ -69,17 +72,7 @@ class _Batch:
     failures: list[Failure] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class _Target:
-    """One broker replica, with the parcel that is being made up for it."""
-
-    endpoint: EndpointID
-    ordered: bool = True
-    """False: its records are signals, for which no change of routes waits."""
-    normal: list[bytes] = field(default_factory=list)
-    first: list[bytes] = field(default_factory=list)
-    divert: Callable[[list[bytes], _Batch | None], None] | None = None
-    """Takes the records instead of a broker: so what is not routed plainly costs the loop over a batch nothing."""
+_Target = Target[_Batch]
 
 
 @dataclass(slots=True)
@@ -90,6 +83,8 @@ class Counters:
     records_out: int = 0
     records_refused: int = 0
     records_dropped: int = 0
+    records_offline: int = 0
+    """To users without a device that takes them."""
     batches_malformed: int = 0
     batches_held: int = 0
     signal_copies_in: int = 0
@@ -108,6 +103,8 @@ class Core:
         vrooms: the cluster's big rooms.
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
+        kinds: what is taken: "room", "chat".
+        receipts: False where the gateways belong to another cluster, whose proxies alone hear from them.
     """
 
     def __init__(
@@ -118,13 +115,16 @@ class Core:
         vrooms: VRooms = NO_BIG_ROOMS,
         vrooms_per_s: float = 100.0,
         rates: Rates = NO_LIMITS,
+        kinds: frozenset[str] = ALL_KINDS,
+        receipts: bool = True,
     ) -> None:
         self._max_size = max_record_bytes - SIZE_FIELD
-        self._partitions = 1
-        self._by_partition: dict[int, list[Replica]] = {}
-        self._targets: dict[EndpointID, _Target] = {}
-        self._signal_targets: dict[EndpointID, _Target] = {}
-        self._routes: Routes[_Target] = Routes(self._choose, barrier_ms)
+        self._kinds = kinds
+        self._room_kind = ROOM if "room" in kinds else NO_KIND
+        """The kind that takes the short way."""
+        self._brokers: Destinations[_Batch] = Destinations(barrier_ms, self._choose)
+        self._relays: Destinations[_Batch] = Destinations(barrier_ms)
+        self._offline = OfflineNotices()
         self._tokens: dict[int, tuple[_Batch | None, list[bytes]]] = {}
         self._next_token = 1
         self._streams: dict[int, deque[_Batch]] = {}
@@ -134,6 +134,7 @@ class Core:
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self._limits = Limits(rates) if rates.any else None
+        self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
         self.counters = Counters()
@@ -143,7 +144,7 @@ class Core:
         effects: list[Effect] = []
         match event:
             case BatchPublished() | BatchForwarded():
-                if self._routes.held and len(self._held) < MAX_HELD_BATCHES and not self._may_pass(event):
+                if self._held_back() and len(self._held) < MAX_HELD_BATCHES and not self._may_pass(event):
                     self._held.append(event)
                     self.counters.batches_held += 1
                 else:
@@ -155,8 +156,12 @@ class Core:
                     if stream in self._streams:
                         self.counters.signals_confirmed += len(told)
                         effects.append(Delivered(stream, told))
-            case BrokersChanged():
-                self._brokers_changed(event, now)
+            case BrokersChanged(partitions, replicas):
+                self._brokers.change(partitions, replicas, now)
+            case RelaysChanged(partitions, replicas):
+                self._relays.change(partitions, replicas, now)
+            case UsersOffline(ids):
+                self._offline.add(ids)
             case PublisherOpened(stream):
                 self._streams[stream] = deque()
                 if self._limits is not None:
@@ -169,20 +174,22 @@ class Core:
                 if self._limits is not None:
                     self._limits.closed(stream)
             case Tick():
-                self._routes.expire(now)
-        if self._held and not self._routes.held:
+                self._brokers.routes.expire(now)
+                self._relays.routes.expire(now)
+        if self._held and not self._held_back():
             held, self._held = self._held, deque()
             for batch in held:
                 self._take(batch, now, effects)
         due = self._big.deadline
-        if due is not None and due <= now and not self._routes.held:
+        if due is not None and due <= now and not self._brokers.routes.held:
             self._run_big(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due, monotonic seconds; None for never."""
-        barrier = self._routes.deadline
-        return barrier if barrier is not None else self._big.deadline
+        barriers = [when for when in (self._brokers.routes.deadline, self._relays.routes.deadline) if when is not None]
+        big = self._big.deadline if self._brokers.routes.deadline is None else None
+        return min([*barriers, big] if big is not None else barriers, default=None)
 
     @property
     def under_way(self) -> int:
@@ -202,42 +209,35 @@ class Core:
             and not any(isinstance(held, BatchPublished) and held.stream == event.stream for held in self._held)
         )
 
+    def _held_back(self) -> bool:
+        return self._brokers.routes.held or self._relays.routes.held
+
     def _choose(self, key: int) -> _Target | None:
         if self._vrooms.is_big(key):
-            return self._big_target if self._targets else None
-        return None if self._vrooms.is_vroom(key) else self._broker(key)
+            return self._big_target if self._brokers.targets else None
+        return None if self._vrooms.is_vroom(key) else self._brokers.replica(key)
 
     def _broker_of_vroom(self, vroom: int) -> EndpointID | None:
-        target = self._broker(vroom)
+        target = self._brokers.replica(vroom)
         return target.endpoint if target is not None else None
 
-    def _broker(self, key: int) -> _Target | None:
-        replicas = self._by_partition.get(key % self._partitions)
-        if not replicas:
+    def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: _Batch | None) -> _Target | None:
+        """Of a record that is no room message: chat, and signals to rooms and users."""
+        if kind == CHAT and "chat" in self._kinds:
+            return self._relays.routes.target(key)
+        if kind != SIGNAL:
             return None
-        usable = [replica.endpoint for replica in replicas if replica.usable]
-        return self._targets[EndpointID(rendezvous(key, usable or [replica.endpoint for replica in replicas]))]
-
-    def _brokers_changed(self, event: BrokersChanged, now: float) -> None:
-        self._partitions = event.partitions
-        self._by_partition = {}
-        for replica in event.replicas:
-            self._by_partition.setdefault(replica.partition, []).append(replica)
-        known = {replica.endpoint for replica in event.replicas}
-        gone = [target for endpoint, target in self._targets.items() if endpoint not in known]
-        self._targets = {endpoint: self._targets.get(endpoint) or _Target(endpoint) for endpoint in sorted(known)}
-        self._signal_targets = {endpoint: _Target(endpoint, ordered=False) for endpoint in self._targets}
-        self._routes.change(now, gone)
-
-    def _target_of_signal(self, flags: int, signal: int, key: int, batch: _Batch | None) -> _Target | None:
-        replicas = self._by_partition.get(key % self._partitions) if flags & Flag.TO_ROOM else None
-        if not replicas or self._vrooms.is_big(key) or self._vrooms.is_vroom(key):
+        to_room = bool(flags & Flag.TO_ROOM)
+        if to_room and (self._vrooms.is_big(key) or self._vrooms.is_vroom(key)):
             return None
-        self.counters.signal_copies_in += 1
-        if batch is not None and batch.receipt:
-            self._awaited.wait(signal, batch.stream)
-        copy = batch.copy if batch is not None else 0
-        return self._signal_targets[EndpointID(replica_of_copy(replicas, signal, copy))]
+        if ("room" if to_room else "chat") not in self._kinds:
+            return None
+        target = (self._brokers if to_room else self._relays).of_copy(key, number, batch.copy if batch is not None else 0)
+        if target is not None:
+            self.counters.signal_copies_in += 1
+            if batch is not None and batch.receipt:
+                self._awaited.wait(number, batch.stream)
+        return target
 
     def _take(self, event: BatchPublished | BatchForwarded, now: float, effects: list[Effect]) -> None:
         """Route one batch: parcels for brokers, and for a publisher the reply when nothing is left to wait for."""
@@ -251,7 +251,10 @@ class Core:
             return
         batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data, event.copy, event.receipt)
         batches.append(batch)
-        if self._limits is None or self._within_rate(self._limits, batch, event.count, now):
+        if event.receipt and not self._receipts:
+            self.counters.records_refused += event.count
+            batch.failures.append(Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
+        elif self._limits is None or self._within_rate(self._limits, batch, event.count, now):
             self._route(event.data, 0, len(event.data), event.count, batch, effects)
         if not batch.pending:
             self._reply(batches, effects)
@@ -269,7 +272,7 @@ class Core:
 
     def _meter(self, limits: Limits, data: bytes, start: int, end: int, count: int, now: float) -> None:
         """For the next batch to route, let the rooms that are over their rate lead to who refuses their records."""
-        cache = self._routes.cache
+        cache = self._brokers.routes.cache
         for key in self._over:
             cache.pop(key, None)
         self._over = limits.rooms(data, start, end, count, now)
@@ -311,7 +314,7 @@ class Core:
     def _run_big(self, now: float, effects: list[Effect]) -> None:
         parcels, finished = self._big.run(now)
         for parcel in parcels:
-            self._routes.sent(parcel.token, self._targets[parcel.peer])
+            self._brokers.routes.sent(parcel.token, self._brokers.targets[parcel.peer])
             self.counters.records_out += len(parcel.records)
         effects.extend(parcels)
         streams: dict[int, None] = {}
@@ -334,7 +337,8 @@ class Core:
             batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
 
     def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, effects: list[Effect]) -> None:
-        cache, unpack, largest = self._routes.cache, ROUTE.unpack_from, self._max_size
+        brokers, unpack, largest, room = self._brokers.routes, ROUTE.unpack_from, self._max_size, self._room_kind
+        cache = brokers.cache
         touched: list[_Target] = []
         refused: list[tuple[int, type[errors.PixiuError], str]] = []
         position = start
@@ -345,12 +349,10 @@ class Core:
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind == ROOM:
-                target = cache.get(key) or self._routes.target(key)
-            elif kind == SIGNAL:
-                target = self._target_of_signal(flags, snowflake, key, batch)
+            if kind == room:
+                target = cache.get(key) or brokers.target(key)
             else:
-                target = None
+                target = self._target_of_other(kind, flags, snowflake, key, batch)
             if target is None or size > largest:
                 refused.append((index, *self._refusal(kind, flags, size, key)))
             else:
@@ -378,8 +380,8 @@ class Core:
                 if records:
                     token = self._token()
                     self._tokens[token] = (batch, records)
-                    if target.ordered:
-                        self._routes.sent(token, target)
+                    if target.routes is not None:
+                        target.routes.sent(token, target)
                     if batch is not None:
                         batch.pending += 1
                     self.counters.records_out += len(records)
@@ -396,13 +398,19 @@ class Core:
                 errors.InvalidArgument,
                 f"{key} is the number of a VRoom, which nobody publishes to; publish to the big room {big}",
             )
-        signal_to_room = kind == SIGNAL and bool(flags & Flag.TO_ROOM)
-        if signal_to_room and self._vrooms.is_big(key):
+        to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
+        if kind == SIGNAL and to_room and self._vrooms.is_big(key):
             return errors.InvalidArgument, "a big room takes messages, not signals"
-        if kind == ROOM or signal_to_room:
-            partition = key % self._partitions
-            return errors.Unavailable, f"no broker of partition {partition} is running; `pixiu status` shows which are missing"
-        return errors.InvalidArgument, "this cluster's proxies take room messages and signals to rooms"
+        if kind not in (ROOM, CHAT, SIGNAL):
+            return errors.InvalidArgument, "this cluster's proxies take room messages, chat and signals"
+        name = "room" if to_room else "chat"
+        if name not in self._kinds:
+            return errors.InvalidArgument, f"this proxy does not take {name} messages (proxy.kinds); use another one"
+        role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
+        if not destinations.partitions:
+            return errors.Unavailable, f"this cluster has no {role}s: `pixiu up --{role}s 2` has them"
+        partition = key % destinations.partitions
+        return errors.Unavailable, f"no {role} of partition {partition} is running; `pixiu status` shows which are missing"
 
     def _refuse(self, refused: list[tuple[int, type[errors.PixiuError], str]], batch: _Batch | None) -> None:
         self.counters.records_refused += len(refused)
@@ -420,12 +428,15 @@ class Core:
     def _settle(self, parcels: list[tuple[int, bool]], effects: list[Effect]) -> None:
         finished: dict[int, None] = {}
         for token, handled in parcels:
-            self._routes.settled(token)
+            self._brokers.routes.settled(token)
+            self._relays.routes.settled(token)
             sent = self._tokens.pop(token, None)
             if sent is None:
                 self._finish_big(self._big.settled(token, handled), finished)
                 continue
             batch, records = sent
+            offline = self._offline.take(records)
+            self.counters.records_offline += len(offline)
             if not handled:
                 self.counters.records_dropped += len(records)
             if batch is None:
@@ -433,6 +444,8 @@ class Core:
             batch.pending -= 1
             if not handled:
                 batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
+            elif offline:
+                batch.failures.extend(_failures(batch, offline, errors.Offline, OFFLINE))
             if not batch.pending:
                 finished[batch.stream] = None
         self._reply_to(finished, effects)
@@ -455,7 +468,9 @@ class Core:
             effects.append(Reply(stream, up_to, failures))
 
 
-NOT_CONFIRMED = "a broker did not confirm it: it may be lost; sending it again with the same ID is safe"
+OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
+NOT_CONFIRMED = "a broker or relay did not confirm it: it may be lost; sending it again with the same ID is safe"
+NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): send it through a proxy of the cluster that has them"
 PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"
 ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
 TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"

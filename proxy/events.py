@@ -9,12 +9,14 @@ from pixiu.ids import EndpointID
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A broker replica that a proxy may send to."""
+    """A broker or relay replica that a proxy may send to."""
 
     endpoint: EndpointID
     partition: int
     usable: bool = True
     """False while heartbeats doubt it: chosen only when its partition has no other."""
+    weight: float = 1.0
+    """Its share of the rooms, beside the others of its partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,21 @@ class BrokersChanged:
 
     partitions: int
     replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaysChanged:
+    """The same for relays. `partitions` is 0 where the cluster's layout has no relays."""
+
+    partitions: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UsersOffline:
+    """A relay says that no device took these messages."""
+
+    snowflake_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ class SignalsDelivered:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of parcels: (token, whether the broker handled all of it)."""
+    """What became of parcels: (token, whether the broker or relay handled all of it)."""
 
     parcels: list[tuple[int, bool]]
 
@@ -91,6 +108,8 @@ class Tick:
 
 Event = (
     BrokersChanged
+    | RelaysChanged
+    | UsersOffline
     | PublisherOpened
     | PublisherExempted
     | PublisherClosed
@@ -104,7 +123,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendRecords:
-    """Send a parcel to a broker."""
+    """Send a parcel to a broker or a relay."""
 
     peer: EndpointID
     records: list[bytes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixiu.runtime.fields import bounded
+from pixiu.runtime.fields import bounded, choices
 from pixiu.runtime.options import RoleOptions
 
 
@@ -30,3 +30,6 @@ class Options(RoleOptions):
     """The same in bytes."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds' worth of these rates that may come at once after a silence."""
+    kinds: tuple[str, ...] = choices(("room", "chat"), "room", "chat")
+    """What this proxy takes: messages to rooms, messages to users. Others are refused; SDKs go by all proxies, so
+    proxies that differ are for back ends that name theirs."""

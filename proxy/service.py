@@ -16,8 +16,10 @@ from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
+from pixiu.links.quality import Quality
 from pixiu.runtime.context import Context
 from pixiu.vrooms import VRooms
+from pixiu.weights import Weights
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
 from proxy.events import (
@@ -29,20 +31,25 @@ from proxy.events import (
     PublisherClosed,
     PublisherExempted,
     PublisherOpened,
+    RelaysChanged,
     Replica,
     Reply,
     SendRecords,
     Settled,
     SignalsDelivered,
     Tick,
+    UsersOffline,
 )
 from proxy.lending import Lender
 from proxy.limits import Rates
 from proxy.options import Options
+from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
 from registry.leases import WorkerLeases
 
 DRAIN_POLL_S = 0.05
+MAX_BROKERS_SHOWN = 256
+"""Brokers whose weight is a metric each, the oldest ones."""
 
 
 class Service:
@@ -55,6 +62,7 @@ class Service:
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
+            kinds=frozenset(options.kinds),
             vrooms=VRooms(*context.cluster.big_rooms),
             vrooms_per_s=options.big_room_vrooms_per_s,
             rates=Rates(
@@ -64,16 +72,22 @@ class Service:
                 room_bytes_per_s=options.room_bytes_per_s,
                 burst_s=options.limit_burst_s,
             ),
+            receipts=not context.cluster.router_root,
         )
-        self._leases = WorkerLeases(context.zookeeper, context.root, f"proxy-{context.endpoint_id:016x}")
+        # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
+        self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
         self._numbers = itertools.count(1)
         self._draining = False
+        self._weights = Weights()
         self._timer: asyncio.TimerHandle | None = None
+        self._presence = PresenceService(lambda: context.view)
+        self._measure_timer: asyncio.TimerHandle | None = None
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
+        wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -81,6 +95,8 @@ class Service:
     async def start(self) -> None:
         """Nothing to wait for: a proxy without brokers refuses with a clear error."""
         self._leases.start()
+        if self._context.cluster.weighted_routing:
+            self._measure()
 
     async def drain(self) -> None:
         """Tell publishers to use another proxy, and wait until what is under way is resolved."""
@@ -92,8 +108,10 @@ class Service:
 
     async def stop(self) -> None:
         """Give the worker numbers back, as far as they were not lent on."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._measure_timer):
+            if timer is not None:
+                timer.cancel()
+        await self._presence.close()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
             await self._leases.release(worker, free_from_ms - 1)
@@ -103,9 +121,10 @@ class Service:
         return {"publishers": len(self._publishers), "under_way": self._core.under_way, "lent_workers": self.lender.lent}
 
     def on_view(self, view: View) -> None:
-        """Heartbeat every broker; route to those that are Running."""
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in view.of_role("broker"))
-        self._brokers_changed()
+        """Heartbeat every broker and relay; route to those that are Running."""
+        nodes = (*view.of_role("broker"), *view.of_role("relay"))
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._replicas_changed()
         self._exempt_gateways(view)
 
     # What the links call.
@@ -117,26 +136,33 @@ class Service:
         return self._core.counters.batches_malformed == malformed
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """A gateway delivered signals. A broker's notice of a newer layout needs nothing: the registry brings it anyway."""
+        """A gateway delivered signals; a relay names messages that nobody took; a broker or relay knows a newer layout."""
         signals: list[int] = []
+        offline: list[int] = []
         try:
             for message in messages:
                 control = control_pb2.Control.FromString(message)
                 if control.HasField("signals_delivered"):
                     signals.extend(control.signals_delivered.ids)
+                elif control.HasField("chat_offline"):
+                    offline.extend(control.chat_offline.snowflake_ids)
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
             return False
         if signals:
             self._perform(self._core.step(SignalsDelivered(signals), self._context.now()))
+        if offline:
+            self._perform(self._core.step(UsersOffline(offline), self._context.now()))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Brokers handled parcels, or lost them."""
+        """Brokers and relays handled parcels, or lost them."""
         self._perform(self._core.step(Settled(settled), self._context.now()))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """A broker is doubted, dead, or back."""
-        self._brokers_changed()
+        """A broker or a relay is doubted, dead, or back."""
+        self._replicas_changed()
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """Nothing to add."""
@@ -203,16 +229,33 @@ class Service:
             del self._names[stream]
             self._perform(self._core.step(PublisherExempted(stream), self._context.now()))
 
-    def _brokers_changed(self) -> None:
+    def _replicas_changed(self) -> None:
+        view, now = self._context.view, self._context.now()
+        brokers = BrokersChanged(view.layout.partitions("broker"), self._replicas("broker"))
+        self._perform(self._core.step(brokers, now))
+        relays = view.layout.partitions("relay") if "relay" in view.layout.roles else 0
+        self._perform(self._core.step(RelaysChanged(relays, self._replicas("relay") if relays else ()), now))
+
+    def _replicas(self, role: str) -> tuple[Replica, ...]:
         view, links = self._context.view, self._context.links
         replicas: list[Replica] = []
-        for node in view.of_role("broker"):
+        for node in view.of_role(role):
             state = links.state(node.endpoint)
             if node.state is not NodeState.INIT and state is not PeerState.DEAD:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
-                replicas.append(Replica(node.endpoint, node.partition, usable))
-        event = BrokersChanged(view.layout.partitions("broker"), tuple(replicas))
-        self._perform(self._core.step(event, self._context.now()))
+                replicas.append(Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
+        return tuple(replicas)
+
+    def _measure(self) -> None:
+        """Once in a heartbeat interval: let brokers that answer late or seldom have fewer rooms."""
+        interval_s = self._context.cluster.heartbeat_interval_ms / 1000
+        self._measure_timer = asyncio.get_running_loop().call_later(interval_s, self._measure)
+        partitions: dict[int, dict[EndpointID, Quality]] = {}
+        for node in self._context.view.running("broker"):
+            quality = self._context.links.quality(node.endpoint)
+            partitions.setdefault(node.partition, {})[node.endpoint] = quality
+        if self._weights.measure(partitions.values()):
+            self._replicas_changed()
 
     def _perform(self, effects: list[Effect]) -> None:
         links = self._context.links
@@ -238,11 +281,15 @@ class Service:
         self._timer = None
         self._perform(self._core.step(Tick(), self._context.now()))
 
-    def _samples(self) -> dict[str, float]:
-        samples: dict[str, float] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
+    def _samples(self) -> dict[str, object]:
+        samples: dict[str, object] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
         samples |= {
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
         }
+        if self._context.cluster.weighted_routing:
+            brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]
+            samples["broker_weight{peer}"] = {f"broker:{node.address}": self._weights.weight(node.endpoint) for node in brokers}
+            samples["broker_weight_changes_total"] = self._weights.changes
         return samples

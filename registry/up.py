@@ -1,6 +1,6 @@
 """`pixiu up`: a whole cluster on one machine, every role its own process. The shell around `registry.supervisor`.
 
-    ZooKeeper ─▶ layout ─▶ routers ─▶ brokers ─▶ proxies ─▶ gateways        (and back in the other order at the end)
+    ZooKeeper ─▶ layout ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways     (and back in the other order at the end)
 
 Source: DESIGN section 15.
 """
@@ -64,6 +64,10 @@ class UpOptions:
     """Router partitions."""
     router_replicas: int = 2
     """Replicas of each."""
+    relays: int = 2
+    """Relay partitions; 0: a cluster without messages to users."""
+    relay_replicas: int = 2
+    """Replicas of each."""
     mqtt_port: int = 1883
     """Of the first gateway; the others have the following ones. 0: any."""
     zookeeper_port: int = 2181
@@ -79,13 +83,14 @@ class UpOptions:
 
     def validate(self) -> None:
         """Raises `ConfigurationError`."""
-        for name in ("proxies", "gateways", "broker_replicas", "router_replicas"):
+        for name in ("proxies", "gateways", "broker_replicas", "router_replicas", "relay_replicas"):
             if not 1 <= getattr(self, name) <= MAX_PROCESSES:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_PROCESSES}")
-        for name in ("brokers", "routers"):
+        for name, least in (("brokers", 1), ("routers", 1), ("relays", 0)):
             count = getattr(self, name)
-            if not 1 <= count <= 128 or count & (count - 1):
-                raise ConfigurationError(f"--{name} {count}: the number of partitions must be a power of two up to 128")
+            if not least <= count <= 128 or count & (count - 1):
+                none = "" if least else ", or 0"
+                raise ConfigurationError(f"--{name} {count}: the number of partitions must be a power of two up to 128{none}")
         if len(self.specs()) > MAX_PROCESSES:
             raise ConfigurationError(f"these are {len(self.specs())} processes; one machine runs at most {MAX_PROCESSES}")
         for name, last in (("mqtt_port", self.gateways), ("zookeeper_port", 1)):
@@ -95,6 +100,8 @@ class UpOptions:
         for setting in self.settings:
             if "=" not in setting or "." not in setting.partition("=")[0]:
                 raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")
+        if "cluster.fanout=relay" in self.settings and not self.relays:
+            raise ConfigurationError("--set cluster.fanout=relay: needs relays; give --relays 1 or more")
 
     def specs(self) -> list[ProcessSpec]:
         """Every process that is wanted."""
@@ -105,11 +112,15 @@ class UpOptions:
             broker_replicas=self.broker_replicas,
             routers=self.routers,
             router_replicas=self.router_replicas,
+            relays=self.relays,
+            relay_replicas=self.relay_replicas,
         )
 
     def layout(self) -> dict[str, RoleLayout]:
         """The layout that the registry shall hold."""
+        relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
         return {
+            **relays,
             "router": RoleLayout(self.routers, self.routers, self.router_replicas),
             "broker": RoleLayout(self.brokers, self.brokers, self.broker_replicas),
             "proxy": RoleLayout(1, 1, self.proxies),
@@ -197,7 +208,7 @@ class LocalCluster:
         self._changed.clear()
 
     async def stop(self) -> None:
-        """End everything in order: gateways, proxies, brokers, routers, ZooKeeper. Leaves nothing running."""
+        """End everything in order: gateways, proxies, brokers, relays, routers, ZooKeeper. Leaves nothing running."""
         self._apply(self.core.stop(time.monotonic()))
         until = time.monotonic() + STOP_LIMIT_S
         while not self.core.all_stopped:

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.cli import status as status_module
-from pixiu.cli.messages import listen, send
+from pixiu.cli.messages import listen, presence, send
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.replay import replay
 from pixiu.version import __version__
@@ -63,6 +63,7 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 app.command()(replay)
 app.command()(send)
 app.command()(listen)
+app.command()(presence)
 
 
 def add_plugins(to: typer.Typer) -> None:

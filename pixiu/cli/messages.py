@@ -1,4 +1,4 @@
-"""`pixiu send` and `pixiu listen`.
+"""`pixiu send`, `pixiu listen` and `pixiu presence`.
 
 Source: DESIGN section 15.
 """
@@ -16,6 +16,7 @@ from rich.markup import escape
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.client.client import Client, Destination, connect
 from pixiu.client.message import Message
+from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
 
 Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be given again.", metavar="ROOM")]
@@ -28,27 +29,27 @@ def send(
     text: Annotated[str, typer.Argument(help="What to send; `-` sends each line of the standard input.")],
     room: Annotated[int | None, typer.Option("--room", "-r", help="The RoomID to send to.", metavar="ROOM")] = None,
     topic: Annotated[str | None, typer.Option("--topic", help="The topic to send to.", metavar="TOPIC")] = None,
-    signal: Annotated[bool, typer.Option("--signal", help="As a signal: in three copies, delivered once; to a room.")] = False,
+    user: Annotated[int | None, typer.Option("--user", help="The user to send to.", metavar="UIN")] = None,
+    signal: Annotated[bool, typer.Option("--signal", help="As a signal: three copies, delivered once; to a room or user.")] = False,
     receipt: Annotated[bool, typer.Option("--receipt", help="With --signal: wait until a gateway has delivered it.")] = False,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message to a room or a topic and wait until the cluster has accepted it."""
-    if (room is None) == (topic is None):
-        raise InvalidArgument("give either --room ROOM or --topic TOPIC")
-    if signal and room is None:
-        raise InvalidArgument("--signal needs --room ROOM: signals go to rooms")
+    """Send a message to a room, a topic or a user and wait until the cluster has accepted it."""
+    if sum(where is not None for where in (room, topic, user)) != 1:
+        raise InvalidArgument("give one of --room ROOM or --topic TOPIC or --user UIN")
+    if signal and topic is not None:
+        raise InvalidArgument("--signal needs --room ROOM or --user UIN: topics take no signals")
     if receipt and not signal:
         raise InvalidArgument("--receipt needs --signal: only signals have receipts of their delivery")
 
     async def send_one(client: Client, payload: bytes) -> int:
-        if signal and room is not None:
-            sent = await client.room(room).signal(payload, receipt)
+        if signal:
+            sent = await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)
             await sent
             return sent.id
-        to: Destination = client.room(room) if room is not None else client.topic(topic or "")
-        return (await to.send_and_wait(payload)).id
+        return (await _destination(client, room, topic, user).send_and_wait(payload)).id
 
     async def run() -> list[int]:
         async with connect(target, uin=uin, client="pixiu-send") as client:
@@ -68,23 +69,33 @@ def send(
         console().print(f"{outcome}: {len(ids)} {what}{'' if len(ids) == 1 else 's'}", highlight=False)
 
 
+def _destination(client: Client, room: int | None, topic: str | None, user: int | None) -> Destination:
+    if user is not None:
+        return client.user(user).destination
+    return client.room(room) if room is not None else client.topic(topic or "")
+
+
 @guarded
 def listen(
     room: Rooms = None,
     topic: Topics = None,
+    user: Annotated[int, typer.Option("--user", help="Listen as this user to what is sent to them.", metavar="UIN")] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many messages; 0: go on.")] = 0,
     seconds: Annotated[float, typer.Option("--for", min=0, help="End after so many seconds; 0: go on.")] = 0.0,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Print the messages of rooms and topics until Ctrl-C."""
-    if not room and not topic:
-        raise InvalidArgument("give at least one --room ROOM or --topic TOPIC")
+    """Print the messages of rooms, topics and a user until Ctrl-C."""
+    if not room and not topic and not user:
+        raise InvalidArgument("give at least one --room ROOM or --topic TOPIC or --user UIN")
+    if user and uin not in (0, user):
+        raise InvalidArgument(f"--user {user} listens as that user; leave --uin {uin} out")
+    uin = uin or user
 
     async def run() -> None:
         async with connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
-            await _listen(client, room or [], topic or [], count, as_json)
+            await _listen(client, room or [], topic or [], count, as_json, chat=bool(user))
 
     async def run_for() -> None:
         with contextlib.suppress(TimeoutError):
@@ -97,9 +108,11 @@ def listen(
         raise typer.Exit(0) from None
 
 
-async def _listen(client: Client, rooms: list[int], topics: list[str], count: int, as_json: bool) -> None:
+async def _listen(client: Client, rooms: list[int], topics: list[str], count: int, as_json: bool, *, chat: bool) -> None:
     out, seen = console(), 0
-    subscription = client.subscribe(rooms=rooms, topics=topics, on_gap=lambda reason: error_console().print(f"gap: {reason}"))
+    subscription = client.subscribe(
+        rooms=rooms, topics=topics, chat=chat, on_gap=lambda reason: error_console().print(f"gap: {reason}")
+    )
     async with subscription:
         if not as_json:
             error_console().print("listening; Ctrl-C ends", style="dim", highlight=False)
@@ -113,6 +126,27 @@ async def _listen(client: Client, rooms: list[int], topics: list[str], count: in
                 return
 
 
+@guarded
+def presence(
+    uins: Annotated[list[int], typer.Argument(help="Whom to ask for.", metavar="UIN…")],
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Say who of these users is online, and on how many devices."""
+
+    async def run() -> list[UserPresence]:
+        async with connect(target, client="pixiu-presence") as client:
+            return await client.presence(uins)
+
+    found = asyncio.run(run())
+    if as_json:
+        print_json({"users": [{"uin": user.uin, "online": user.online, "devices": user.devices} for user in found]})
+        return
+    for user in found:
+        devices = f"online, {user.devices} device{'' if user.devices == 1 else 's'}" if user.online else "offline"
+        console().print(f"{user.uin}: {devices}", highlight=False)
+
+
 def message_json(message: Message) -> dict[str, object]:
     """A message as JSON values; a payload that is not UTF-8 in hex."""
     try:
@@ -120,6 +154,8 @@ def message_json(message: Message) -> dict[str, object]:
     except UnicodeDecodeError:
         body = {"hex": message.payload.hex()}
     where: dict[str, object] = {"room": message.room} if message.topic is None else {"topic": message.topic}
+    if message.user:
+        where = {"user": message.user}
     if message.signal:
         where["signal"] = True
     return {**where, "sender": message.sender, "message_id": f"{message.message_id:016x}", "sent_at_ms": message.sent_at_ms, **body}
@@ -130,4 +166,6 @@ def message_line(message: Message) -> str:
     text = message.payload.decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     where = f"room {message.room}" if message.topic is None else message.topic
+    if message.user:
+        where = f"user {message.user}"
     return f"[dim]{escape(where)}[/] {message.sender or 'service'}: {escape(text)}"

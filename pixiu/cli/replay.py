@@ -34,6 +34,9 @@ def replay(
     align: Annotated[str, typer.Option(help="`rooms`: every room starts at 0, for logs that span years.")] = "",
     rooms: Annotated[int, typer.Option(min=0, help="Only the first so many rooms; 0: all.")] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Only so many lines of those; 0: all.")] = 0,
+    mentions: Annotated[
+        str, typer.Option(help="CSV ts_ms,line,room,user,to_user, plain or gzip: sent as chat, in the log's time.", metavar="FILE")
+    ] = "",
     idle_minutes: Annotated[float, typer.Option(min=0.1, help="Log out who is silent so long, in logs with joins.")] = 30.0,
     grpc_share: Annotated[
         float, typer.Option(help="Share of the users that subscribe by gRPC; the rest use MQTT.")
@@ -46,7 +49,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Play a chat log through a cluster, check every delivery, report. Exit code 1: a promise was broken."""
-    choice = LogChoice(path=file, rooms=rooms, limit=limit, align=align, idle_ms=int(idle_minutes * 60_000))
+    choice = LogChoice(path=file, rooms=rooms, limit=limit, align=align, idle_ms=int(idle_minutes * 60_000), mentions=mentions)
     options = ReplayOptions(
         speed=speed if speed is not None else SAMPLE_SPEED if file == SAMPLE else 1.0,
         grpc_share=grpc_share,

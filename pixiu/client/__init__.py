@@ -1,13 +1,14 @@
-"""The SDK: publish to rooms and topics, subscribe to them. Users import it as `pixiu`."""
+"""The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
 
-from pixiu.client.client import Client, ClientStats, Room, Topic, connect
+from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
 from pixiu.client.directory import ClusterMap
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
+from pixiu.client.presence import UserPresence
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
-from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, connect_sync
+from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
 
 __all__ = [
     "Client",
@@ -24,7 +25,10 @@ __all__ = [
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",
+    "SyncUser",
     "Topic",
+    "User",
+    "UserPresence",
     "connect",
     "connect_sync",
 ]

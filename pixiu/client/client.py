@@ -28,6 +28,7 @@ from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKee
 from pixiu.client.events import Failure
 from pixiu.client.message import TYPE_MASK, check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
+from pixiu.client.presence import UserPresence, query
 from pixiu.client.publisher import PublisherCore
 from pixiu.client.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.signals import SignalCounters
@@ -36,7 +37,7 @@ from pixiu.client.subscriber import Subscription, Surroundings
 from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.client.worker import WorkerLease
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError, RecordTooLarge
-from pixiu.ids import MAX_ID, MAX_ROOM, RoomID, topic_room
+from pixiu.ids import MAX_ID, MAX_ROOM, UIN, RoomID, topic_room
 from pixiu.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, encode, with_topic
 
 MAX_EXTENSION_BYTES = 65_535
@@ -46,6 +47,7 @@ TO_ROOM = int(Flag.TO_ROOM)
 TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
 ROOM_KIND = int(Kind.ROOM)
 SIGNAL_KIND = int(Kind.SIGNAL)
+CHAT_KIND = int(Kind.CHAT)
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -85,18 +87,20 @@ class Draft(NamedTuple):
     lifetime_min: int
     extension: bytes
     size: int
+    kind: int = ROOM_KIND
 
 
 class Destination:
     """A room or a topic to send to. Cheap: make one for each use, or keep it."""
 
-    __slots__ = ("_client", "_flags", "_key", "_limit", "_topic")
+    __slots__ = ("_client", "_flags", "_key", "_kind", "_limit", "_topic")
 
-    def __init__(self, client: Client, key: int, topic: str | None) -> None:
+    def __init__(self, client: Client, key: int, topic: str | None, kind: int = ROOM_KIND) -> None:
         self._client = client
         self._key = key
         self._topic = topic
-        self._flags = TO_TOPIC if topic is not None else TO_ROOM
+        self._kind = kind
+        self._flags = TO_TOPIC if topic is not None else TO_ROOM if kind == ROOM_KIND else 0
         self._limit = client.options.max_record_bytes
 
     def draft(
@@ -118,7 +122,7 @@ class Destination:
                 f"a message of {size} bytes with its header is above the limit of {self._limit}; send a reference instead"
             )
         lane = LANE_FIRST if first_lane else LANE_NORMAL
-        return Draft(self._key, self._flags, body, lane << 6 | type, lane, lifetime_min, extension, size)
+        return Draft(self._key, self._flags, body, lane << 6 | type, lane, lifetime_min, extension, size, self._kind)
 
     async def send(
         self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
@@ -208,6 +212,63 @@ class Topic(Destination):
         return self._topic
 
 
+class User:
+    """A user to send to."""
+
+    __slots__ = ("_chat", "_client", "uin")
+
+    def __init__(self, client: Client, uin: UIN) -> None:
+        self.uin = uin
+        self._client = client
+        self._chat = Destination(client, uin, None, CHAT_KIND)
+
+    @property
+    def destination(self) -> Destination:
+        """Where chat messages to the user go."""
+        return self._chat
+
+    async def chat(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """Send a message to every device of the user that is online and takes messages, in real time. It is not kept.
+
+        Arguments and what is raised as `Destination.send`. Awaiting the receipt raises `Offline` when no device was there.
+        Source: DESIGN section 2 and section 9, "Chat".
+        """
+        return await self._chat.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+
+    async def chat_and_wait(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """`chat`, then wait for the acceptance. Raises what `chat` and awaiting its receipt raise."""
+        receipt = await self.chat(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        await receipt
+        return receipt
+
+    async def signal(
+        self,
+        payload: bytes,
+        receipt: bool = False,
+        *,
+        type: int = 0,
+        lifetime_min: int = 0,
+        extension: bytes = b"",
+        first_lane: bool = False,
+    ) -> SignalReceipt:
+        """Send a signal to every device of the user that takes messages; arguments and the rest as `Room.signal` has it.
+
+        Source: DESIGN section 9, "Signal".
+        """
+        draft = self._chat.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        return await self._client.signal(draft, receipt)
+
+    def chat_nowait(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> Receipt:
+        """`chat` that never waits. Raises `Overloaded` where `chat` would wait (the first message always does)."""
+        return self._chat.send_nowait(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+
+
 class Client:
     """A connection to a cluster; made by `connect`, used with `async with`. All of it belongs to one event loop."""
 
@@ -292,6 +353,21 @@ class Client:
         """A free topic to send to, such as "weather/shenzhen". Raises `InvalidArgument`."""
         return Topic(self, topic_room(check_topic_name(name)), name)
 
+    def user(self, uin: int) -> User:
+        """A user to send to, 1 to 2^63-1. Raises `InvalidArgument`."""
+        if not 0 < uin <= MAX_ID:
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+        return User(self, UIN(uin))
+
+    async def presence(self, uins: Iterable[int]) -> list[UserPresence]:
+        """Who of these users is online, on how many devices, in the order asked for.
+
+        Raises `InvalidArgument`, and `Unavailable` when nobody can tell: no proxy answers, or the cluster has no relays.
+        """
+        if self._directory is None or self._channels is None:
+            raise self._not_connected()
+        return await query(self._channels, self._directory.map.proxies, list(uins), self.options.connect_timeout_s)
+
     def subscribe(
         self,
         *,
@@ -299,23 +375,27 @@ class Client:
         topic: str | None = None,
         rooms: Iterable[int] = (),
         topics: Iterable[str] = (),
+        chat: bool = False,
         on_gap: Callable[[str], None] | None = None,
         on_dropped: Callable[[int], None] | None = None,
     ) -> Subscription:
         """Messages of rooms and topics: `async for message in px.subscribe(room=42)`.
 
+        With `chat` also those that are sent to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
         Topics may have MQTT's wildcards. `async with px.subscribe(…) as sub` has joined everything when it begins, and
         leaves at its end; otherwise the first iteration connects, and the client's end closes. See `Subscription`.
         Source: DESIGN section 15, "SDK"; section 8, "Topics".
         """
         if self._directory is None or self._channels is None:
             raise self._not_connected()
+        if chat and not self._uin:
+            raise InvalidArgument("messages to a user need to know whose: connect(…, uin=UIN)")
         wanted_rooms = [*rooms] if room is None else [room, *rooms]
         wanted_topics = topics if topic is None else [topic, *topics]
         surroundings = Surroundings(
             self._name, self._uin, self.options, self._channels, self._directory, self._uniform, self._subscriptions.discard
         )
-        subscription = Subscription(surroundings, wanted_rooms, wanted_topics, on_gap, on_dropped)
+        subscription = Subscription(surroundings, wanted_rooms, wanted_topics, on_gap, on_dropped, chat=chat)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -404,7 +484,7 @@ class Client:
 
     def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
         message_id = worker.next()
-        record = self._encode(ROOM_KIND, draft, message_id)
+        record = self._encode(draft.kind, draft, message_id)
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)
         else:

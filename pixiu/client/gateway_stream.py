@@ -40,7 +40,17 @@ class Waiter:
 class GatewayStream:
     """Wraps one call. What goes wrong with it shows in `read` and `take` (`channels.STREAM_ERRORS`)."""
 
-    def __init__(self, address: str, channels: Channels, uin: int, client: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        channels: Channels,
+        uin: int,
+        client: str,
+        *,
+        chat: bool = False,
+        device: int = 0,
+        device_class: str = "",
+    ) -> None:
         self.address = address
         self.rooms: set[int] = set()
         self.topics: set[str] = set()
@@ -52,7 +62,12 @@ class GatewayStream:
         self._waiters: list[Waiter] = []
         self._reading: asyncio.Task[Any] | None = None
         self._call: Any = wire_pb2_grpc.SubscriberStub(channels.acquire(address)).Subscribe()
-        self._outgoing = deque((wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=uin, client=client)),))
+        greeting = wire_pb2.SubscribeHello(uin=uin, client=client, chat=chat, device=device, device_class=device_class)
+        hello = wire_pb2.SubscribeRequest(hello=greeting)
+        if chat:  # answered like a join
+            hello.request = self._last_request = 1
+            self._requests[1] = (set(), set())
+        self._outgoing = deque((hello,))
         self._more = asyncio.Event()
         self._greeted = asyncio.Event()
         # A write that is cancelled ends the stream: writes have a task of their own, which no caller's time-out reaches.

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import RoomID, SnowflakeID, snowflake_time_ms
+from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
 from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 TYPE_MASK: Final = 63
@@ -15,6 +15,8 @@ TYPE_MASK: Final = 63
 TRACED: Final = int(Flag.TRACED)
 TOPIC: Final = int(Flag.TOPIC)
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
+TO_ROOM: Final = int(Flag.TO_ROOM)
+ROOM_KIND: Final = int(Kind.ROOM)
 SIGNAL: Final = int(Kind.SIGNAL)
 MAX_TOPIC_BYTES: Final = 65_535
 """MQTT's own limit, and that of the length in the record."""
@@ -24,7 +26,7 @@ class Message(NamedTuple):
     """A message as a subscriber sees it."""
 
     room: RoomID
-    """The room it was sent to; for a topic the room that carries the topic."""
+    """The room it was sent to; for a topic the room that carries the topic; 0 for a message to a user."""
     topic: str | None
     """The topic's name, None for a message to a room."""
     sender: int
@@ -45,6 +47,8 @@ class Message(NamedTuple):
     """For how many minutes it is of use, 0 without limit."""
     signal: bool = False
     """Whether it was sent as a signal."""
+    user: UIN = UIN(0)
+    """The user it was sent to; 0 for a message to a room or topic."""
 
 
 def message_of(record: bytes) -> Message:
@@ -70,8 +74,9 @@ def message_of(record: bytes) -> Message:
             topic = record[name:start].decode()
         except UnicodeDecodeError:
             raise MalformedData("the topic's name is not UTF-8") from None
+    to_user = kind != ROOM_KIND and not flags & TO_ROOM
     return Message(
-        RoomID(key),
+        RoomID(0 if to_user else key),
         topic,
         sender,
         record[start:end],
@@ -82,6 +87,7 @@ def message_of(record: bytes) -> Message:
         extension,
         lifetime_min,
         kind == SIGNAL,
+        UIN(key if to_user else 0),
     )
 
 
@@ -138,7 +144,7 @@ def _check(topic: str) -> str:
         raise InvalidArgument("a topic must be text that UTF-8 can carry: it has a lone surrogate") from error
     if size > MAX_TOPIC_BYTES:
         raise InvalidArgument(f"a topic has at most {MAX_TOPIC_BYTES} bytes, this one {size}")
-    for prefix, instead in (("room/", "room(…) or room="), ("user/", "a user's own stream")):
+    for prefix, instead in (("room/", "room(…) or room="), ("user/", "user(…) or chat=True")):
         if topic.startswith(prefix):
             raise InvalidArgument(f"{topic!r}: names that begin with {prefix!r} are not free topics; use {instead}")
     return topic

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Final, TypedDict
 
 from pixiu.errors import ConfigurationError
+from pixiu.ids import MAX_DEVICE
 from pixiu.record import MAX_RECORD_BYTES
 
 MAX_CLIENT_NAME_BYTES: Final = 128
@@ -27,6 +28,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_retries", 0),
 )
 
+MAX_DEVICE_CLASS_BYTES: Final = 64
+
 
 class OptionOverrides(TypedDict, total=False):
     """The keyword arguments of `pixiu.connect` beside `uin` and `client`: the fields of `ClientOptions`."""
@@ -40,6 +43,8 @@ class OptionOverrides(TypedDict, total=False):
     batch_records: int
     window_bytes: int
     window_records: int
+    device: int
+    device_class: str
     receive_bytes: int
     receive_records: int
     refresh_interval_s: float
@@ -70,6 +75,11 @@ class ClientOptions:
     """What may be under way to one proxy, in bytes, until the proxy says its own figure."""
     window_records: int = 20_000
     """What may be under way to one proxy, in records."""
+    device: int = 0
+    """DeviceID of a subscriber, 1 to 2^47-1: the same number is the same device, wherever it connects. 0: the client's name
+    says which device it is, for a subscription with `chat`; others are no login."""
+    device_class: str = ""
+    """What kind of device it is, such as "phone", at most 64 bytes; login policies may allow one of each."""
     receive_bytes: int = 8 << 20
     """A subscription's buffer, in bytes; when it is full the client stops reading."""
     receive_records: int = 50_000
@@ -90,12 +100,16 @@ class ClientOptions:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if not field.name.startswith("device") and not value > 0:
                 raise ConfigurationError(f"client option {field.name} = {value}: it must be above 0")
         if self.max_backoff_s < self.backoff_s:
             raise ConfigurationError(
                 f"client option max_backoff_s = {self.max_backoff_s}: it must be at least backoff_s ({self.backoff_s})"
             )
+        if not 0 <= self.device <= MAX_DEVICE:
+            raise ConfigurationError(f"client option device = {self.device}: it must be 0 (none) to {MAX_DEVICE}")
+        if len(self.device_class.encode()) > MAX_DEVICE_CLASS_BYTES:
+            raise ConfigurationError(f"client option device_class: at most {MAX_DEVICE_CLASS_BYTES} bytes")
         if self.max_record_bytes > MAX_RECORD_BYTES:
             raise ConfigurationError(f"client option max_record_bytes = {self.max_record_bytes}: at most {MAX_RECORD_BYTES}")
         if self.queue_bytes < self.max_record_bytes:

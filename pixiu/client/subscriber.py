@@ -95,10 +95,13 @@ class Subscription:
         topics: Iterable[str],
         on_gap: Callable[[str], None] | None,
         on_dropped: Callable[[int], None] | None,
+        *,
+        chat: bool = False,
     ) -> None:
         self.counters = SubscriptionCounters()
         self._around = surroundings
         self._rooms, self._topics = self._check(rooms, topics)
+        self._chat = chat
         self._on_gap = on_gap
         self._on_dropped = on_dropped
         self._buffer: deque[tuple[list[Message], int]] = deque()
@@ -303,6 +306,19 @@ class Subscription:
             backoff = min(self._around.options.backoff_s * 2 ** min(failures - 1, 16), self._around.options.max_backoff_s)
             await asyncio.sleep(backoff * (0.5 + 0.5 * self._around.uniform()))
 
+    def _connect(self, address: str) -> GatewayStream:
+        around = self._around
+        options = around.options
+        return GatewayStream(
+            address,
+            around.channels,
+            around.uin,
+            around.client,
+            chat=self._chat,
+            device=options.device,
+            device_class=options.device_class,
+        )
+
     def _choose(self, failures: int, avoid: str = "") -> str:
         """The client's own gateway by rendezvous of its name; the next ones in order after failures."""
         by_hash = {xxhash.xxh3_64_intdigest(address.encode()) & MAX_ID: address for address in self._around.directory.map.gateways}
@@ -314,7 +330,7 @@ class Subscription:
 
     async def _serve_gateway(self, address: str, reconnect: bool) -> bool:
         """Serve from one gateway, and from those it hands over to, until a connection is lost. True when one answered."""
-        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client)
+        stream = self._connect(address)
         answered = False
         error: BaseException | None = None
         try:
@@ -417,7 +433,7 @@ class Subscription:
         address = self._choose(0, avoid)
         if not address:
             return None
-        stream = GatewayStream(address, self._around.channels, self._around.uin, self._around.client)
+        stream = self._connect(address)
         held: list[wire_pb2.SubscribeReply] = []
         size = 0
         try:

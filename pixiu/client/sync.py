@@ -23,6 +23,7 @@ from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
+from pixiu.client.presence import UserPresence
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
@@ -121,6 +122,29 @@ class SyncRoom(SyncDestination):
             payload, receipt, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane
         )
         return SyncReceipt(self._client, self._client.run(signal))
+
+
+class SyncUser:
+    """A user to send to."""
+
+    __slots__ = ("_destination",)
+
+    def __init__(self, destination: SyncDestination) -> None:
+        self._destination = destination
+
+    def chat(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> SyncReceipt:
+        """As `User.chat`; returns when it is queued."""
+        return self._destination.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+
+    def chat_and_wait(
+        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+    ) -> SyncReceipt:
+        """`chat`, then wait for the acceptance."""
+        return self._destination.send_and_wait(
+            payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane
+        )
 
 
 class SyncSubscription:
@@ -254,6 +278,14 @@ class SyncClient:
         """As `Client.topic`."""
         return SyncDestination(self, self._connected().topic(name))
 
+    def user(self, uin: int) -> SyncUser:
+        """As `Client.user`."""
+        return SyncUser(SyncDestination(self, self._connected().user(uin).destination))
+
+    def presence(self, uins: Iterable[int]) -> list[UserPresence]:
+        """As `Client.presence`."""
+        return self.run(self._connected().presence(uins))
+
     def subscribe(
         self,
         *,
@@ -261,6 +293,7 @@ class SyncClient:
         topic: str | None = None,
         rooms: Iterable[int] = (),
         topics: Iterable[str] = (),
+        chat: bool = False,
         on_gap: Callable[[str], None] | None = None,
         on_dropped: Callable[[int], None] | None = None,
     ) -> SyncSubscription:
@@ -268,7 +301,9 @@ class SyncClient:
         client = self._connected()
 
         async def make() -> Subscription:
-            return client.subscribe(room=room, topic=topic, rooms=rooms, topics=topics, on_gap=on_gap, on_dropped=on_dropped)
+            return client.subscribe(
+                room=room, topic=topic, rooms=rooms, topics=topics, chat=chat, on_gap=on_gap, on_dropped=on_dropped
+            )
 
         return SyncSubscription(self, self.run(make()))
 

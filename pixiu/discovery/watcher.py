@@ -76,6 +76,7 @@ class Discovery:
         """Directory → name → node; None for a node whose data was never readable."""
         self._changed: set[str] = set()
         self._everything = False
+        self._poll_at = 0.0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +131,11 @@ class Discovery:
         """Heartbeats say that a process that was marked dead lives: it is held again when it vanishes from the registry."""
         self._later(PeerAlive(EndpointID(endpoint)))
 
+    def poll_within(self, seconds: float) -> None:
+        """Read everything so soon, whatever the poll interval: somebody knows more than the view shows."""
+        self._poll_at = min(self._poll_at, time.monotonic() + seconds)
+        self._wake.set()
+
     def _later(self, event: Event) -> None:
         if self._loop is not None and not self._closed:
             self._loop.call_soon(self._step, event)
@@ -168,12 +174,12 @@ class Discovery:
 
     async def _run(self) -> None:
         failures = 0
-        poll_at = time.monotonic() + self._jittered()
+        self._poll_at = time.monotonic() + self._jittered()
         retry_at = 0.0
         while True:
             now = time.monotonic()
             deadline = self._reducer.next_deadline()
-            until = min(poll_at, now + IDLE_S if deadline is None else deadline)
+            until = min(self._poll_at, now + IDLE_S if deadline is None else deadline)
             if retry_at:
                 until = min(until, retry_at)
             with contextlib.suppress(TimeoutError):
@@ -181,9 +187,9 @@ class Discovery:
                     await self._wake.wait()
             self._wake.clear()
             now = time.monotonic()
-            if now >= poll_at:
+            if now >= self._poll_at:
                 self._everything = True
-                poll_at = now + self._jittered()
+                self._poll_at = now + self._jittered()
             if now < retry_at or not self._zookeeper.connected:
                 retry_at = retry_at if self._zookeeper.connected else 0.0
                 self._step(Tick())

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from pixiu.ids import EndpointID
+from pixiu.links.quality import Quality
 
 
 class PeerState(Enum):
@@ -37,8 +38,9 @@ class Peer:
 class LinkHandler(Protocol):
     """What a role's shell gives to its links. Called in the event loop; must not raise and must not block."""
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        """`count` records lie in data[start:end]. False: the batch is malformed; it is dropped whole and counted."""
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+        """`count` records lie in data[start:end]. False: the batch is malformed; it is dropped whole and counted. None: some of it
+        could not be handled. In both cases the sender's parcel settles as not handled."""
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
         """Serialized `Control` messages. False: one does not parse; counted as malformed."""
@@ -73,3 +75,6 @@ class Links(Protocol):
 
     def state(self, peer: EndpointID) -> PeerState:
         """What is known of a peer; UNKNOWN for one that was never set."""
+
+    def quality(self, peer: EndpointID) -> Quality:
+        """How well a peer answers heartbeats, over the last few; `UNMEASURED` for one that was never set."""

@@ -28,6 +28,7 @@ from pixiu.ids import EndpointID
 from pixiu.links.api import LinkHandler, Links, Peer, PeerState
 from pixiu.links.link import LinkCore
 from pixiu.links.options import STREAM, LinkOptions
+from pixiu.links.quality import Quality
 from pixiu.links.refusals import no_warning
 from pixiu.links.sender import Address
 from pixiu.links.stats import LinkStats
@@ -187,6 +188,10 @@ class Endpoint(Links):
     def state(self, peer: EndpointID) -> PeerState:
         """See `Links`."""
         return self._core.state(peer)
+
+    def quality(self, peer: EndpointID) -> Quality:
+        """See `Links`."""
+        return self._core.quality(peer)
 
     def layout_of(self, peer: EndpointID) -> int:
         """The layout version in the last datagram of a peer; 0 when none came."""

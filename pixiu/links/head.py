@@ -89,6 +89,8 @@ class Refusal:
     MALFORMED_HEARTBEAT: Final = "malformed_heartbeat"
     MALFORMED_ACKNOWLEDGEMENT: Final = "malformed_acknowledgement"
     HANDLER_RAISED: Final = "handler_raised"
+    NOT_TAKEN: Final = "not_taken"
+    """The role cannot handle these records, well-formed as they are."""
 
 
 FieldsOfHead = tuple[bytes, int, int, int, int, int, int, int, int, int]

@@ -33,10 +33,11 @@ from pixiu.links.head import (
 from pixiu.links.liveness import Event, Liveness
 from pixiu.links.options import STREAM, LinkOptions
 from pixiu.links.peer_link import Link
+from pixiu.links.quality import UNMEASURED, Quality
 from pixiu.links.receiver import ACK_INTERVAL_S, Receiver, Shares
 from pixiu.links.refusals import Refusals, no_warning
 from pixiu.links.sender import KIND_CONTROL, KIND_RECORDS, Address, Drop, Outputs, Sender
-from pixiu.links.stats import Counts, LinkStats, PeerStats
+from pixiu.links.stats import Counts, LinkStats
 from pixiu.links.window import VOID_S
 
 MAX_SENDERS: Final = 4096
@@ -171,6 +172,11 @@ class LinkCore:
         """What is known of a peer."""
         link = self._links.get(id_)
         return link.liveness.state if link is not None and link.peer is not None else PeerState.UNKNOWN
+
+    def quality(self, id_: EndpointID) -> Quality:
+        """How well a peer answers heartbeats."""
+        link = self._links.get(id_)
+        return link.quality.quality if link is not None else UNMEASURED
 
     def layout_of(self, id_: EndpointID) -> int:
         """The layout version in the last datagram of a peer; 0 when none came."""
@@ -352,9 +358,11 @@ class LinkCore:
         refusal, raised = Refusal.MALFORMED_RECORDS, ""
         try:
             if records:
-                if self._handler.on_records(link.id, data, HEAD_SIZE, end, count):
+                taken = self._handler.on_records(link.id, data, HEAD_SIZE, end, count)
+                if taken:
                     counts.records_received += count
                     return
+                refusal = Refusal.NOT_TAKEN if taken is None else refusal
             else:
                 receiver.urgent = True
                 refusal = Refusal.MALFORMED_CONTROL
@@ -418,7 +426,7 @@ class LinkCore:
             receiver.urgent = True
             self._pending[receiver] = link
         if body.reply:
-            link.rtt_us = max(0, int(now * 1e6) - body.sent_us)
+            link.quality.replied(int(now * 1e6) - body.sent_us)
         answer = b""
         try:
             answer = self._handler.on_heartbeat(link.id, body.reply, body.attachment)
@@ -496,11 +504,12 @@ class LinkCore:
 
     def _beat(self, link: Link, now: float) -> None:
         if link.sender.address is not None:
-            # The first one finds no one to have missed.
-            if link.heartbeat_sent_at > -INFINITY and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
-                self._state_changed(link)
-            self._heartbeat(link, now)
             first = link.heartbeat_sent_at == -INFINITY
+            # The first one finds no one to have missed.
+            if not first and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
+                self._state_changed(link)
+            link.quality.sent()
+            self._heartbeat(link, now)
             link.heartbeat_sent_at = now
             # Peers that were set together are spread over the interval from the second heartbeat on.
             link.heartbeat_at = now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s)
@@ -581,18 +590,7 @@ class LinkCore:
         """A copy of what was counted."""
         total = Counts()
         total.add(self._gone)
-        peers = {}
-        for link in self._links.values():
-            counts = link.totals()
-            total.add(counts)
-            sender = link.sender
-            peers[link.id] = PeerStats(
-                role=link.peer.role if link.peer is not None else "",
-                state=self.state(link.id),
-                counts=counts,
-                rtt_us=link.rtt_us,
-                window_bytes=sender.datagram.limit,
-                in_flight_bytes=sender.datagram.cost + sender.stream.cost,
-                queued_bytes=sender.queued_bytes,
-            )
+        peers = {link.id: link.stats() for link in self._links.values()}
+        for peer in peers.values():
+            total.add(peer.counts)
         return LinkStats(total=total, peers=peers, refused=dict(self.refusals.counts), dropped=dict(self.dropped))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pixiu.addressed import OVERHEAD as ADDRESSED_OVERHEAD
 from pixiu.errors import ConfigurationError
 from pixiu.record import HEADER_SIZE, MAX_RECORD_BYTES
 
@@ -65,7 +66,7 @@ class LinkOptions:
             ("heartbeat_interval_ms", 10, 60_000),
             ("suspect_after", 1, 100),
             ("dead_after", 2, 1000),
-            ("max_record_bytes", HEADER_SIZE, MAX_RECORD_BYTES),
+            ("max_record_bytes", HEADER_SIZE, MAX_RECORD_BYTES + ADDRESSED_OVERHEAD),
             ("max_queue_bytes", 2 * MAX_RECORD_BYTES, 1 << 32),
             ("stream_frame_bytes", LEAST_MTU_BYTES, MOST_FRAME_BYTES),
         )

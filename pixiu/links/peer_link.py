@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pixiu.ids import EndpointID
-from pixiu.links.api import Peer
+from pixiu.links.api import Peer, PeerState
 from pixiu.links.liveness import Liveness
+from pixiu.links.quality import Heartbeats
 from pixiu.links.receiver import Receiver
 from pixiu.links.sender import Sender
-from pixiu.links.stats import Counts
+from pixiu.links.stats import Counts, PeerStats
 
 INFINITY = float("inf")
 
@@ -26,8 +27,8 @@ class Link:
         "layout_version",
         "liveness",
         "peer",
+        "quality",
         "receivers",
-        "rtt_us",
         "sender",
     )
 
@@ -45,7 +46,7 @@ class Link:
         self.heartbeat_at = INFINITY
         self.heartbeat_sent_at = -INFINITY
         self.layout_version = 0
-        self.rtt_us = 0
+        self.quality = Heartbeats()
 
     def totals(self) -> Counts:
         """A copy of what this link has counted, with what its sequences say."""
@@ -55,3 +56,16 @@ class Link:
         counts.reordered = sum(one.reordered for one in self.receivers)
         counts.duplicates = sum(one.duplicates for one in self.receivers)
         return counts
+
+    def stats(self) -> PeerStats:
+        """A copy of what is known of the peer."""
+        sender = self.sender
+        return PeerStats(
+            role=self.peer.role if self.peer is not None else "",
+            state=self.liveness.state if self.peer is not None else PeerState.UNKNOWN,
+            counts=self.totals(),
+            rtt_us=self.quality.last_us,
+            window_bytes=sender.datagram.limit,
+            in_flight_bytes=sender.datagram.cost + sender.stream.cost,
+            queued_bytes=sender.queued_bytes,
+        )

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from pixiu.errors import PixiuError
-from pixiu.ids import RoomID
+from pixiu.ids import UIN, RoomID
 from pixiu.mqtt.packets import Publish
 from pixiu.mqtt.topics import Refusal
 
@@ -36,6 +36,8 @@ class CloseReason(Enum):
     # What only the shell knows:
     TAKEN_OVER = "taken_over"
     """The same client ID connected again [MQTT-3.1.4-2]."""
+    REPLACED = "replaced"
+    """Another device of the user connected, and the login policy allows one."""
     DRAINING = "draining"
     SLOW_CONSUMER = "slow_consumer"
     STOPPED = "stopped"
@@ -60,13 +62,14 @@ class Connected:
 
 
 class PublishMessages(NamedTuple):
-    """Publish these, in this order. Each of QoS 1 is answered by `publish_accepted` or `publish_refused`.
+    """Publish these, in this order, to the room that carries the topic, or to the user that `user/…` names. Each of QoS 1 is
+    answered by `publish_accepted` or `publish_refused`.
 
     DUP is as the client set it: a shell that knows the packet identifier from an earlier connection of the client
     gives the message the same SnowflakeID.
     """
 
-    messages: list[tuple[RoomID, Publish]]
+    messages: list[tuple[RoomID | UIN, Publish]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +84,20 @@ class DropMessages:
 class SubscribeFilters:
     """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
 
+    Of users (`user/{UIN}`) the shell grants the client's own, and refuses the others by a code.
+
     A filter that the client has already is among them again: joining is idempotent.
     """
 
     packet_id: int
-    filters: list[tuple[str, RoomID]]
+    filters: list[tuple[str, RoomID | UIN]]
 
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeFilters:
     """Deliver nothing more for these filters. The UNSUBACK is the next effect."""
 
-    filters: list[tuple[str, RoomID]]
+    filters: list[tuple[str, RoomID | UIN]]
 
 
 @dataclass(frozen=True, slots=True)

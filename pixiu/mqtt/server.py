@@ -8,13 +8,14 @@ What is promised to stock clients, and where MQTT leaves a choice:
   publish it would be a lie that shows only on the day it matters, and code 3 would make clients try for ever.
 - *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from
   [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
-- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0; `user/…`, `$…` and wildcards get
-  0x80. SUBACK waits for the whole cluster: a message published after it is delivered.
-- *PUBLISH of QoS 0 is done as far as possible*: to `user/…` and `$…` it is dropped and counted. RETAIN is taken as "discard
+- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
+  `user/{UIN}` by the shell; another user's, `$…` and wildcards get 0x80. SUBACK waits for the whole
+  cluster: a message published after it is delivered.
+- *PUBLISH of QoS 0 is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard
   the retained copy at once", which [MQTT-3.3.1-7] allows; subscribers get it without the flag.
 - *PUBLISH of QoS 1 is done as asked or the connection is closed*: MQTT 3.1.1 has no negative PUBACK
   [MQTT-3.3.5-2], and a PUBACK for a message that is not published, or not retained as [MQTT-3.3.1-5] demands, would be a
-  lie. So `user/…`, `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
+  lie. So `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
   of the PUBLISHes [MQTT-4.6.0-2].
 
 Source: OASIS MQTT 3.1.1; DESIGN section 15.
@@ -30,7 +31,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pixiu.errors import ConfigurationError
-from pixiu.ids import RoomID
+from pixiu.ids import UIN, RoomID
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import (
     Close,
@@ -65,7 +66,7 @@ from pixiu.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from pixiu.mqtt.topics import Refusal, resolve
+from pixiu.mqtt.topics import USER_PREFIX, Refusal, destination
 from pixiu.vrooms import VRooms
 
 
@@ -167,10 +168,12 @@ def accept_all(connect: Connect) -> ConnackCode:
 NO_BIG_ROOMS: Final = VRooms()
 
 
-def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | Refusal:
-    """`resolve`, in a cluster with big rooms: their VRooms are nobody's topics."""
-    room = resolve(name)
-    return Refusal.VROOM if not isinstance(room, Refusal) and vrooms.is_vroom(room) else room
+def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
+    """`destination`, in a cluster with big rooms: their VRooms are nobody's topics."""
+    found = destination(name)
+    if isinstance(found, Refusal) or name.startswith(USER_PREFIX):
+        return found
+    return Refusal.VROOM if vrooms.is_vroom(found) else found
 
 
 class ServerSession:
@@ -195,14 +198,14 @@ class ServerSession:
     ) -> None:
         self._limits = limits or SessionLimits()
         self._admit = admit
-        self._resolve = resolve if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
+        self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
         self._connect_by = now + self._limits.connect_timeout_s
         self._silence_s = 0.0
         self._last_packet = now
-        self._subscriptions: dict[str, RoomID] = {}
+        self._subscriptions: dict[str, RoomID | UIN] = {}
         self._pending: dict[int, _PendingSubscribe] = {}
         self._pending_filters = 0
         self._inflight: dict[int, float] = {}
@@ -225,7 +228,7 @@ class ServerSession:
         return self._client_id
 
     @property
-    def subscriptions(self) -> dict[str, RoomID]:
+    def subscriptions(self) -> dict[str, RoomID | UIN]:
         """The filters that the client has or waits for, and their rooms. Not to be changed."""
         return self._subscriptions
 
@@ -354,7 +357,7 @@ class ServerSession:
             code = self._admit(packet)
         return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
 
-    def _judge_publish(self, packet: Publish, room: RoomID | Refusal) -> _Problem | None:
+    def _judge_publish(self, packet: Publish, room: RoomID | UIN | Refusal) -> _Problem | None:
         if packet.qos == 2:
             return _Problem(CloseReason.PUBLISH_QOS_2, "QoS 2 is not served; publish with QoS 0 or 1")
         if packet.retain and packet.payload:
@@ -411,7 +414,7 @@ class ServerSession:
             self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
             return
         answers: list[str | None] = []
-        joined: dict[str, RoomID] = {}
+        joined: dict[str, RoomID | UIN] = {}
         for name, _ in packet.filters:
             room = self._resolve(name)
             full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions

@@ -1,7 +1,7 @@
 """Names of topics and the rooms that carry them.
 
     room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
-    user/…          a user's own messages: no room carries them
+    user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: what is sent to a user; no room carries it
     $…              the server's own names: no room carries them
     anything else   a free topic; its first level chooses the room
 
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from pixiu.errors import InvalidArgument
-from pixiu.ids import MAX_ROOM, RoomID, topic_room
+from pixiu.ids import MAX_ID, MAX_ROOM, UIN, RoomID, topic_room
 
 ROOM_PREFIX: Final = "room/"
 USER_PREFIX: Final = "user/"
@@ -25,6 +25,7 @@ CACHED_NAME_LENGTH: Final = 128
 """Longer names, in characters, are not remembered, so that the cache has a bound in bytes too."""
 
 _ROOM_DIGITS: Final = len(str(MAX_ROOM))
+_USER_DIGITS: Final = len(str(MAX_ID))
 
 
 class Refusal(Enum):
@@ -32,7 +33,7 @@ class Refusal(Enum):
 
     EMPTY = "a topic has at least one character"
     ROOM_NUMBER = "room/ is followed by a RoomID in decimal, 1 to 2^62-1, without leading zeros"
-    USER = "user/… topics are not served yet"
+    USER = "user/ is followed by a UIN in decimal, 1 to 2^63-1, without leading zeros, and no room carries it"
     SYSTEM = "names that begin with $ belong to the server"
     VROOM = "the number of a VRoom belongs to the cluster; use the RoomID of the big room"
     WILDCARD = "filters with wildcards are not served yet"
@@ -58,6 +59,23 @@ def has_wildcard(name: str) -> bool:
 def resolve(name: str) -> RoomID | Refusal:
     """The room that carries a topic (or a filter without wildcards), or why there is none. Never raises."""
     return _remembered(name) if len(name) <= CACHED_NAME_LENGTH else _resolve(name)
+
+
+def destination(name: str) -> RoomID | UIN | Refusal:
+    """The room that carries a topic, or the user that `user/{UIN}` names, or why there is neither. Never raises."""
+    found = resolve(name)
+    if found is Refusal.USER:
+        uin = user_of_topic(name)
+        return found if uin is None else uin
+    return found
+
+
+def user_of_topic(name: str) -> UIN | None:
+    """The user that `user/{UIN}` names; None for every other name."""
+    digits = name.removeprefix(USER_PREFIX)
+    if digits == name or not (digits.isascii() and digits.isdecimal() and digits[0] != "0" and len(digits) <= _USER_DIGITS):
+        return None
+    return UIN(int(digits)) if int(digits) <= MAX_ID else None
 
 
 def _resolve(name: str) -> RoomID | Refusal:

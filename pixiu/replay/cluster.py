@@ -18,6 +18,7 @@ from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID
 from pixiu.mqtt.client_io import MQTTClient
 from pixiu.replay.driver import share_of
+from pixiu.replay.inbox import inbox_of, user_of
 from pixiu.replay.options import ReplayOptions
 from pixiu.replay.sessions import Done, Session
 from pixiu.replay.watch import ClusterWatch
@@ -94,7 +95,8 @@ class MQTTSession:
     def _topic(self, room: RoomID) -> str:
         topic = self._topics.get(room)
         if topic is None:
-            topic = self._topics[room] = f"room/{room}"
+            user = user_of(room)
+            topic = self._topics[room] = f"room/{room}" if user is None else f"user/{user}"
             self._rooms[topic] = room
         return topic
 
@@ -115,8 +117,16 @@ class GRPCSession:
     """The loop holds tasks weakly; a client that closes by itself has nobody else who does."""
 
     def __init__(
-        self, uin: UIN, client: Client, endpoint_of: Callable[[str], int], on_message: OnMessage, on_broken: OnBroken
+        self,
+        uin: UIN,
+        client: Client,
+        endpoint_of: Callable[[str], int],
+        on_message: OnMessage,
+        on_broken: OnBroken,
+        *,
+        chat: bool,
     ) -> None:
+        self._chat = chat
         self._uin = uin
         self._client = client
         self._endpoint_of = endpoint_of
@@ -137,19 +147,21 @@ class GRPCSession:
     async def open(self) -> None:
         """Connect. Raises `PixiuError`."""
         await self._client.open()
-        self._subscription = self._client.subscribe(on_gap=self._gap)
+        self._subscription = self._client.subscribe(on_gap=self._gap, chat=self._chat)
         await self._subscription.ready(timeout_s=CONNECT_TIMEOUT_S)
         self._reader = asyncio.create_task(self._read(self._subscription), name=f"subscriber {self._uin}")
 
     async def join(self, room: RoomID) -> None:
-        """Join; returns when the cluster knows."""
+        """Join; returns when the cluster knows. The user's own messages come from the start."""
         subscription = self._open_subscription()
-        await subscription.join([room])
+        if user_of(room) is None:
+            await subscription.join([room])
         self._last_gateway = subscription.gateway or self._last_gateway
 
     async def leave(self, room: RoomID) -> None:
         """Leave; returns when the cluster knows."""
-        await self._open_subscription().leave([room])
+        if user_of(room) is None:
+            await self._open_subscription().leave([room])
 
     async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:
         """A subscription does not publish."""
@@ -172,7 +184,7 @@ class GRPCSession:
         try:
             async for messages in subscription.batches():
                 for message in messages:
-                    self._on_message(self._uin, message.room, message.payload)
+                    self._on_message(self._uin, inbox_of(message.user) if message.user else message.room, message.payload)
         except PixiuError as error:
             self._gap(str(error))
 
@@ -187,9 +199,11 @@ class GRPCSession:
 
 
 class ClusterConnector:
-    """Opens sessions with the gateways that a watch sees Running, in turn; publishes through one SDK client."""
+    """Opens sessions with the gateways that a watch sees Running, in turn; publishes through one SDK client. `inboxes`: the users
+    who are sent messages of their own."""
 
-    def __init__(self, target: str, watch: ClusterWatch, options: ReplayOptions) -> None:
+    def __init__(self, target: str, watch: ClusterWatch, options: ReplayOptions, inboxes: frozenset[UIN] = frozenset()) -> None:
+        self._inboxes = inboxes
         self._target = target
         self._watch = watch
         self._options = options
@@ -224,7 +238,8 @@ class ClusterConnector:
         """Send as a back end does. The SDK's sender is its client, so these records carry none of the log's users."""
         assert self._sdk is not None
         try:
-            receipt = await self._sdk.room(room).send(payload)
+            user = user_of(room)
+            receipt = await (self._sdk.room(room).send(payload) if user is None else self._sdk.user(user).chat(payload))
         except PixiuError as error:
             done(error.code)
             return
@@ -236,9 +251,8 @@ class ClusterConnector:
         proxies = ",".join(node.address for node in self._watch.living("proxy")[:8])
         if not proxies:
             raise Unavailable("no proxy is Running")
-        session = GRPCSession(
-            uin, connect(proxies, uin=uin, client=f"replay-{uin:x}-{turn}"), self._endpoint_of, on_message, on_broken
-        )
+        client = connect(proxies, uin=uin, client=f"replay-{uin:x}-{turn}")
+        session = GRPCSession(uin, client, self._endpoint_of, on_message, on_broken, chat=uin in self._inboxes)
         try:
             await session.open()
         except BaseException:

@@ -17,6 +17,7 @@ from functools import partial
 import xxhash
 
 from pixiu.ids import UIN, RoomID
+from pixiu.replay.inbox import user_of
 from pixiu.replay.ledger import Ledger
 from pixiu.replay.options import ReplayOptions
 from pixiu.replay.payload import encode_payload
@@ -168,7 +169,8 @@ class Driver:
         payload = encode_payload(step.number, sent_us, step.text)
         done = partial(self._answered, step.number)
         session = self.users.session(step.uin)
-        if (session is not None and not session.publishes) or share_of(step.uin, room) < options.sdk_share:
+        by_sdk = not session.publishes if session is not None else user_of(room) is not None
+        if by_sdk or share_of(step.uin, room) < options.sdk_share:
             self.sent_by_sdk += 1
             await self._connector.publish(step.uin, room, payload, done)
         elif session is None:

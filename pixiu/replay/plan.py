@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from pixiu.ids import UIN, RoomID
+from pixiu.replay.inbox import Mention, inbox_of
 from pixiu.replay.log import LogEvent, Names
 
 IDLE_MS: Final = 30 * 60 * 1000
@@ -46,7 +47,7 @@ class Plan:
     """A schedule."""
 
     rooms: dict[RoomID, list[Step]]
-    """The steps of each room, in order."""
+    """The steps of each room, in order; of users' inboxes too (`pixiu.replay.inbox`)."""
     names: Names
     messages: int
     joins: int
@@ -56,6 +57,8 @@ class Plan:
     span_ms: int
     """From the first step to the last, in log time."""
     users: int
+    chats: int = 0
+    """Those of the messages that go to users."""
 
 
 class _Room:
@@ -86,10 +89,11 @@ class _Room:
             self.leave(uin, since + idle_ms)
 
 
-def make_plan(events: Iterable[LogEvent], *, idle_ms: int = IDLE_MS) -> Plan:
+def make_plan(events: Iterable[LogEvent], *, idle_ms: int = IDLE_MS, mentions: Iterable[Mention] = ()) -> Plan:
     """The schedule of a log whose events are in the order of time.
 
     `idle_ms`: milliseconds of log time after which a silent user of a room with joins or parts is logged out.
+    `mentions`: messages to users, which these wait for from the start.
     Raises `InvalidArgument` when two names have one ID.
     """
     listed = list(events)
@@ -120,14 +124,28 @@ def make_plan(events: Iterable[LogEvent], *, idle_ms: int = IDLE_MS) -> Plan:
             place.steps.append(Step(at_ms, Action.SEND, uin, messages, event.text.encode("utf-8", "replace")))
             messages += 1
             expected += len(place.active)
-    steps = [step for place in rooms.values() for step in place.steps]
+    inboxes = _inboxes(mentions, names, start, messages)
+    chats = sum(len(steps) - 1 for steps in inboxes.values())
+    played = {room: place.steps for room, place in rooms.items() if place.steps} | inboxes
+    steps = [step for found in played.values() for step in found]
     return Plan(
-        rooms={room: place.steps for room, place in rooms.items() if place.steps},
+        rooms=played,
         names=names,
-        messages=messages,
+        messages=messages + chats,
+        chats=chats,
         joins=sum(step.action is Action.JOIN for step in steps),
         leaves=sum(step.action is Action.LEAVE for step in steps),
-        expected=expected,
+        expected=expected + chats,
         span_ms=max((step.at_ms for step in steps), default=0),
         users=len({step.uin for step in steps}),
     )
+
+
+def _inboxes(mentions: Iterable[Mention], names: Names, start_ms: int, first: int) -> dict[RoomID, list[Step]]:
+    found: dict[RoomID, list[Step]] = {}
+    for number, mention in enumerate(mentions, start=first):
+        to = names.user(mention.to)
+        steps = found.setdefault(inbox_of(to), [Step(0, Action.JOIN, to)])
+        names.room_names.setdefault(inbox_of(to), f"@{mention.to}")
+        steps.append(Step(mention.ts_ms - start_ms, Action.SEND, names.user(mention.user), number, mention.text))
+    return found

@@ -25,7 +25,7 @@ def result_json(result: Result) -> dict[str, object]:
             "connections": result.connections,
             "broken_connections": result.breaks,
             "sent_by_sdk": result.sent_by_sdk,
-            "planned": {"messages": result.plan.messages, "deliveries": result.plan.expected},
+            "planned": {"messages": result.plan.messages, "chats": result.plan.chats, "deliveries": result.plan.expected},
             "interrupted": result.interrupted,
         },
         start_us=result.started_us,

@@ -16,6 +16,7 @@ from typing import Final
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.replay.cluster import ClusterConnector
 from pixiu.replay.driver import Driver, monotonic_us
+from pixiu.replay.inbox import Mention, load_mentions, user_of
 from pixiu.replay.ledger import Missing
 from pixiu.replay.log import align_rooms, load_log
 from pixiu.replay.options import ReplayOptions
@@ -44,6 +45,8 @@ class LogChoice:
     align: str = ""
     """`rooms`: every room starts at 0."""
     idle_ms: int = IDLE_MS
+    mentions: str = ""
+    """A CSV file of messages to users, of the log's time and rooms; empty: none."""
 
 
 @dataclass(slots=True)
@@ -75,7 +78,13 @@ def load_plan(choice: LogChoice) -> Plan:
     events = load_log(path, rooms=choice.rooms, limit=choice.limit)
     if not events:
         raise InvalidArgument(f"{path}: the log is empty")
-    return make_plan(align_rooms(events) if choice.align else events, idle_ms=choice.idle_ms)
+    mentions: list[Mention] = []
+    if choice.mentions:
+        if choice.align:
+            raise InvalidArgument("--mentions keeps the log's time: leave out --align")
+        rooms = {event.room for event in events}
+        mentions = load_mentions(Path(choice.mentions), events[0].ts_ms, events[-1].ts_ms, rooms)
+    return make_plan(align_rooms(events) if choice.align else events, idle_ms=choice.idle_ms, mentions=mentions)
 
 
 async def replay(
@@ -93,11 +102,14 @@ async def replay(
     options.validate()
     watch = ClusterWatch(target, monotonic_us)
     await watch.start()
-    connector = ClusterConnector(target, watch, options)
+    inboxes = frozenset(user for room in plan.rooms if (user := user_of(room)) is not None)
+    connector = ClusterConnector(target, watch, options, inboxes)
     try:
         for role in ("gateway", "proxy"):
             if not watch.view.running(role):
                 raise Unavailable(f"no {role} is Running in the cluster at {target}; start one with `pixiu up`")
+        if inboxes and not watch.view.running("relay"):
+            raise Unavailable(f"no relay is Running in the cluster at {target}, so no messages to users: `pixiu up --relays 2`")
         await connector.start()
         await watch.count_before()
         driver = Driver(plan, options, connector, on_progress=lambda: on_progress(driver, watch))

@@ -145,8 +145,8 @@ def _explain_by_gaps(
 ) -> tuple[list[Missing], list[Missing]]:
     """Divide into (lost on links that counted it, still unexplained)."""
     upstream, downstream = implied_losses(unexplained, gateway_of)
-    lost_up = sum(hop.lost for hop in hops if hop.receiver in ("broker", "proxy"))
-    lost_down = sum(hop.lost for hop in hops if hop.sender == "broker")
+    lost_up = sum(hop.lost for hop in hops if hop.receiver in ("broker", "proxy", "relay"))
+    lost_down = sum(hop.lost for hop in hops if hop.sender in ("broker", "relay"))
     # A message that nobody got may also have had its only copies lost behind the broker.
     up_counted = upstream <= lost_up + max(lost_down - downstream, 0)
     down_counted = downstream <= lost_down

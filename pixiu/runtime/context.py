@@ -78,10 +78,18 @@ class Context(Generic[OptionsT_co]):
     crash: Callable[[BaseException], None]
     """Ends the process with exit code 1 and this error in its log; for the end of a task that the role cannot live without."""
 
+    layout_noticed: Callable[[int], None] = lambda _version: None
+    """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
+
     @property
     def view(self) -> View:
         """The newest view of the cluster."""
         return self.current_view()
+
+    @property
+    def router_root(self) -> str:
+        """Of the cluster with the routers and gateways: another one's, or the own root."""
+        return self.cluster.router_root or self.root
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -25,8 +25,8 @@ class Handler(LinkHandler):
         self.on_alive: Callable[[EndpointID], None] = _ignore
         self.counts = {"handler_failures_total": 0}
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        """Hand on a batch; False when the service cannot take it."""
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+        """Hand on a batch; False when the service is not there or fails, or what it says."""
         try:
             return self.service is not None and self.service.on_records(peer, data, start, end, count)
         except Exception as error:

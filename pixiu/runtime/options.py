@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pixiu.discovery.paths import ROLES
+from pixiu.addressed import OVERHEAD as ADDRESSED_OVERHEAD
+from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.zookeeper import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import MAX_ROOM
@@ -32,6 +33,8 @@ SECRET_MAX_BYTES = 64
 """What keyed BLAKE2b takes."""
 MAX_FILE_BYTES = 1 << 20
 """Of a configuration file."""
+ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
+"""What a cluster with a `router_root` has not."""
 DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
 
 
@@ -72,9 +75,19 @@ class ClusterOptions(Options):
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
+    fanout: str = choice("gateway", "gateway", "relay")
+    """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
+    login_policy: str = choice("all", "all", "newest", "newest_of_class")
+    """Which of a user's devices may be online together; the others are told that they were replaced."""
     big_rooms: tuple[int, int] = (0, 0)
     """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
     reserved with them. Both 0: there are none."""
+    weighted_routing: bool = False
+    """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: half, or a
+    quarter."""
+    router_root: str = ""
+    """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
+    Empty: the cluster has its own."""
     secret_file: str = ""
     """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
     Empty: datagrams are not signed."""
@@ -95,6 +108,12 @@ class ClusterOptions(Options):
                     f"and {VROOMS} * high at most 2^62, because the VRooms take the numbers from {VROOMS} * low to {VROOMS} * high"
                 ),
             )
+
+        if "router_root" not in wrong and self.router_root:
+            try:
+                check_root(self.router_root)
+            except InvalidArgument as error:
+                yield "router_root", f"empty, or where the other cluster is: {error}"
 
     def secret(self) -> bytes | None:
         """The cluster's secret, 16 to 64 bytes; None when there is none. Raises ConfigurationError on a file that does not do."""
@@ -211,7 +230,7 @@ def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
         dead_after=cluster.dead_after,
         max_queue_bytes=options.link_queue_bytes,
         transport=cluster.transport,
-        max_record_bytes=cluster.max_record_bytes,
+        max_record_bytes=cluster.max_record_bytes + ADDRESSED_OVERHEAD,
     )
 
 
@@ -308,6 +327,11 @@ def load_options(
             tables[table_name if dot else role].put(key if dot else name, text, f"--set {name}", text=True)
     cluster_options, role_options = cluster.build(ClusterOptions), own.build(options_type)
     wrong += cluster.wrong + own.wrong
+    if not wrong and role in ROLES_OF_ROUTER_ROOT and cluster_options is not None and cluster_options.router_root:
+        root = cluster_options.router_root
+        wrong.append(
+            f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
+        )
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
     cluster_options.secret()  # a file that does not do is found here, before any socket opens

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import signal
 import stat
@@ -32,6 +33,7 @@ from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
 from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import PeerState
 from pixiu.links.endpoint import Endpoint
+from pixiu.notices import LayoutRefresh
 from pixiu.runtime import command, log
 from pixiu.runtime.context import Context, Membership, MembershipFactory, Preparing, Service
 from pixiu.runtime.handler import Handler
@@ -88,7 +90,8 @@ class Process(Generic[OptionsT]):
         self._error: BaseException | None = None
         self._state = "Starting"
         self._takes_views = False
-        self._counts = {"view_failures_total": 0, "loop_errors_total": 0}
+        self._refresh = LayoutRefresh()
+        self._counts = {"view_failures_total": 0, "loop_errors_total": 0, "layout_refreshes_total": 0}
         self._endpoint: Endpoint | None = None
         self._service: Service | None = None
         self._membership: Membership | None = None
@@ -197,6 +200,7 @@ class Process(Generic[OptionsT]):
             metrics=self._metrics,
             current_view=lambda: self._discovery.view,
             crash=self._crash,
+            layout_noticed=self._layout_noticed,
         )
 
     def _node(self, port: int, http_port: int) -> Node:
@@ -306,6 +310,12 @@ class Process(Generic[OptionsT]):
     def _layout_version(self) -> int:
         return self._discovery.view.layout.version
 
+    def _layout_noticed(self, version: int) -> None:
+        delay = self._refresh.noticed(version, self._layout_version(), random.random(), time.monotonic())
+        if delay is not None:
+            self._counts["layout_refreshes_total"] += 1
+            self._discovery.poll_within(delay)
+
     def _crash(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
@@ -350,6 +360,7 @@ class Process(Generic[OptionsT]):
             "view_held_nodes": self._discovery.held,
             "view_malformed_total": self._discovery.malformed,
             "layout_version": view.layout.version,
+            "layout_notices_heard_total": self._refresh.notices,
         }
 
     def _peer_name(self, endpoint: EndpointID) -> str:

@@ -13,6 +13,7 @@ from broker.events import (
     Gateway,
     MalformedBatch,
     MessagesReceived,
+    NotTaken,
     PeerDead,
     RecordsReceived,
     Replica,
@@ -162,7 +163,7 @@ def test_after_a_doubling_moved_rooms_are_passed_on_and_the_sender_told_once_a_s
     assert core.fanout.counters.records_passed_on == 3
 
 
-def test_two_poll_intervals_later_they_are_dropped_and_the_membership_purged() -> None:
+def test_two_poll_intervals_later_they_are_refused_and_the_membership_purged() -> None:
     core = make(login(1, 42), login(1, 43))
     core.step(view(2, (Replica(EndpointID(21), 1),), version=6), 10.0)
     core.step(Tick(), 129.0)
@@ -173,11 +174,38 @@ def test_two_poll_intervals_later_they_are_dropped_and_the_membership_purged() -
     assert [e for e in effects if isinstance(e, SendRecords)] == []
     assert core.fanout.counters.records_unroutable == 1
     assert notices(effects) == [PROXY]
+    assert effects[-1] == NotTaken(PROXY), "the sender must not take it as accepted"
 
 
 def test_a_moved_room_whose_new_brokers_are_all_dead_is_counted() -> None:
     core = make()
     core.step(view(2, (Replica(EndpointID(21), 1),), version=6), 10.0)
     core.step(PeerDead(EndpointID(21)), 10.5)
-    assert [e for e in send(core, room_record(43, 1), now=11.0) if isinstance(e, SendRecords)] == []
+    effects = send(core, room_record(43, 1), now=11.0)
+    assert [e for e in effects if isinstance(e, SendRecords)] == []
+    assert effects[-1] == NotTaken(PROXY)
     assert core.fanout.counters.records_unroutable == 1
+
+
+def test_what_can_be_delivered_or_passed_on_is_although_the_rest_of_its_batch_is_refused() -> None:
+    core = make(login(1, 42))
+    core.step(view(2, (), version=6), 10.0)
+    effects = send(core, room_record(42, 1), room_record(43, 2), now=11.0)
+    assert [e for e in effects if isinstance(e, SendRecords)] == [SendRecords(G1, [room_record(42, 1)], 1)]
+    assert effects[-1] == NotTaken(PROXY)
+    assert NotTaken(PROXY) not in send(core, room_record(42, 3), now=11.0)
+
+
+def test_while_brokers_learn_of_a_doubling_one_after_the_other_a_record_goes_round_in_no_circle() -> None:
+    """Whoever passes on has the newer layout of the two; it goes to a partition that every older layout agrees with."""
+    for room in range(16):
+        for known in (1, 2, 4):
+            seen = [room % known]
+            for layout in (4, 1, 2, 4):
+                core = make(partition=seen[-1])
+                replicas = tuple(Replica(EndpointID(100 + p), p) for p in range(4) if p != seen[-1])
+                core.step(view(layout, replicas), 10.0)
+                for effect in send(core, room_record(room, 1), now=11.0):
+                    if isinstance(effect, SendRecords):
+                        seen.append(effect.peer - 100)
+            assert len(seen) == len(set(seen))

@@ -113,6 +113,7 @@ async def test_a_page_that_nobody_serves_is_an_os_error() -> None:
     ("options", "word"),
     [
         ({"brokers": 3}, "--brokers 3"),
+        ({"relays": 3}, "--relays 3"),
         ({"proxies": 0}, "--proxies 0"),
         ({"mqtt_port": 65_535, "gateways": 2}, "--mqtt-port"),
         ({"brokers": 128, "broker_replicas": 4}, "at most"),

@@ -24,6 +24,7 @@ from registry.supervisor import (
     Terminate,
     wanted_processes,
 )
+from registry.up import UpOptions
 
 
 def specs() -> list[ProcessSpec]:
@@ -39,14 +40,13 @@ def all_up(core: SupervisorCore, now: float = 0.0) -> None:
     assert core.all_running
 
 
-def test_the_default_cluster_has_twelve_processes_in_the_order_of_their_start() -> None:
-    names = [
-        spec.name for spec in wanted_processes(proxies=2, gateways=2, brokers=2, broker_replicas=2, routers=2, router_replicas=2)
-    ]
+def test_the_default_cluster_has_sixteen_processes_in_the_order_of_their_start() -> None:
+    names = [spec.name for spec in UpOptions().specs()]
     assert names == [
-        *("router-0-0", "router-1-0", "router-0-1", "router-1-1", "broker-0-0", "broker-1-0", "broker-0-1", "broker-1-1"),
+        *(f"{role}-{partition}-{number}" for role in ("router", "relay", "broker") for number in (0, 1) for partition in (0, 1)),
         *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
     ]
+    assert [name for name in names if "relay" not in name] == [spec.name for spec in UpOptions(relays=0).specs()]
 
 
 def test_a_few_start_at_once_and_each_that_runs_makes_room_for_the_next() -> None:
@@ -126,15 +126,19 @@ def test_one_that_ran_before_is_started_again_whatever_its_code() -> None:
         assert core.tick(turn * 20.0 + 15) == [Start("broker-0-0")]
 
 
-def test_all_end_in_order_gateways_proxies_brokers_routers() -> None:
-    core = SupervisorCore(specs(), lambda: 0.0)
+def test_all_end_in_order_gateways_proxies_brokers_relays_routers() -> None:
+    relay = wanted_processes(
+        proxies=0, gateways=0, brokers=0, broker_replicas=0, routers=0, router_replicas=0, relays=1, relay_replicas=1
+    )
+    core = SupervisorCore([*specs(), *relay], lambda: 0.0)
     all_up(core)
     assert core.stop(1.0) == [Terminate("gateway-0")]
     assert core.stop(1.1) == []
     assert core.exited("gateway-0", 0, 2.0) == [Terminate("proxy-0")]
     assert core.exited("proxy-0", 0, 3.0) == [Terminate("broker-0-0"), Terminate("broker-1-0")]
     assert core.exited("broker-1-0", 0, 4.0) == []
-    assert core.exited("broker-0-0", 0, 4.0) == [Terminate("router-0-0")]
+    assert core.exited("broker-0-0", 0, 4.0) == [Terminate("relay-0-0")]
+    assert core.exited("relay-0-0", 0, 4.5) == [Terminate("router-0-0")]
     assert not core.all_stopped
     assert core.exited("router-0-0", 0, 5.0) == []
     assert core.all_stopped

@@ -160,6 +160,8 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
         self.unconfirmed: list[tuple[asyncio.Queue[wire_pb2.SubscribeReply | None], int]] = []
         self.refuse: dict[int, tuple[str, str]] = {}
         """Rooms that are refused: code and text."""
+        self.relays = True
+        """Whether messages to users can come."""
         self.abort: grpc.StatusCode | None = None
         self.written = 0
 
@@ -218,6 +220,11 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
             if request.HasField("hello"):
                 self.hellos.append(request.hello)
                 queue.put_nowait(wire_pb2.SubscribeReply(uin=request.hello.uin or uin_of_name(request.hello.client)))
+                if request.hello.chat and not self.relays:
+                    text = "this cluster has no relays"
+                    refusal = wire_pb2.SubscribeReply(request=request.request, error_code="INVALID_ARGUMENT", error_text=text)
+                    queue.put_nowait(refusal)
+                    continue
             refused = [room for room in request.join_rooms if room in self.refuse]
             if refused:
                 code, text = self.refuse[refused[0]]

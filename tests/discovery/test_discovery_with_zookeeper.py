@@ -284,3 +284,16 @@ async def test_all_sessions_gone_at_once_empty_no_view_and_registrations_replace
         await one.close()
     await watched.discovery.close()
     await session.close()
+
+
+async def test_a_reading_that_somebody_asks_for_does_not_wait_for_the_poll(zookeeper: ZooKeeper, root: str) -> None:
+    deaf = Watched(zookeeper, root, 3600.0)
+    deaf.discovery._on_watch = lambda event: None  # type: ignore[method-assign]
+    await deaf.discovery.start()
+    layout = Layout(1, {"router": RoleLayout(4, 4, 1)})
+    await zookeeper.ensure_path(root)
+    await zookeeper.create(paths.layout(root), layout.to_json())
+    assert deaf.view.layout == Layout()
+    deaf.discovery.poll_within(0.01)
+    await until(lambda: deaf.view.layout == layout)
+    await deaf.discovery.close()

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.roles import roles
+from tests.support.zookeeper import own_server
+
+__all__ = ["own_server", "roles"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,11 +21,13 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def paho_client(port: int, user: str) -> Iterator[tuple[paho.Client, queue.Queue[tuple[str, bytes]], queue.Queue[str]]]:
+def paho_client(
+    port: int, user: str, client_id: str = ""
+) -> Iterator[tuple[paho.Client, queue.Queue[tuple[str, bytes]], queue.Queue[str]]]:
     """A connected paho client, its messages, and what it was told (subscribed, published)."""
     messages: queue.Queue[tuple[str, bytes]] = queue.Queue()
     told: queue.Queue[str] = queue.Queue()
-    client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"chat-{user}-{port}")
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id or f"chat-{user}-{port}")
     client.username_pw_set(user)
     client.on_message = lambda _c, _u, message: messages.put((message.topic, bytes(message.payload)))
     client.on_subscribe = lambda _c, _u, _m, codes, _p: told.put(f"subscribed {[c.value for c in codes]}")

@@ -72,7 +72,7 @@ def test_a_first_join_is_told_to_the_router_and_answered_when_it_is_confirmed() 
     assert (send.peer, message.room, message.uin, message.login) == (R1, 42, 7, True)
     assert (gateway_instance(message.id), gateway_generation(message.id)) == (3, 5)
     assert core.step(Confirmed(R1, [message.id]), 1.1) == [Answer(1, 99, True)]
-    assert core.presence.unconfirmed == 0
+    assert core.rooms.presence.unconfirmed == 0
 
 
 def test_a_second_connection_of_the_user_joins_without_a_message() -> None:

@@ -151,7 +151,7 @@ def test_a_record_for_a_room_with_members_is_not_answered() -> None:
     core = gateway()
     join(core, 7, 42)
     assert arrive(core, 42, 1, 2.0) == []
-    assert core.feedback.said == 0
+    assert core.rooms.feedback.said == 0
 
 
 def test_a_free_topic_without_subscriber_in_a_room_with_members_is_not_answered() -> None:

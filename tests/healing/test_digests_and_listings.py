@@ -335,3 +335,40 @@ def test_a_listing_of_a_wrong_size_changes_nothing() -> None:
     with pytest.raises(MalformedData):
         membership.heal(Listing(ALL, INSTANCE, bucket_of(1), 1 << 60, (0, 0), None, b"x"), 0.0, own_word=True)
     assert len(membership) == 1
+
+
+# --- what makes repair need fewer messages
+
+
+def routers_differ() -> tuple[Pair, list[control_pb2.Control]]:
+    """A broker that lacks what its router has, and what it says at the second heartbeat before anything is answered."""
+    held, mine = Membership(), Membership()
+    held.apply(history([(1, 1, True)]) + history([(2, 1, True)], 7), 0.0)
+    mine.apply(history([(2, 1, True)], 7), 0.0)
+    pair = Pair(Keeper(mine, 1.0), Holder(held, lambda instance, bucket: 0), ROUTER)
+    pair.heartbeat(0.0)
+    asked = pair.keeper.on_digest(ROUTER, pair.holder.digest(Rule(0, 1)), 1.0)
+    return pair, [control_pb2.Control.FromString(data) for data in asked]
+
+
+def test_what_differed_at_the_heartbeat_before_is_asked_for_without_a_round_for_the_roots() -> None:
+    _, asked = routers_differ()
+    assert [list(control.digest_request.instances) for control in asked] == [[], [INSTANCE]], "not those that were equal"
+
+
+def test_a_listing_that_was_lost_is_asked_for_again_at_the_next_heartbeat() -> None:
+    pair, asked = routers_differ()
+    (buckets,) = (control_pb2.Control.FromString(data) for data in pair.holder.answer(asked[1]))
+    lost = [control_pb2.Control.FromString(data) for data in pair.keeper.take(ROUTER, buckets, 1.0).messages]
+    assert [control.WhichOneof("body") for control in lost] == ["listing_request"]
+    again = pair.keeper.on_digest(ROUTER, pair.holder.digest(Rule(0, 1)), 2.0)
+    assert control_pb2.Control.FromString(again[-1]) == lost[0]
+
+
+def test_a_listing_that_came_is_not_asked_for_again() -> None:
+    pair, _ = routers_differ()
+    for second in (1.0, 2.0):
+        pair.heartbeat(second)
+    pair.sent.clear()
+    pair.heartbeat(3.0)
+    assert pair.sent == []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
+from pixiu.links.head import HEARTBEAT
 from pixiu.links.liveness import TABLE, Event, Liveness
+from pixiu.links.quality import UNMEASURED
 from tests.links.world import World
 
 
@@ -49,6 +52,8 @@ def test_heartbeats_make_peers_alive_and_measure_the_round_trip(world: World) ->
     assert (alice.id, False, b"partition 3") in bob.handler.heartbeats
     assert (bob.id, True, b"subscribed") in alice.handler.heartbeats
     assert alice.core.stats().peers[bob.id].rtt_us in range(1_900, 2_200)
+    assert alice.core.quality(bob.id).round_trip_us == pytest.approx(2_000, rel=0.1)
+    assert alice.core.quality(bob.id).answered == 1.0
     assert bob.core.state(alice.id) is PeerState.UNKNOWN, "it was never set there"
 
 
@@ -133,3 +138,19 @@ def test_a_replayed_heartbeat_is_refused(world: World) -> None:
     bob.receive(heartbeat, alice.address)
     assert len(bob.handler.heartbeats) == 1
     assert bob.core.refusals.counts == {"old_counter": 1}
+
+
+def test_heartbeats_that_are_not_answered_lower_the_quality_although_the_peer_is_alive(world: World) -> None:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    heartbeats = 0
+
+    def every_fifth_is_lost(data: bytes) -> bool:
+        nonlocal heartbeats
+        heartbeats += data[3] == HEARTBEAT
+        return data[3] != HEARTBEAT or heartbeats % 5 != 0
+
+    world.advance(60.0, step=0.05, keep=every_fifth_is_lost)
+    assert alice.core.state(bob.id) is not PeerState.DEAD
+    assert alice.core.quality(bob.id).answered < 0.9
+    assert alice.core.quality(EndpointID(99)) == UNMEASURED

@@ -251,7 +251,7 @@ def test_a_client_and_a_server_in_memory(step: int) -> None:
         pair.to_server(effect.data)
     assert pair.client.state is State.CONNECTED
 
-    packet_id, data = pair.client.subscribe(["room/5", "user/1", "news/today"], 0, 1.0)
+    packet_id, data = pair.client.subscribe(["room/5", "user/01", "news/today"], 0, 1.0)
     pair.to_server(data)
     joined = [effect for effect in pair.server_effects if isinstance(effect, SubscribeFilters)]
     assert [name for name, _ in joined[0].filters] == ["room/5", "news/today"]

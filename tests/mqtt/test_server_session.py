@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pixiu.errors import ConfigurationError
-from pixiu.ids import RoomID, topic_room
+from pixiu.ids import UIN, RoomID, topic_room
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import (
     Close,
@@ -243,7 +243,7 @@ def test_suback_is_sent_only_when_the_subscription_took_effect() -> None:
 
 def test_mqtt_3_8_4_5_one_code_for_each_filter_in_order() -> None:
     session = connected()
-    filters = ("user/1", "room/1", "a/#", "b", "$SYS/x", "room/01", "room/1", "+")
+    filters = ("user/01", "room/1", "a/#", "b", "$SYS/x", "room/01", "room/1", "+")
     effects = send(session, Subscribe(1, tuple((name, 1) for name in filters)))
     assert effects == [SubscribeFilters(1, [("room/1", RoomID(1)), ("b", topic_room("b"))])]
     codes = tuple(0 if name in ("room/1", "b") else SUBACK_FAILURE for name in filters)
@@ -251,7 +251,7 @@ def test_mqtt_3_8_4_5_one_code_for_each_filter_in_order() -> None:
 
 
 def test_when_no_filter_can_be_granted_suback_is_sent_at_once() -> None:
-    assert sent(send(connected(), Subscribe(3, (("user/1", 0), ("#", 0))))) == [Suback(3, (0x80, 0x80))]
+    assert sent(send(connected(), Subscribe(3, (("user/01", 0), ("#", 0))))) == [Suback(3, (0x80, 0x80))]
 
 
 def test_the_shell_can_refuse_a_filter() -> None:
@@ -354,7 +354,7 @@ def test_a_refused_message_closes_without_a_puback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "refusal"), [("user/7", Refusal.USER), ("$SYS/x", Refusal.SYSTEM), ("room/01", Refusal.ROOM_NUMBER)]
+    ("topic", "refusal"), [("user/07", Refusal.USER), ("$SYS/x", Refusal.SYSTEM), ("room/01", Refusal.ROOM_NUMBER)]
 )
 def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refusal: Refusal) -> None:
     session = connected()
@@ -365,7 +365,7 @@ def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refu
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Publish("user/7", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
+        (Publish("user/07", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
         (Publish("$SYS/x", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
         (Publish("room/0", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
         (Publish("a", b"x", 1, retain=True, packet_id=1), CloseReason.PUBLISH_RETAINED),
@@ -498,3 +498,13 @@ def test_who_is_not_connected_cannot_be_held() -> None:
     session = ServerSession(0.0, "assigned")
     assert session.hold_reading(9.0, 1.0) == []
     assert session.next_deadline() == 5.0
+
+
+def test_a_user_is_left_to_the_shell_which_may_refuse_it() -> None:
+    session = connected()
+    assert send(session, Subscribe(1, (("user/7", 1), ("user/8", 0)))) == [
+        SubscribeFilters(1, [("user/7", UIN(7)), ("user/8", UIN(8))])
+    ]
+    assert sent(session.subscription_confirmed(1, 1.0, [0, SUBACK_FAILURE])) == [Suback(1, (0, SUBACK_FAILURE))]
+    message = Publish("user/9", b"hi", 1, packet_id=2)
+    assert send(session, message) == [PublishMessages([(UIN(9), message)])]

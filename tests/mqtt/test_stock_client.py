@@ -66,7 +66,7 @@ def in_full(port: int) -> Stock:
     stock.client.loop_start()
     try:
         stock.wait(lambda: stock.connack is not None)
-        stock.client.subscribe([("room/5", 1), ("news/#", 0), ("user/12345", 1)])
+        stock.client.subscribe([("room/5", 1), ("news/#", 0), ("user/012345", 1)])
         stock.wait(lambda: len(stock.suback) == 3)
         stock.client.publish("room/5", b"zero", retain=True)
         confirmed = stock.client.publish("room/5", b"one", qos=1)

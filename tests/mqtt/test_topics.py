@@ -6,7 +6,7 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, MAX_ROOM, topic_room
-from pixiu.mqtt.topics import Refusal, is_filter, resolve, room_of_topic, topic_of_room
+from pixiu.mqtt.topics import Refusal, destination, is_filter, resolve, room_of_topic, topic_of_room
 
 
 @pytest.mark.parametrize("room", [1, 7, 10, 4294967296, MAX_ROOM])
@@ -72,3 +72,23 @@ def test_mqtt_4_7_1_valid_filters(name: str) -> None:
 @pytest.mark.parametrize("name", ["##", "#/", "a#", "a/#/b", "a+", "+a", "a/b+/c", "+#", "#/#"])
 def test_mqtt_4_7_1_invalid_filters(name: str) -> None:
     assert not is_filter(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("user/1", 1),
+        (f"user/{MAX_ID}", MAX_ID),
+        (f"user/{MAX_ID + 1}", Refusal.USER),
+        ("user/01", Refusal.USER),
+        ("user/0", Refusal.USER),
+        ("user/", Refusal.USER),
+        ("user/٣", Refusal.USER),
+        ("user/7/x", Refusal.USER),
+        ("user/+", Refusal.WILDCARD),
+        ("room/7", 7),
+        ("$SYS", Refusal.SYSTEM),
+    ],
+)
+def test_a_user_is_named_by_a_decimal_uin(name: str, found: object) -> None:
+    assert destination(name) == found

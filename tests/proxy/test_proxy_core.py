@@ -161,3 +161,37 @@ def test_a_change_does_not_wait_for_ever_nor_for_the_dead() -> None:
     assert len(sends(core.step(Tick(), deadline))) == 1
     core.step(BrokersChanged(1, (Replica(C, 0),)), 2.0)
     assert sends(publish(core, [room(4, 3)], 3, now=2.0))[0].peer == C
+
+
+def weighted(weight: float) -> BrokersChanged:
+    return BrokersChanged(1, (Replica(A, 0), Replica(B, 0, weight=weight)))
+
+
+def test_a_replica_of_less_weight_gets_fewer_rooms_and_only_those_move() -> None:
+    before, after = core_with(weighted(1.0)), core_with(weighted(0.25))
+    moved = {}
+    for key in range(1, 2000):
+        (one,), (other,) = (sends(publish(core, [room(key, key)], key)) for core in (before, after))
+        if one.peer != other.peer:
+            moved[key] = one.peer, other.peer
+    assert set(moved.values()) == {(B, A)}
+    assert 500 < len(moved) < 700, "it had a half, and has a fifth"
+
+
+def test_a_change_of_weight_waits_for_what_is_under_way() -> None:
+    core = core_with(weighted(1.0))
+    key = next(
+        key
+        for key in range(1, 100)
+        if rendezvous(key, [A, B]) == B and sends(publish(core_with(weighted(0.25)), [room(key, 1)]))[0].peer == A
+    )
+    (first,) = sends(publish(core, [room(key, 1)]))
+    assert first.peer == B
+    core.step(weighted(0.25), 0.0)
+    assert sends(publish(core, [room(key, 2)], 2)) == []
+    assert [send.peer for send in sends(core.step(Settled([(first.token, True)]), 0.01))] == [A]
+
+
+def test_a_doubted_replica_is_not_chosen_whatever_it_weighs() -> None:
+    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False), Replica(B, 0, weight=0.25), Replica(C, 0, weight=0.5))))
+    assert {send.peer for key in range(1, 60) for send in sends(publish(core, [room(key, key)], key))} == {B, C}

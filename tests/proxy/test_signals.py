@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous_order
 from pixiu.record import Flag, Kind, encode
@@ -91,10 +92,10 @@ def test_any_copy_number_is_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.SIGNAL, Kind.CHAT])
-def test_signals_to_users_are_refused(kind: Kind) -> None:
+def test_what_is_for_users_needs_relays(kind: Kind) -> None:
     (reply,) = publish(core_with(), encode(kind, 42, b"", 5), 1, 0)
     assert isinstance(reply, Reply)
-    assert [failure.code for failure in reply.failures] == ["INVALID_ARGUMENT"]
+    assert [failure.code for failure in reply.failures] == ["UNAVAILABLE"]
 
 
 def test_without_a_replica_a_signal_is_refused() -> None:
@@ -181,3 +182,13 @@ def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:
     assert [(failure.code, failure.text) for failure in reply.failures] == [
         ("INVALID_ARGUMENT", "a big room takes messages, not signals")
     ]
+
+
+def test_a_receipt_that_nobody_would_bring_is_refused_at_once() -> None:
+    core = Core(max_record_bytes=1000, receipts=False)
+    core.step(THREE, 0.0)
+    core.step(PublisherOpened(1), 0.0)
+    (reply,) = publish(core, signal(42, 7), 1, 0, receipt=True)
+    assert isinstance(reply, Reply)
+    assert [(failure.first, failure.last, failure.code) for failure in reply.failures] == [(1, 1, InvalidArgument.code)]
+    assert peers(publish(core, signal(42, 7), 2, 0)), "without one it is sent"

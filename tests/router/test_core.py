@@ -8,10 +8,8 @@ from typing import TypeVar
 import pytest
 
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
-from pixiu.wire.v1 import control_pb2
-from router.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S, Core
-from router.events import (
+from pixiu.replicas.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
+from pixiu.replicas.events import (
     BecomeRunning,
     ClusterChanged,
     Effect,
@@ -40,8 +38,11 @@ from router.events import (
     TakeSnapshot,
     Tick,
 )
-from router.forwards import MAX_TRIES
-from router.state import State
+from pixiu.replicas.forwards import MAX_TRIES
+from pixiu.replicas.state import State
+from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
+from pixiu.wire.v1 import control_pb2
+from router.core import Core
 
 ME, PEER, THIRD = EndpointID(10), EndpointID(11), EndpointID(12)
 BROKER, OTHER_BROKER = EndpointID(20), EndpointID(21)

@@ -10,11 +10,8 @@ import pytest
 from pixiu.digest import Rule
 from pixiu.healing import Holder, encode_absence, is_healing
 from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
-from pixiu.softstore import Change, Key, Membership, decode_messages
-from pixiu.wire.v1 import control_pb2
-from router.contact import OUT_OF_CONTACT_S
-from router.core import Core
-from router.events import (
+from pixiu.replicas.contact import OUT_OF_CONTACT_S
+from pixiu.replicas.events import (
     AbsenceReceived,
     BecomeInit,
     BecomeRunning,
@@ -36,7 +33,10 @@ from router.events import (
     TakeSnapshot,
     Tick,
 )
-from router.state import State
+from pixiu.replicas.state import State
+from pixiu.softstore import Change, Key, Membership, decode_messages
+from pixiu.wire.v1 import control_pb2
+from router.core import Core
 
 ME, LOW, PEER = EndpointID(10), EndpointID(5), EndpointID(11)
 BROKER = EndpointID(20)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pixiu.ids import gateway_msg_id
+from pixiu.replicas.store import ReplicaStore, StoreError, Write
 from pixiu.softstore import Change, Key, Membership
-from router.store import RouterStore, StoreError, Write
 
 MIB = 1 << 20
 
@@ -20,7 +20,7 @@ def login(counter: int, room: int, uin: int = 7, instance: int = 3) -> Change:
     return Change(gateway_msg_id(instance, 1, counter), room, uin, True)
 
 
-def loaded(store: RouterStore) -> Membership:
+def loaded(store: ReplicaStore) -> Membership:
     membership = Membership()
     for chunk in store.load():
         membership.merge(chunk, 0.0)
@@ -28,10 +28,10 @@ def loaded(store: RouterStore) -> Membership:
 
 
 def test_what_was_written_is_loaded_logins_and_tombstones(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path / "db", 16 * MIB)
+    store = ReplicaStore("router", tmp_path / "db", 16 * MIB)
     store.write([Write([login(1, 42), login(2, 43), login(3, 43)._replace(login=False), login(4, (1 << 63) - 1)], [])], 1000)
     store.close()
-    store = RouterStore(tmp_path / "db", 16 * MIB)
+    store = ReplicaStore("router", tmp_path / "db", 16 * MIB)
     membership = loaded(store)
     assert membership.gateways(42) == membership.gateways((1 << 63) - 1) == (3,)
     assert membership.get(43, 7, 3) == (gateway_msg_id(3, 1, 3), False)
@@ -40,22 +40,22 @@ def test_what_was_written_is_loaded_logins_and_tombstones(tmp_path: Path) -> Non
 
 
 def test_operations_are_carried_out_in_order(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, 16 * MIB)
+    store = ReplicaStore("router", tmp_path, 16 * MIB)
     store.write([Write([], [Key(42, 7, 3)]), Write([login(1, 42)], []), Write([login(2, 43)], [Key(43, 7, 3)])], 1000)
     assert (loaded(store).gateways(42), loaded(store).gateways(43)) == ((3,), ())
     store.close()
 
 
 def test_two_processes_cannot_have_one_database(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, 16 * MIB)
+    store = ReplicaStore("router", tmp_path, 16 * MIB)
     with pytest.raises(StoreError, match="its own data_dir"):
-        RouterStore(tmp_path, 16 * MIB)
+        ReplicaStore("router", tmp_path, 16 * MIB)
     store.close()
-    RouterStore(tmp_path, 16 * MIB).close()
+    ReplicaStore("router", tmp_path, 16 * MIB).close()
 
 
 def test_deletes_and_clear(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, 16 * MIB)
+    store = ReplicaStore("router", tmp_path, 16 * MIB)
     store.write([Write([login(1, 42), login(2, 43)], []), Write([], [Key(42, 7, 3), Key(99, 9, 9)])], 2000)
     assert sorted(loaded(store).instances()) == [3]
     assert loaded(store).rooms == 1
@@ -66,7 +66,7 @@ def test_deletes_and_clear(tmp_path: Path) -> None:
 
 
 def test_the_age_is_counted_from_the_last_write_that_made_it_complete(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, 16 * MIB)
+    store = ReplicaStore("router", tmp_path, 16 * MIB)
     assert store.age_s(5000) is None
     store.write([Write([login(1, 42)], [])], None)
     assert store.age_s(5000) is None
@@ -77,7 +77,7 @@ def test_the_age_is_counted_from_the_last_write_that_made_it_complete(tmp_path: 
 
 
 def test_a_large_content_is_loaded_in_chunks(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, 64 * MIB)
+    store = ReplicaStore("router", tmp_path, 64 * MIB)
     store.write([Write([login(i + 1, i % 900, i) for i in range(25_000)], [])], 1000)
     chunks = list(store.load())
     assert len(chunks) == 3
@@ -86,7 +86,7 @@ def test_a_large_content_is_loaded_in_chunks(tmp_path: Path) -> None:
 
 
 def test_a_full_database_says_so_keeps_what_it_has_and_writes_nothing_in_part(tmp_path: Path) -> None:
-    store = RouterStore(tmp_path, MIB)
+    store = ReplicaStore("router", tmp_path, MIB)
     store.write([Write([login(1, 42)], [])], 1000)
     with pytest.raises(StoreError, match=r"raise router\.store_mb"):
         store.write([Write([login(i + 2, i) for i in range(60_000)], [])], 2000)
@@ -98,25 +98,25 @@ def test_a_full_database_says_so_keeps_what_it_has_and_writes_nothing_in_part(tm
 def test_a_damaged_file_is_refused_with_a_text_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(os.urandom(40_000))
     with pytest.raises(StoreError, match="move it away"):
-        RouterStore(tmp_path, 16 * MIB)
+        ReplicaStore("router", tmp_path, 16 * MIB)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be opened"):
-        RouterStore(tmp_path / "file" / "db", 16 * MIB)
+        ReplicaStore("router", tmp_path / "file" / "db", 16 * MIB)
 
 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom pixiu.softstore import Change\n"
-        "from router.store import RouterStore, Write\n"
-        "store = RouterStore(Path(sys.argv[1]), 1 << 24)\n"
+        "from pixiu.replicas.store import ReplicaStore, Write\n"
+        "store = ReplicaStore('router', Path(sys.argv[1]), 1 << 24)\n"
         "store.write([Write([Change(5, 42, 7, True)], [])], 1000)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
     assert done.returncode == -9
-    store = RouterStore(tmp_path, 16 * MIB)
+    store = ReplicaStore("router", tmp_path, 16 * MIB)
     assert loaded(store).gateways(42) == (0,)
     store.close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pixiu.ids import gateway_msg_id
+from pixiu.replicas.store import ReplicaStore
+from pixiu.replicas.writer import MAX_PENDING, StoreWriter
 from pixiu.softstore import Change, Key, Membership
-from router.store import RouterStore
-from router.writer import MAX_PENDING, StoreWriter
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ def login(counter: int, room: int, uin: int = 7) -> Change:
 
 
 def content(folder: Path) -> Membership:
-    store = RouterStore(folder, 16 * MIB)
+    store = ReplicaStore("router", folder, 16 * MIB)
     membership = Membership()
     for chunk in store.load():
         membership.merge(chunk, 0.0)
@@ -35,7 +35,7 @@ async def until(found: Callable[[], object]) -> None:
 
 async def test_many_changes_share_a_transaction_and_all_are_there_after_closing(tmp_path: Path) -> None:
     failures: list[str] = []
-    writer = StoreWriter(tmp_path, 16 * MIB, failures.append)
+    writer = StoreWriter("router", tmp_path, 16 * MIB, failures.append)
     assert await writer.open() is None
     writer.start()
     for i in range(500):
@@ -49,7 +49,7 @@ async def test_many_changes_share_a_transaction_and_all_are_there_after_closing(
 
 async def test_a_reopened_database_knows_that_it_was_kept_up_to_date(tmp_path: Path) -> None:
     for expected in (None, True):
-        writer = StoreWriter(tmp_path, 16 * MIB, lambda _: None)
+        writer = StoreWriter("router", tmp_path, 16 * MIB, lambda _: None)
         age = await writer.open()
         assert age is None if expected is None else age is not None and age < 60
         writer.start()
@@ -58,7 +58,7 @@ async def test_a_reopened_database_knows_that_it_was_kept_up_to_date(tmp_path: P
 
 
 async def test_a_rewrite_replaces_everything_and_what_comes_after_it_is_kept(tmp_path: Path) -> None:
-    writer = StoreWriter(tmp_path, 16 * MIB, lambda _: None)
+    writer = StoreWriter("router", tmp_path, 16 * MIB, lambda _: None)
     await writer.open()
     writer.start()
     writer.persist([login(1, 1)], [])
@@ -75,7 +75,7 @@ async def test_a_rewrite_replaces_everything_and_what_comes_after_it_is_kept(tmp
 
 async def test_a_full_database_is_said_once_and_a_rewrite_that_fits_ends_it(tmp_path: Path) -> None:
     failures: list[str] = []
-    writer = StoreWriter(tmp_path, MIB, failures.append)
+    writer = StoreWriter("router", tmp_path, MIB, failures.append)
     await writer.open()
     writer.start()
     writer.persist([login(i + 1, i) for i in range(60_000)], [])
@@ -94,7 +94,7 @@ async def test_a_full_database_is_said_once_and_a_rewrite_that_fits_ends_it(tmp_
 
 async def test_a_disk_that_is_too_slow_is_a_failure_and_not_a_growing_queue(tmp_path: Path) -> None:
     failures: list[str] = []
-    writer = StoreWriter(tmp_path, 16 * MIB, failures.append)
+    writer = StoreWriter("router", tmp_path, 16 * MIB, failures.append)
     part = [login(1, 1)] * 1000
     for _ in range(MAX_PENDING // 1000 + 5):
         writer.persist(part, [])
@@ -105,8 +105,8 @@ async def test_a_disk_that_is_too_slow_is_a_failure_and_not_a_growing_queue(tmp_
 
 async def test_a_database_that_could_not_be_opened_is_opened_by_the_rewrite(tmp_path: Path) -> None:
     failures: list[str] = []
-    holder = RouterStore(tmp_path, MIB)
-    writer = StoreWriter(tmp_path, MIB, failures.append)
+    holder = ReplicaStore("router", tmp_path, MIB)
+    writer = StoreWriter("router", tmp_path, MIB, failures.append)
     writer.start()
     writer.persist([login(1, 1)], [])
     await until(lambda: failures)

@@ -209,7 +209,11 @@ def test_the_hash_of_settings_covers_every_cluster_value_and_the_secret_but_not_
         replace(base, loopback_mtu_bytes=9000),
         replace(base, push_back_ms=100),
         replace(base, transport="stream"),
+        replace(base, fanout="relay"),
+        replace(base, login_policy="newest"),
         replace(base, big_rooms=(10, 20)),
+        replace(base, router_root="/pubsub"),
+        replace(base, weighted_routing=True),
     ]
     assert len(others) == len(specs(ClusterOptions)) - 1  # all but secret_file, below
     for name, secret in (("one", "0123456789abcdef"), ("two", "0123456789abcdef\n"), ("three", "fedcba9876543210")):
@@ -230,6 +234,18 @@ def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defa
     assert list(tables["router"]) == list(specs(SampleOptions))
     assert "# Milliseconds after which ZooKeeper takes a silent process out. (an integer from 1000 to 120000)" in text
     assert load(tmp_path, text) == (ClusterOptions(), SampleOptions())
+
+
+def test_a_root_of_routers_must_be_one_and_is_not_for_routers_and_gateways(tmp_path: Path) -> None:
+    path = tmp_path / "pixiu.toml"
+    path.write_text('[cluster]\nrouter_root = "/pubsub"\n')
+    for role in ("broker", "proxy"):
+        assert load_options(role, SampleOptions, path, {}, {})[0].router_root == "/pubsub"
+    for role in ("router", "gateway"):
+        with pytest.raises(ConfigurationError, match=f"a {role} belongs to the cluster that has the routers: start it at /pubsub"):
+            load_options(role, SampleOptions, path, {}, {})
+    text = failure(tmp_path, '[cluster]\nrouter_root = "pubsub"\n')
+    assert '[cluster] router_root = "pubsub": must be empty, or where the other cluster is' in text
 
 
 def test_links_get_the_clusters_and_the_roles_values() -> None:

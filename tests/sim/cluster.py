@@ -14,8 +14,8 @@ import broker.core
 import broker.events as be
 import gateway.core
 import gateway.events as ge
+import pixiu.replicas.events as re
 import router.core
-import router.events as re
 from broker.feeds import FeedState
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, gateway_instance
@@ -126,7 +126,7 @@ class Cluster(Network):
     def is_true(self, key: Key, id_: int) -> bool:
         """Whether the gateway of a key lives and has exactly this login."""
         found = next((g for g in self.gateways if g.alive and g.instance == key.instance), None)
-        return found is not None and found.core.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.rooms.presence.own.get(*key) == (id_, True)
 
     def start_gateway(self, instance: int) -> GatewayProcess:
         """Lease an instance, with its next generation."""
@@ -565,7 +565,7 @@ class Cluster(Network):
         """Joins when the user is not there, else leaves."""
         if not process.alive:
             return
-        core, own = process.core, process.core.presence.own
+        core, own = process.core, process.core.rooms.presence.own
         if uin not in core.index.clients:
             self.step_gateway(process, ge.Opened(uin, uin, True))
         if core.index.present(room, uin):
@@ -606,7 +606,7 @@ class Cluster(Network):
 
     def truth(self, partition: int, partitions: int) -> list[tuple[int, int, int]]:
         """(GatewayMsgID, room, UIN) of all that is on live gateways, of a partition's rooms."""
-        found = [e for g in self.gateways if g.alive for e in entries(g.core.presence.own)]
+        found = [e for g in self.gateways if g.alive for e in entries(g.core.rooms.presence.own)]
         return sorted(e for e in found if serves(partition, e[1], partitions))
 
     def differences(self) -> list[str]:

@@ -66,7 +66,7 @@ def test_everybody_knows_who_is_where_five_heartbeats_after_the_last_loss(seed: 
     world = run(seed)
     assert world.differences() == [], seed
     assert world.answered > 50, seed
-    assert [g.core.presence.unconfirmed for g in world.gateways] == [0, 0], seed
+    assert [g.core.rooms.presence.unconfirmed for g in world.gateways] == [0, 0], seed
 
 
 def test_the_runs_have_faults_in_them() -> None:

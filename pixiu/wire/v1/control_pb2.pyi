@@ -63,7 +63,9 @@ Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 @_typing.final
 class GatewayMessage(_message.Message):
-    """A user's first connection on a gateway joined a room, or its last one left it."""
+    """To a router: a user's first connection on a gateway joined a room, or its last one left it.
+    To a relay: a device's first connection on a gateway is there, says something new, or its last one is gone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -72,12 +74,17 @@ class GatewayMessage(_message.Message):
     UIN_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """GatewayMsgID: instance, generation, counter"""
     room: _builtins.int
+    """of a device: the UIN"""
     uin: _builtins.int
+    """of a device: class (15 bits) and DeviceID (48 bits)"""
     action: Global___Action.ValueType
     reason: Global___Reason.ValueType
+    value: _builtins.int
+    """of a device: connect time (63 bits) and whether it takes the user's messages (1 bit); else 0"""
     def __init__(
         self,
         *,
@@ -86,10 +93,11 @@ class GatewayMessage(_message.Message):
         uin: _builtins.int = ...,
         action: Global___Action.ValueType = ...,
         reason: Global___Reason.ValueType = ...,
+        value: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "reason", b"reason", "room", b"room", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "reason", b"reason", "room", b"room", "uin", b"uin", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,7 +105,7 @@ Global___GatewayMessage: _TypeAlias = GatewayMessage  # noqa: Y015
 
 @_typing.final
 class GatewayMessages(_message.Message):
-    """gateway -> router, router -> its peers, router -> the brokers that subscribed to it."""
+    """gateway -> router or relay -> its peers; router -> the brokers that subscribed to it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -119,25 +127,109 @@ Global___GatewayMessages: _TypeAlias = GatewayMessages  # noqa: Y015
 
 @_typing.final
 class GatewayConfirm(_message.Message):
-    """router -> gateway: every replica of the partition, and every broker subscribed to one, was handed these."""
+    """router or relay -> gateway: every replica of the partition, and every broker subscribed to one, was handed these."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
+    NEWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def newer(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewerConnection]: ...
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        newer: _abc.Iterable[Global___NewerConnection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayConfirm: _TypeAlias = GatewayConfirm  # noqa: Y015
+
+@_typing.final
+class NewerConnection(_message.Message):
+    """Another connection of the same device is newer than the one that message `id` told of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CONNECT_TIME_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    connect_time: _builtins.int
+    """the highest that the relay knows"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        connect_time: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect_time", b"connect_time", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewerConnection: _TypeAlias = NewerConnection  # noqa: Y015
+
+@_typing.final
+class ChatOffline(_message.Message):
+    """relay -> proxy: no device of the user took these; sent before the acknowledgement of the datagram that brought them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNOWFLAKE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snowflake_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        snowflake_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snowflake_ids", b"snowflake_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatOffline: _TypeAlias = ChatOffline  # noqa: Y015
+
+@_typing.final
+class DeviceReplaced(_message.Message):
+    """relay -> gateway: the login policy allows this device no longer; a newer login took its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIN_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    CONNECT_TIME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    uin: _builtins.int
+    device: _builtins.int
+    """class and DeviceID, as in GatewayMessage"""
+    connect_time: _builtins.int
+    """connections of the device up to this time are meant"""
+    reason: Global___Reason.ValueType
+    """moved: the same device elsewhere; kicked: another device"""
+    def __init__(
+        self,
+        *,
+        uin: _builtins.int = ...,
+        device: _builtins.int = ...,
+        connect_time: _builtins.int = ...,
+        reason: Global___Reason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect_time", b"connect_time", "device", b"device", "reason", b"reason", "uin", b"uin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceReplaced: _TypeAlias = DeviceReplaced  # noqa: Y015
 
 @_typing.final
 class LayoutNotice(_message.Message):
@@ -397,6 +489,7 @@ class ListingPage(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
     instance: _builtins.int
@@ -413,6 +506,8 @@ class ListingPage(_message.Message):
     """the answer ends here, ask again from end_*"""
     entries: _builtins.bytes
     """24 bytes each, as in SnapshotChunk"""
+    values: _builtins.bytes
+    """likewise"""
     def __init__(
         self,
         *,
@@ -428,10 +523,11 @@ class ListingPage(_message.Message):
         last: _builtins.bool = ...,
         more: _builtins.bool = ...,
         entries: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "bucket", b"bucket", "end_room", b"end_room", "end_uin", b"end_uin", "entries", b"entries", "first_room", b"first_room", "first_uin", b"first_uin", "instance", b"instance", "last", b"last", "more", b"more", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "bucket", b"bucket", "end_room", b"end_room", "end_uin", b"end_uin", "entries", b"entries", "first_room", b"first_room", "first_uin", b"first_uin", "instance", b"instance", "last", b"last", "more", b"more", "partition", b"partition", "partitions", b"partitions", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,6 +586,8 @@ class Control(_message.Message):
     GATEWAY_MESSAGES_FIELD_NUMBER: _builtins.int
     GATEWAY_CONFIRM_FIELD_NUMBER: _builtins.int
     LAYOUT_NOTICE_FIELD_NUMBER: _builtins.int
+    CHAT_OFFLINE_FIELD_NUMBER: _builtins.int
+    DEVICE_REPLACED_FIELD_NUMBER: _builtins.int
     SIGNALS_DELIVERED_FIELD_NUMBER: _builtins.int
     DIGEST_REQUEST_FIELD_NUMBER: _builtins.int
     INSTANCE_ROOTS_FIELD_NUMBER: _builtins.int
@@ -504,6 +602,10 @@ class Control(_message.Message):
     def gateway_confirm(self) -> Global___GatewayConfirm: ...
     @_builtins.property
     def layout_notice(self) -> Global___LayoutNotice: ...
+    @_builtins.property
+    def chat_offline(self) -> Global___ChatOffline: ...
+    @_builtins.property
+    def device_replaced(self) -> Global___DeviceReplaced: ...
     @_builtins.property
     def signals_delivered(self) -> Global___SignalsDelivered: ...
     @_builtins.property
@@ -526,6 +628,8 @@ class Control(_message.Message):
         gateway_messages: Global___GatewayMessages | None = ...,
         gateway_confirm: Global___GatewayConfirm | None = ...,
         layout_notice: Global___LayoutNotice | None = ...,
+        chat_offline: Global___ChatOffline | None = ...,
+        device_replaced: Global___DeviceReplaced | None = ...,
         signals_delivered: Global___SignalsDelivered | None = ...,
         digest_request: Global___DigestRequest | None = ...,
         instance_roots: Global___InstanceRoots | None = ...,
@@ -535,11 +639,11 @@ class Control(_message.Message):
         absence: Global___Absence | None = ...,
         fenced: Global___Fenced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

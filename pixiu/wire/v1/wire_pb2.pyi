@@ -49,9 +49,9 @@ class SnapshotRequest(_message.Message):
     endpoint: _builtins.int
     """who asks: from the moment of the snapshot on, the router forwards live messages to it"""
     role: _builtins.str
-    """"router" (a peer) or "broker" """
+    """"router" or "relay" (a peer), or "broker" """
     partition: _builtins.int
-    """only rooms of this partition ..."""
+    """only rooms or users of this partition ..."""
     partitions: _builtins.int
     """... of so many"""
     def __init__(
@@ -77,21 +77,27 @@ class SnapshotChunk(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     TOMBSTONES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     entries: _builtins.bytes
     """24 bytes each, little-endian: RoomID u64, UIN u64, GatewayMsgID u64"""
     tombstones: _builtins.bytes
-    """likewise"""
+    """of a relay: UIN, device, GatewayMsgID, as in GatewayMessage of control.proto
+    likewise
+    """
     last: _builtins.bool
+    values: _builtins.bytes
+    """u64 little-endian for each entry; empty where none has one"""
     def __init__(
         self,
         *,
         entries: _builtins.bytes = ...,
         tombstones: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "last", b"last", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "last", b"last", "tombstones", b"tombstones", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,19 +331,31 @@ class SubscribeHello(_message.Message):
 
     UIN_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_CLASS_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     """0: derived from the client's name"""
     client: _builtins.str
     """at most 128 bytes"""
+    chat: _builtins.bool
+    """take the messages to the user, too; answered as a join"""
+    device: _builtins.int
+    """DeviceID, 1 to 65535; 0: derived from the client's name"""
+    device_class: _builtins.str
+    """such as "phone", at most 64 bytes; empty: none"""
     def __init__(
         self,
         *,
         uin: _builtins.int = ...,
         client: _builtins.str = ...,
+        chat: _builtins.bool = ...,
+        device: _builtins.int = ...,
+        device_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "client", b"client", "device", b"device", "device_class", b"device_class", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,3 +447,70 @@ class SubscribeReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubscribeReply: _TypeAlias = SubscribeReply  # noqa: Y015
+
+@_typing.final
+class PresenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UINS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at most 1000"""
+
+    def __init__(
+        self,
+        *,
+        uins: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uins", b"uins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresenceRequest: _TypeAlias = PresenceRequest  # noqa: Y015
+
+@_typing.final
+class UserPresence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIN_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    uin: _builtins.int
+    devices: _builtins.int
+    """online; 0: the user is offline"""
+    def __init__(
+        self,
+        *,
+        uin: _builtins.int = ...,
+        devices: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "uin", b"uin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserPresence: _TypeAlias = UserPresence  # noqa: Y015
+
+@_typing.final
+class PresenceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserPresence]:
+        """one for each UIN asked for, in that order"""
+
+    def __init__(
+        self,
+        *,
+        users: _abc.Iterable[Global___UserPresence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresenceReply: _TypeAlias = PresenceReply  # noqa: Y015

@@ -101,7 +101,7 @@ class Link(object):
 
 
 class MembershipStub(object):
-    """Snapshots of a router's membership, for its peers and for brokers.
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers.
     """
 
     def __init__(self, channel):
@@ -118,7 +118,7 @@ class MembershipStub(object):
 
 
 class MembershipServicer(object):
-    """Snapshots of a router's membership, for its peers and for brokers.
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers.
     """
 
     def Snapshot(self, request, context):
@@ -144,7 +144,7 @@ def add_MembershipServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Membership(object):
-    """Snapshots of a router's membership, for its peers and for brokers.
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers.
     """
 
     @staticmethod
@@ -359,6 +359,81 @@ class Subscriber(object):
             '/pixiu.v1.Subscriber/Subscribe',
             pixiu_dot_wire_dot_v1_dot_wire__pb2.SubscribeRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_wire__pb2.SubscribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class PresenceStub(object):
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Query = channel.unary_unary(
+                '/pixiu.v1.Presence/Query',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceReply.FromString,
+                _registered_method=True)
+
+
+class PresenceServicer(object):
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them.
+    """
+
+    def Query(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PresenceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Query': grpc.unary_unary_rpc_method_handler(
+                    servicer.Query,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'pixiu.v1.Presence', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('pixiu.v1.Presence', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Presence(object):
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them.
+    """
+
+    @staticmethod
+    def Query(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Presence/Query',
+            pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_wire__pb2.PresenceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,7 +55,7 @@ class LinkServicer(metaclass=_abc_1.ABCMeta):
 def add_LinkServicer_to_server(servicer: LinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class MembershipStub:
-    """Snapshots of a router's membership, for its peers and for brokers."""
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -65,13 +65,13 @@ class MembershipStub:
 
 @_typing.type_check_only
 class MembershipAsyncStub(MembershipStub):
-    """Snapshots of a router's membership, for its peers and for brokers."""
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Snapshot: _aio.UnaryStreamMultiCallable[_wire_pb2.SnapshotRequest, _wire_pb2.SnapshotChunk]  # type: ignore[assignment]
 
 class MembershipServicer(metaclass=_abc_1.ABCMeta):
-    """Snapshots of a router's membership, for its peers and for brokers."""
+    """Snapshots of a router's membership, for its peers and for brokers; of a relay's devices, for its peers."""
 
     @_abc_1.abstractmethod
     def Snapshot(
@@ -152,3 +152,31 @@ class SubscriberServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_wire_pb2.SubscribeReply], _abc.AsyncIterator[_wire_pb2.SubscribeReply]]: ...
 
 def add_SubscriberServicer_to_server(servicer: SubscriberServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class PresenceStub:
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PresenceAsyncStub: ...
+    Query: _grpc.UnaryUnaryMultiCallable[_wire_pb2.PresenceRequest, _wire_pb2.PresenceReply]
+
+@_typing.type_check_only
+class PresenceAsyncStub(PresenceStub):
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Query: _aio.UnaryUnaryMultiCallable[_wire_pb2.PresenceRequest, _wire_pb2.PresenceReply]  # type: ignore[assignment]
+
+class PresenceServicer(metaclass=_abc_1.ABCMeta):
+    """Who is online. Relays answer for their own partition; proxies for everybody, by asking them."""
+
+    @_abc_1.abstractmethod
+    def Query(
+        self,
+        request: _wire_pb2.PresenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_wire_pb2.PresenceReply, _abc.Awaitable[_wire_pb2.PresenceReply]]: ...
+
+def add_PresenceServicer_to_server(servicer: PresenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,7 +1,7 @@
-"""The Router DB: a router's membership in LMDB, written behind the live stream, read at a start without a live peer.
+"""The Router DB and the Relay DB: soft state in LMDB, written behind the live stream, read at a start without a live peer.
 
-    key    RoomID u64 | UIN u64 | gateway instance u16        big-endian
-    value  GatewayMsgID u64 little-endian | 1 login, 0 tombstone
+    key    RoomID u64 | UIN u64 | gateway instance u16                       big-endian; of a relay UIN and device
+    value  GatewayMsgID u64 | u8: 1 login, 0 tombstone | value u64, if any    little-endian
     key    "alive"                                            Unix ms u64 little-endian: kept up to date until then
 
 Called in one thread at a time, never in the event loop's.
@@ -21,9 +21,11 @@ import lmdb
 
 from pixiu.errors import PixiuError
 from pixiu.softstore import CHUNK_ENTRIES, ENTRY, INSTANCE_SHIFT, Change, Chunk, Key
+from pixiu.softstore import VALUE as HELD
 
 KEY: Final = struct.Struct(">QQH")
 VALUE: Final = struct.Struct("<QB")
+VALUED: Final = struct.Struct("<QBQ")
 ALIVE_KEY: Final = b"alive"
 ALIVE: Final = struct.Struct("<Q")
 READ_ENTRIES: Final = CHUNK_ENTRIES
@@ -31,7 +33,7 @@ READ_ENTRIES: Final = CHUNK_ENTRIES
 
 
 class StoreError(PixiuError):
-    """The Router DB cannot be opened, read or written. The text says why and what to do."""
+    """The database cannot be opened, read or written. The text says why and what to do."""
 
 
 class Write(NamedTuple):
@@ -41,17 +43,19 @@ class Write(NamedTuple):
     deletes: Sequence[Key]
 
 
-class RouterStore:
-    """One Router DB.
+class ReplicaStore:
+    """One database.
 
     Args:
+        role: "router" or "relay", for texts.
         folder: made when it is missing.
         map_bytes: the most that the file may grow to.
 
     Every method raises `StoreError`.
     """
 
-    def __init__(self, folder: Path, map_bytes: int) -> None:
+    def __init__(self, role: str, folder: Path, map_bytes: int) -> None:
+        self._role = role
         self._folder = folder
         self._map_bytes = map_bytes
         try:
@@ -62,13 +66,13 @@ class RouterStore:
             raise self._error("opened", error) from error
 
     def _lock_folder(self) -> TextIO:
-        """One process has a Router DB; the lock goes with the process, however it ends."""
+        """One process has it; the lock goes with the process, however it ends."""
         lock = open(self._folder / "lock", "w")  # noqa: SIM115 (held until close)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise StoreError(f"the Router DB in {self._folder} is in use: give every router its own data_dir") from None
+            raise StoreError(f"the {self._name} in {self._folder} is in use: give every {self._role} its own data_dir") from None
         return lock
 
     def age_s(self, now_ms: int) -> float | None:
@@ -86,14 +90,15 @@ class RouterStore:
     def write(self, operations: Iterable[Write], now_ms: int | None) -> None:
         """Carry out operations, in order, in one synced transaction: all of it or nothing.
 
-        `now_ms`: Unix milliseconds until which the Router DB is up to date with this; None: it lacks more.
+        `now_ms`: Unix milliseconds until which the database is up to date with this; None: it lacks more.
         """
         try:
             with self._db.begin(write=True) as transaction:
                 put, pack_key, pack_value = transaction.put, KEY.pack, VALUE.pack
                 for puts, deletes in operations:
-                    for id_, room, uin, login, _ in puts:
-                        put(pack_key(room, uin, id_ >> INSTANCE_SHIFT), pack_value(id_, login))
+                    for id_, room, uin, login, _, held in puts:
+                        written = VALUED.pack(id_, login, held) if held else pack_value(id_, login)
+                        put(pack_key(room, uin, id_ >> INSTANCE_SHIFT), written)
                     for key in deletes:
                         transaction.delete(pack_key(*key))
                 if now_ms is not None:
@@ -110,25 +115,33 @@ class RouterStore:
             raise self._error("cleared", error) from error
 
     def load(self) -> Iterator[Chunk]:
-        """Everything that the Router DB holds. Entries of another size are left out."""
+        """Everything that it holds. Entries of another size are left out."""
         live: list[bytes] = []
         dead: list[bytes] = []
+        values: list[int] = []
+
+        def chunk() -> Chunk:
+            found = Chunk(b"".join(live), b"".join(dead), b"".join(map(HELD.pack, values)) if any(values) else b"")
+            for part in (live, dead, values):
+                part.clear()
+            return found
+
         try:
             with self._db.begin() as transaction:
                 for key, value in transaction.cursor():
-                    if len(key) != KEY.size or len(value) != VALUE.size:
+                    if len(key) != KEY.size or len(value) not in (VALUE.size, VALUED.size):
                         continue
                     room, uin, _ = KEY.unpack(key)
-                    id_, login = VALUE.unpack(value)
+                    id_, login, *held = (VALUE if len(value) == VALUE.size else VALUED).unpack(value)
                     (live if login else dead).append(ENTRY.pack(room, uin, id_))
+                    if login:
+                        values.append(held[0] if held else 0)
                     if len(live) + len(dead) >= READ_ENTRIES:
-                        yield Chunk(b"".join(live), b"".join(dead))
-                        live.clear()
-                        dead.clear()
+                        yield chunk()
         except (OSError, lmdb.Error) as error:
             raise self._error("read", error) from error
         if live or dead:
-            yield Chunk(b"".join(live), b"".join(dead))
+            yield chunk()
 
     def count(self) -> int:
         """Entries and tombstones."""
@@ -143,11 +156,15 @@ class RouterStore:
         self._db.close()
         self._lock.close()
 
+    @property
+    def _name(self) -> str:
+        return f"{self._role.capitalize()} DB"
+
     def _error(self, what: str, error: Exception) -> StoreError:
         if isinstance(error, lmdb.MapFullError):
-            advice = f"it reached {self._map_bytes >> 20} MiB: raise router.store_mb and start again"
+            advice = f"it reached {self._map_bytes >> 20} MiB: raise {self._role}.store_mb and start again"
         elif isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError):
-            advice = "the file is damaged: move it away; the router fills a new one from its peers"
+            advice = f"the file is damaged: move it away; the {self._role} fills a new one from its peers"
         else:
             advice = "check the disk's free space and the folder's owner"
-        return StoreError(f"the Router DB in {self._folder} cannot be {what}: {error}; {advice}")
+        return StoreError(f"the {self._name} in {self._folder} cannot be {what}: {error}; {advice}")

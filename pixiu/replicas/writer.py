@@ -1,4 +1,4 @@
-"""Writes the Router DB behind the live stream: batches, one thread, never in the way of messages.
+"""Writes the database or Relay DB behind the live stream: batches, one thread, never in the way of messages.
 
     persist, persist, rewrite, persist … ──▶ a bounded queue ──▶ one transaction for all that waits ──▶ LMDB
 
@@ -15,30 +15,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from pixiu.softstore import ENTRY, Change, Chunk, Key
-from router.store import RouterStore, StoreError, Write
+from pixiu.replicas.store import ReplicaStore, StoreError, Write
+from pixiu.softstore import ENTRY, Change, Chunk, Key, logins
 
 MAX_PENDING: Final = 1_000_000
-"""Changes that wait to be written. Policy: all are dropped, and the Router DB counts as failed until it is written anew."""
+"""Changes that wait to be written. Policy: all are dropped, and the database counts as failed until it is written anew."""
 BATCH_DELAY_S: Final = 0.02
 """Changes of so much time go into one transaction at least."""
 ALIVE_INTERVAL_S: Final = 30.0
-"""How often a Router DB to which nothing is written is marked as up to date."""
+"""How often a database to which nothing is written is marked as up to date."""
 
 
 class StoreWriter:
-    """Owns a router's `RouterStore` and its thread. Use it from the event loop.
+    """Owns a `ReplicaStore` and its thread. Use it from the event loop.
 
     Args:
-        folder: of the Router DB.
+        role: "router" or "relay".
+        folder: of the database.
         map_bytes: the most that it may grow to.
         on_failed: called in the event loop, once until the next `rewrite`, when something could not be written.
     """
 
-    def __init__(self, folder: Path, map_bytes: int, on_failed: Callable[[str], None]) -> None:
-        self._folder, self._map_bytes, self._on_failed = folder, map_bytes, on_failed
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="router-db")
-        self._store: RouterStore | None = None
+    def __init__(self, role: str, folder: Path, map_bytes: int, on_failed: Callable[[str], None]) -> None:
+        self._role, self._folder, self._map_bytes, self._on_failed = role, folder, map_bytes, on_failed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{role}-db")
+        self._store: ReplicaStore | None = None
         self._queue: deque[Write | Iterator[Chunk]] = deque()
         self._pending = 0
         self._failed = False
@@ -54,9 +55,9 @@ class StoreWriter:
         return self._pending
 
     async def open(self) -> float | None:
-        """Open the Router DB; seconds since it was last up to date, None when it is empty. Raises `StoreError`."""
+        """Open the database; seconds since it was last up to date, None when it is empty. Raises `StoreError`."""
         loop = asyncio.get_running_loop()
-        self._store = await loop.run_in_executor(self._thread, RouterStore, self._folder, self._map_bytes)
+        self._store = await loop.run_in_executor(self._thread, ReplicaStore, self._role, self._folder, self._map_bytes)
         return await loop.run_in_executor(self._thread, self._store.age_s, time.time_ns() // 1_000_000)
 
     async def load(self) -> list[Chunk]:
@@ -76,7 +77,7 @@ class StoreWriter:
         if self._failed:
             return
         if self._pending + len(puts) + len(deletes) > MAX_PENDING:
-            self._fail(f"more than {MAX_PENDING} changes wait for the Router DB: its disk is too slow")
+            self._fail(f"more than {MAX_PENDING} changes wait for the database: its disk is too slow")
             return
         self._pending += len(puts) + len(deletes)
         self._queue.append(Write(puts, deletes))
@@ -91,7 +92,7 @@ class StoreWriter:
         self._wake.set()
 
     async def close(self) -> None:
-        """Write what waits, close the Router DB."""
+        """Write what waits, close the database."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
@@ -140,7 +141,7 @@ class StoreWriter:
         return found
 
     async def _attempt(self, action: Coroutine[None, None, None]) -> None:
-        """Do something that may fail for the disk's sake; what waits then is dropped, since the Router DB has a hole."""
+        """Do something that may fail for the disk's sake; what waits then is dropped, since the database has a hole."""
         try:
             await action
         except StoreError as error:
@@ -157,7 +158,7 @@ class StoreWriter:
         """Chunks are made here, in the event loop, which owns the map; only the last write marks it as up to date."""
         loop = asyncio.get_running_loop()
         if self._store is None:
-            self._store = await loop.run_in_executor(self._thread, RouterStore, self._folder, self._map_bytes)
+            self._store = await loop.run_in_executor(self._thread, ReplicaStore, self._role, self._folder, self._map_bytes)
         await loop.run_in_executor(self._thread, self._store.clear)
         for chunk in chunks:
             write = Write(_changes(chunk), [])
@@ -166,12 +167,12 @@ class StoreWriter:
             self.written += len(write.puts)
         await loop.run_in_executor(self._thread, self._store.write, [], time.time_ns() // 1_000_000)
 
-    def _opened(self) -> RouterStore:
+    def _opened(self) -> ReplicaStore:
         if self._store is None:
-            raise StoreError(f"the Router DB in {self._folder} is not open")
+            raise StoreError(f"the database in {self._folder} is not open")
         return self._store
 
 
 def _changes(chunk: Chunk) -> list[Change]:
-    found = [Change(id_, room, uin, True) for room, uin, id_ in ENTRY.iter_unpack(chunk.entries)]
-    return found + [Change(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)]
+    dead = [Change(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)]
+    return logins(chunk.entries, chunk.values) + dead

@@ -1,4 +1,4 @@
-"""What a router has passed on and what is not settled yet, so that it confirms only what everybody has. Pure.
+"""What a router or relay has passed on and what is not settled yet, so that it confirms only what everybody has. Pure.
 
 One *group* is what came in one message from a gateway; it makes one *forward* for each destination. A forward that
 was lost is sent again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward
@@ -29,7 +29,7 @@ class Group:
     """Messages of one gateway that wait for their forwards."""
 
     gateway: EndpointID | None
-    """Whom to tell; None when the messages came from a router."""
+    """Whom to tell; None when the messages came from another replica."""
     ids: list[int]
     waiting: int = 0
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Forwards:
-    """The forwards of one router replica."""
+    """The forwards of one replica."""
 
     def __init__(self) -> None:
         self._by_token: dict[int, Forward] = {}

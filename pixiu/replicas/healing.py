@@ -1,4 +1,4 @@
-"""A router's part in anti-entropy: keeper towards gateways and peers, holder towards peers and brokers. Pure.
+"""A router's or relay's part in anti-entropy: keeper towards gateways and peers, holder towards peers and brokers. Pure.
 
 Source: DESIGN section 10.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from pixiu.digest import Rule, common_rule
 from pixiu.healing import Holder, Keeper, Outcome, rule_of
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance
+from pixiu.replicas.events import AbsenceReceived
+from pixiu.replicas.state import ClusterView
 from pixiu.softstore import Membership
 from pixiu.vanished import Vanished
 from pixiu.wire.v1 import control_pb2
-from router.events import AbsenceReceived
-from router.state import ClusterView
 
 MAX_ABSENT_ROOMS = 1024
 """Rooms in one message of negative feedback. Policy: a longer one is malformed."""
@@ -22,7 +22,7 @@ class Healing:
     """See the module.
 
     Args:
-        membership: the router's map.
+        membership: its map.
         heartbeat_s: seconds between heartbeats.
         gone_gateway_s: see `Vanished`.
     """
@@ -36,7 +36,7 @@ class Healing:
         """Times a gateway was told that its generation is over."""
 
     def set_rule(self, partition: int, partitions: int) -> None:
-        """The rooms that this router keeps."""
+        """The rooms, or users, that this replica keeps."""
         rule = Rule(partition % partitions, partitions)
         if rule != self.keeper.rule:
             self.keeper.rule = rule

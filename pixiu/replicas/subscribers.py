@@ -1,4 +1,4 @@
-"""Who takes the live messages of a router: brokers, peers, and routers of a partition that is being made. Pure.
+"""Who takes the live messages of a router or relay: brokers, peers, and replicas of a partition that is being made. Pure.
 
 A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
 heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
@@ -42,7 +42,7 @@ def valid_filter(partition: int, partitions: int) -> bool:
 
 
 class Subscribers:
-    """The subscriptions of one router replica.
+    """The subscriptions of one replica.
 
     Args:
         expire_s: a subscription without a heartbeat for so long ends, seconds.

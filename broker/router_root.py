@@ -1,0 +1,83 @@
+"""Routers and gateways below another root of the registry, for the brokers of a cluster that has none of its own.
+
+    /pubsub   routers, gateways ─┐
+              brokers, proxies ◀─┤ each broker keeps the same memberships, of its own cluster's partitions
+    /pubsub2  brokers, proxies ◀─┘
+
+Source: seed 004 §5; DESIGN section 9 ("router_root"); docs/decisions/0062-router-root.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from broker.options import Options
+from pixiu.discovery.view import Layout, View
+from pixiu.discovery.watcher import Discovery
+from pixiu.errors import ConfigurationError
+from pixiu.ids import EndpointID
+from pixiu.runtime.context import Context
+
+ROLES: Final = ("router", "relay", "gateway")
+"""What is seen below the other root."""
+
+
+def merged(own: View, other: View) -> View:
+    """The brokers and proxies of one cluster with the routers and gateways of another. The layout's version is the own one's."""
+    roles = {role: layout for role, layout in own.layout.roles.items() if role not in ROLES}
+    roles |= {role: layout for role, layout in other.layout.roles.items() if role in ROLES}
+    nodes = [node for node in own.nodes if node.role not in ROLES]
+    nodes += [node for node in other.nodes if node.role in ROLES]
+    return View(Layout(own.layout.version, roles), tuple(nodes))
+
+
+class RouterRoot:
+    """The view of a broker whose routers are elsewhere.
+
+    Args:
+        context: the broker's.
+        on_view: called with every new merged view once `set_own` was called.
+    """
+
+    def __init__(self, context: Context[Options], on_view: Callable[[View], None]) -> None:
+        self._context = context
+        self._on_view = on_view
+        self._own: View | None = None
+        self._discovery = Discovery(
+            context.zookeeper, context.router_root, self._changed, context.options.poll_interval_s, roles=ROLES
+        )
+
+    async def start(self) -> None:
+        """Read the other root. Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`."""
+        await self._discovery.start()
+        expected = replace(self._context.cluster, router_root="").settings_hash()
+        for node in self._discovery.view.nodes:
+            if node.role in ROLES and node.settings_hash != expected:
+                raise ConfigurationError(
+                    f"but for router_root the cluster settings of this broker have hash {expected!r}, and {node.role} at "
+                    f"{node.address}, registered at {self._context.router_root}, has {node.settings_hash!r}: clusters that share "
+                    "routers have the same [cluster] table, but for router_root, which the one with the routers leaves empty"
+                )
+
+    async def close(self) -> None:
+        """Stop reading."""
+        await self._discovery.close()
+
+    def set_own(self, view: View) -> None:
+        """The broker's own root has changed."""
+        self._own = view
+        self._changed(self._discovery.view)
+
+    def view(self) -> View:
+        """The merged view."""
+        return merged(self._own or View(), self._discovery.view)
+
+    def mark(self, peer: EndpointID, *, dead: bool) -> None:
+        """Heartbeats say so: what vanished from the registry is dropped from the view, or held."""
+        (self._discovery.mark_dead if dead else self._discovery.mark_alive)(peer)
+
+    def _changed(self, _view: View) -> None:
+        if self._own is not None:
+            self._on_view(self.view())

@@ -1,0 +1,63 @@
+"""Who is online: asked of a proxy, which asks the relays.
+
+Source: DESIGN section 2 (chat), section 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import grpc.aio
+
+from pixiu.client.channels import REFUSED, Channels, reason_of
+from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.ids import MAX_ID
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+MAX_UINS: Final = 1000
+"""In one query; more go in several."""
+MAX_TRIES: Final = 3
+"""Proxies that are asked before a query fails."""
+
+
+class UserPresence(NamedTuple):
+    """Whether a user is online."""
+
+    uin: int
+    devices: int
+    """Devices that are connected now; 0: the user is offline."""
+
+    @property
+    def online(self) -> bool:
+        """Whether at least one is."""
+        return self.devices > 0
+
+
+async def query(channels: Channels, proxies: Sequence[str], uins: Sequence[int], timeout_s: float) -> list[UserPresence]:
+    """Ask for users, in the order of `uins`. Raises `InvalidArgument`, and `Unavailable` when no proxy can tell."""
+    for uin in uins:
+        if not 0 < uin <= MAX_ID:
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+    found: list[UserPresence] = []
+    for start in range(0, len(uins), MAX_UINS):
+        reply = await _ask(channels, proxies, wire_pb2.PresenceRequest(uins=uins[start : start + MAX_UINS]), timeout_s)
+        found += [UserPresence(user.uin, user.devices) for user in reply.users]
+    return found
+
+
+async def _ask(
+    channels: Channels, proxies: Sequence[str], request: wire_pb2.PresenceRequest, timeout_s: float
+) -> wire_pb2.PresenceReply:
+    failures: list[str] = []
+    for address in proxies[:MAX_TRIES]:
+        stub = wire_pb2_grpc.PresenceStub(channels.acquire(address))
+        try:
+            return await stub.Query(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            failures.append(f"{address}: {reason_of(error)}")
+            if error.code() in REFUSED:
+                break
+        finally:
+            await channels.release(address)
+    raise Unavailable(f"nobody could tell who is online ({'; '.join(failures) or 'the cluster has no proxy'}); try again")

@@ -1,0 +1,46 @@
+"""What relays said of messages that no device took, kept until the messages' parcels settle. Pure.
+
+A relay sends its notice before it acknowledges the datagram that brought the messages, so that the notice is here
+first; a notice that the network loses leaves its messages accepted.
+
+Source: DESIGN section 2 ("dropped when offline (the sender can ask to know)").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+MAX_NOTICED: Final = 100_000
+"""Messages that are remembered as not taken. Policy: the oldest is forgotten, and counts as accepted."""
+
+
+class OfflineNotices:
+    """SnowflakeIDs of messages to users who were offline, and how often each was named: a signal's copies share one."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, ids: Iterable[int]) -> None:
+        """A relay's notice."""
+        for number in ids:
+            self._ids[number] = self._ids.get(number, 0) + 1
+        while len(self._ids) > MAX_NOTICED:
+            del self._ids[next(iter(self._ids))]
+
+    def take(self, records: Iterable[bytes]) -> list[bytes]:
+        """Those of a settled parcel's records that a notice named; they are forgotten here."""
+        if not self._ids:
+            return []
+        found: list[bytes] = []
+        for record in records:
+            number = int.from_bytes(record[16:24], "little")
+            times = self._ids.pop(number, 0)
+            if times:
+                found.append(record)
+            if times > 1:
+                self._ids[number] = times - 1
+        return found

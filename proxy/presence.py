@@ -1,0 +1,83 @@
+"""The `Presence` service of a proxy: asks one relay of each partition, and joins what they say.
+
+Source: DESIGN sections 2 (chat) and 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from pixiu.client.channels import Channels, reason_of
+from pixiu.discovery.node import Node
+from pixiu.discovery.view import View
+from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError, Unavailable
+from pixiu.partition import rendezvous_order
+from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+
+MAX_QUERY: Final = 1000
+"""UINs in one query."""
+ASK_TIMEOUT_S: Final = 2.0
+MAX_TRIES: Final = 2
+"""Replicas of a partition that are asked before the query fails."""
+MAX_QUERIES: Final = 100
+"""Queries at one time. Policy: a further one waits for its turn."""
+
+
+class PresenceService(wire_pb2_grpc.PresenceServicer):
+    """Serves `pixiu.v1.Presence` for all users.
+
+    Args:
+        view: gives the newest view of the cluster.
+    """
+
+    def __init__(self, view: Callable[[], View]) -> None:
+        self._view = view
+        self._channels = Channels()
+        self._slots = asyncio.Semaphore(MAX_QUERIES)
+
+    async def close(self) -> None:
+        """Close the connections to relays."""
+        await self._channels.close()
+
+    async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
+        """Who is online."""
+        try:
+            async with self._slots:
+                return await self._answer(list(request.uins))
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+
+    async def _answer(self, uins: list[int]) -> wire_pb2.PresenceReply:
+        if len(uins) > MAX_QUERY:
+            raise InvalidArgument(f"a query names at most {MAX_QUERY} users; send several")
+        view = self._view()
+        if "relay" not in view.layout.roles:
+            raise Unavailable("this cluster has no relays, so nobody knows who is online: `pixiu up --relays 2` has them")
+        partitions = view.layout.partitions("relay")
+        wanted: dict[int, list[int]] = {}
+        for uin in uins:
+            wanted.setdefault(uin % partitions, []).append(uin)
+        parts = await asyncio.gather(*(self._ask(view, partition, part) for partition, part in wanted.items()))
+        devices = {user.uin: user.devices for part in parts for user in part.users}
+        return wire_pb2.PresenceReply(users=[wire_pb2.UserPresence(uin=uin, devices=devices.get(uin, 0)) for uin in uins])
+
+    async def _ask(self, view: View, partition: int, uins: list[int]) -> wire_pb2.PresenceReply:
+        nodes: dict[int, Node] = {node.endpoint: node for node in view.replicas("relay", partition)}
+        failures: list[str] = []
+        # The replica that messages to the first of the users go to, which is the one that their gateways tell first.
+        for endpoint in rendezvous_order(uins[0], list(nodes))[:MAX_TRIES]:
+            address = nodes[endpoint].address
+            stub = wire_pb2_grpc.PresenceStub(self._channels.acquire(address))
+            try:
+                return await stub.Query(wire_pb2.PresenceRequest(uins=uins), timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                failures.append(f"{address}: {reason_of(error)}")
+            finally:
+                await self._channels.release(address)
+        why = "; ".join(failures) or "none is running"
+        raise Unavailable(f"no relay of partition {partition} answers ({why}); `pixiu status` shows which are missing")

@@ -1,0 +1,213 @@
+"""The relay's core: on which gateways each user's devices are, and users' messages to those gateways.
+
+    proxy ──▶ relay ──▶ the gateways of the user's devices, one copy each
+      ▲         ▲ │
+      └─────────┼─┘ who was offline
+    gateway ────┘ a device connected or went: passed on to the peers, kept in the Relay DB, confirmed
+
+What a gateway says is handled by `pixiu.replicas.core`, over `pixiu.devices.Devices`.
+
+Source: seed 004 §7.3; DESIGN sections 9 ("Chat") and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from pixiu.devices import Devices, connection_of
+from pixiu.ids import EndpointID
+from pixiu.partition import rendezvous, serves
+from pixiu.replicas.core import ReplicaCore
+from pixiu.replicas.events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl
+from pixiu.replicas.forwards import Group, Outcome
+from pixiu.softstore import Applied, Change
+from pixiu.wire.v1 import control_pb2
+from relay.chat import ChatFanout, Target
+from relay.events import RecordsReceived, Relayed
+
+MAX_NEWER: Final = 100_000
+"""Unconfirmed connects that another connection is above. Policy: the oldest is confirmed without a word of it."""
+MAX_QUERY: Final = 1000
+"""UINs in one presence query."""
+MAX_OFFLINE: Final = 128
+"""SnowflakeIDs in one notice of who is offline, so that it fits a datagram."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserPresence:
+    """Whether a user is online, and on how many devices."""
+
+    uin: int
+    devices: int
+
+
+class Core(ReplicaCore):
+    """Decides; arguments as `ReplicaCore` has them, the devices empty. `step` never raises on what comes from the network."""
+
+    SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("relay",)
+    MAX_CONFIRMS: ClassVar[int] = 64
+    """A connect that is not the newest takes a place of its own beside its ID."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: EndpointID,
+        partition: int,
+        heartbeat_s: float,
+        dead_after: int,
+        poll_interval_s: float,
+        gone_gateway_s: float,
+        devices: Devices | None = None,
+    ) -> None:
+        self.devices = devices if devices is not None else Devices()
+        super().__init__(
+            endpoint=endpoint,
+            partition=partition,
+            heartbeat_s=heartbeat_s,
+            dead_after=dead_after,
+            poll_interval_s=poll_interval_s,
+            gone_gateway_s=gone_gateway_s,
+            membership=self.devices,
+            role="relay",
+        )
+        self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets)
+        self.replaced = 0
+        """Connections whose gateways were told that a newer login took their place."""
+        self._gateways: dict[int, Target] = {}
+        """Instance → gateway."""
+        self._silent: set[EndpointID] = set()
+        """Gateways that heartbeats say are dead."""
+        self._relays: dict[EndpointID, Target] = {}
+        self._pass_on_until = self._pass_on_now = 0.0
+        self._newer: dict[int, int] = {}
+        """GatewayMsgID of a connect that is not confirmed yet → the connect time above it."""
+
+    def records_received(self, event: RecordsReceived, now: float) -> Relayed | None:
+        """Take a batch. None when it is malformed: then nothing of it is sent."""
+        self._pass_on_now = now
+        routed = self.chat.route(event.data, event.start, event.end, event.count)
+        if routed is None:
+            return None
+        relayed = Relayed(routed.parcels)
+        for start in range(0, len(routed.offline), MAX_OFFLINE):
+            notice = control_pb2.ChatOffline(snowflake_ids=routed.offline[start : start + MAX_OFFLINE])
+            control = control_pb2.Control(chat_offline=notice)
+            relayed.controls.append(SendControl(event.peer, [control.SerializeToString()]))
+        if routed.stale and self._view is not None:
+            found = self._notices.due(event.peer, self._view.version, now)
+            if found is not None:
+                relayed.controls.append(SendControl(event.peer, [found]))
+        return relayed
+
+    def presence(self, uins: Iterable[int]) -> list[UserPresence]:
+        """Who of these users is online, on how many devices, in the order asked for."""
+        return [UserPresence(uin, len(self.devices.connections(uin))) for uin in uins]
+
+    # --- users' messages
+
+    def _serves(self, uin: int) -> bool:
+        return serves(self.partition, uin, self._view.partitions if self._view is not None else 1)
+
+    def _gateway_targets(self, uin: int) -> tuple[Target, ...]:
+        # Only reachable instances are named, and those are in the map.
+        return tuple([self._gateways[instance] for instance in self.devices.chat_gateways(uin)])
+
+    def _connected_targets(self, uin: int) -> tuple[Target, ...]:
+        return tuple([self._gateways[instance] for instance in self.devices.gateways_of(uin)])
+
+    def _elsewhere(self, uin: int) -> Target | None:
+        """The relay that serves a user who moved; for two poll intervals after the doubling. Source: DESIGN section 8."""
+        if self._view is None or self._pass_on_now >= self._pass_on_until:
+            return None
+        replicas = self._running(uin % self._view.partitions)
+        if not replicas:
+            return None
+        endpoint = EndpointID(rendezvous(uin, replicas))
+        return self._relays.setdefault(endpoint, Target(endpoint))
+
+    # --- the cluster
+
+    def _on_cluster(self, event: ClusterChanged, now: float, effects: list[Effect]) -> None:
+        if self._view is None or event.partitions != self._view.partitions:
+            # Senders may go by an older view for so long, also when this process is new.
+            self._pass_on_until = now + self._grace_s
+        there = {target.endpoint: target for target in self._gateways.values()}
+        self._gateways = {
+            gateway.instance: there.get(gateway.endpoint) or Target(gateway.endpoint)
+            for gateway in sorted(event.gateways, key=lambda g: (g.generation, g.endpoint))
+        }
+        self._silent &= {target.endpoint for target in self._gateways.values()}
+        known = {replica.endpoint for replica in event.replicas}
+        self._relays = {endpoint: target for endpoint, target in self._relays.items() if endpoint in known}
+        self._set_reachable()
+        super()._on_cluster(event, now, effects)
+
+    def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
+        self._silent.add(event.peer)
+        self._set_reachable()
+        super()._on_dead(event, now, effects)
+
+    def _on_alive(self, event: PeerAlive, now: float, effects: list[Effect]) -> None:
+        self._silent.discard(event.peer)
+        self._set_reachable()
+        super()._on_alive(event, now, effects)
+
+    def _set_reachable(self) -> None:
+        """Devices on a gateway that is out of the registry, or silent, are offline."""
+        reachable = [instance for instance, target in self._gateways.items() if target.endpoint not in self._silent]
+        self.devices.set_reachable(frozenset(reachable))
+
+    # --- what gateways say
+
+    def _apply(self, messages: list[Change], now: float, effects: list[Effect]) -> Applied:
+        """Tell a connect that is not the newest by its confirmation, and those that it replaces by their gateways.
+
+        Source: DESIGN section 10 ("the relay answers a connect with the highest time it knows").
+        """
+        for change in messages:
+            newer = self.devices.newer(change) if change.login else 0
+            if newer:
+                if len(self._newer) >= MAX_NEWER:
+                    del self._newer[next(iter(self._newer))]
+                self._newer[change.id] = newer
+        applied = super()._apply(messages, now, effects)
+        for change in applied.changes:
+            if change.login and not self.devices.newer(change):
+                self._replace(change, effects)
+        return applied
+
+    def _replace(self, change: Change, effects: list[Effect]) -> None:
+        """The login policy allows the rivals of the newest connection no longer. Every replica says so: what one of
+        them knows too late the other one knew; a gateway takes it once."""
+        winner = connection_of(change)
+        for rival in self.devices.rivals(change):
+            gateway = self._gateways.get(rival.instance)
+            if gateway is None:
+                continue
+            moved = rival.device == winner.device
+            message = control_pb2.DeviceReplaced(
+                uin=change.room,
+                device=rival.key,
+                connect_time=rival.connect_time,
+                reason=control_pb2.REASON_MOVED if moved else control_pb2.REASON_KICKED,
+            )
+            data = [control_pb2.Control(device_replaced=message).SerializeToString()]
+            self.replaced += 1
+            effects.append(SendControl(gateway.endpoint, data, self.forwards.send(gateway.endpoint, data, Group(None, []))))
+
+    def _confirm(self, outcome: Outcome, effects: list[Effect]) -> None:
+        for group in outcome.confirmed:
+            if group.gateway is None:
+                for number in group.ids:
+                    self._newer.pop(number, None)
+        super()._confirm(outcome, effects)
+
+    def _confirmation(self, ids: list[int]) -> bytes:
+        confirm = control_pb2.GatewayConfirm(ids=ids)
+        for number in ids:
+            newer = self._newer.pop(number, 0)
+            if newer:
+                confirm.newer.add(id=number, connect_time=newer)
+        return control_pb2.Control(gateway_confirm=confirm).SerializeToString()

@@ -1,0 +1,21 @@
+"""A relay's own options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pixiu.runtime.fields import bounded
+from pixiu.runtime.options import PartitionedOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(PartitionedOptions):
+    """The [relay] table. `data_dir` holds the Relay DB; without one users' devices are kept in memory only, and lost when
+    all replicas of the partition stop together."""
+
+    store_mb: int = bounded(1024, 1, 1 << 20)
+    """MiB that the Relay DB may grow to: about 100 bytes for each connected device."""
+    max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
+    """Connected devices that are kept; further ones are refused and counted."""
+    gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
+    """Seconds after which the devices on a gateway are dropped whose lease is gone and whose heartbeats are silent."""

@@ -1,0 +1,80 @@
+"""Partitions double while a proxy and a gateway see nothing of it: they are told, and nothing is lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+import pixiu
+from pixiu.discovery import paths
+from pixiu.discovery.view import Layout, RoleLayout
+from registry.layout import read_layout
+from tests.support.roles import WAIT_S, Roles, at_least, until
+
+pytestmark = [pytest.mark.timeout(300)]
+
+ROOMS = range(1, 9)
+
+
+async def write(roles: Roles, n: int, following: int) -> Layout:
+    """As a doubling of brokers and routers does at its beginning and at its end."""
+    layout = await read_layout(roles.zookeeper, paths.DEFAULT_ROOT)
+    assert layout is not None
+    wanted = {role: RoleLayout(n, following, 1) for role in ("router", "broker")}
+    newer = replace(layout, version=layout.version + 1, roles={**layout.roles, **wanted})
+    await roles.zookeeper.set(paths.layout(paths.DEFAULT_ROOT), newer.to_json())
+    return newer
+
+
+async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a_doubling(roles: Roles) -> None:
+    await roles.layout(router=1, broker=1)
+    roles.start("router-0", partition=0)
+    roles.start("broker-0", partition=0)
+    await roles.running("router-0", "broker-0")
+    await write(roles, 1, 2)
+    roles.start("router-1", partition=1)
+    roles.start("broker-1", partition=1)
+    await roles.running("router-1", "broker-1")
+    roles.start("gateway-0", deaf=True)
+    await roles.running("gateway-0")
+    roles.start("proxy-0", deaf=True)
+    gateway, proxy, broker, router = await roles.running("gateway-0", "proxy-0", "broker-0", "router-0")
+
+    async with pixiu.connect(proxy.address, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=ROOMS) as subscription:
+        sent: dict[int, list[bytes]] = {room: [] for room in ROOMS}
+
+        async def send(times: int) -> None:
+            """To each room; returns when all of it is accepted."""
+            for _ in range(times):
+                for room in ROOMS:
+                    sent[room].append(b"%d" % len(sent[room]))
+                    await px.room(room).send(sent[room][-1])
+            await px.flush()
+
+        await send(5)
+        newest = await write(roles, 2, 2)
+        # Until the proxy knows of it, and beyond.
+        await until("the brokers know", lambda: at_least(roles.metric(broker, "layout_version"), newest.version))
+        await send(50)
+        await until("the proxy knows", lambda: at_least(roles.metric(proxy, "layout_version"), newest.version))
+        await send(50)
+        assert px.stats().failed == 0
+        got: dict[int, list[bytes]] = {room: [] for room in ROOMS}
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(sum(map(len, sent.values()))):
+                message = await anext(subscription)
+                got[message.room].append(message.payload)
+        assert got == sent, "each once, in order"
+        assert await roles.metric(broker, "records_passed_on_total") > 0
+        assert await roles.metric(broker, "records_unroutable_total") == 0
+        assert await roles.metric(proxy, "layout_refreshes_total") == 1
+
+        # A room of the router partition that the gateway does not know of as its room's.
+        async with px.subscribe(room=11) as late:
+            await until("the gateway knows", lambda: at_least(roles.metric(gateway, "layout_version"), newest.version))
+            assert await roles.metric(router, "messages_stale_sender_total") > 0
+            await px.room(11).send_and_wait(b"to the new partition")
+            async with asyncio.timeout(WAIT_S):
+                assert (await anext(late)).payload == b"to the new partition"

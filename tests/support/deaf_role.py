@@ -1,0 +1,20 @@
+"""A role whose watches on the registry are all lost: it sees a change only when it polls. `python deaf_role.py ROLE ARGUMENTS…`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import WatchEvent
+
+
+def _ignore(self: Discovery, event: WatchEvent) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    Discovery._on_watch = _ignore  # type: ignore[method-assign]
+    role = sys.argv.pop(1)
+    sys.argv[0] = role
+    runpy.run_module(role, run_name="__main__", alter_sys=True)

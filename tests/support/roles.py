@@ -1,0 +1,155 @@
+"""Roles as processes of their own beside an embedded ZooKeeper, each with its own options and root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
+from pixiu.discovery.view import RoleLayout
+from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from registry.embedded import EmbeddedZooKeeper
+from registry.layout import ensure_layout
+from tests.support.zookeeper import connected
+
+PROJECT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+"""For what must come; generous, because machines are loaded."""
+SETTINGS = {"log_format": "json", "session_timeout_ms": "4000", "cluster.heartbeat_interval_ms": "250"}
+
+
+class Roles:
+    """Starts and ends them. `zookeeper` is for the test's own reads and writes."""
+
+    def __init__(self, folder: Path, server: EmbeddedZooKeeper, zookeeper: ZooKeeper) -> None:
+        self.folder, self.server, self.zookeeper = folder, server, zookeeper
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._places: dict[str, tuple[str, str, int]] = {}
+        self._refused: set[str] = set()
+
+    def target(self, root: str = DEFAULT_ROOT) -> str:
+        """What a client connects to."""
+        return f"zk://{self.server.address}{root}"
+
+    async def layout(self, root: str = DEFAULT_ROOT, **partitions: int) -> None:
+        """Write a cluster's first layout."""
+        await ensure_layout(self.zookeeper, root, {role: RoleLayout(n, n, 1) for role, n in partitions.items()})
+
+    def start(self, name: str, root: str = DEFAULT_ROOT, *, deaf: bool = False, partition: int = -1, **settings: object) -> None:
+        """Start a process; its role is the name up to the first "-". `deaf`: without watches and, nearly, without polls."""
+        role = name.partition("-")[0]
+        wanted = SETTINGS | {"registry": self.target(root), "data_dir": str(self.folder / name)}
+        wanted |= {"partition": str(partition)} if partition >= 0 else {}
+        wanted |= {"poll_interval_s": "3600"} if deaf else {}
+        wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
+        wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
+        program = [str(PROJECT / "tests/support/deaf_role.py"), role] if deaf else ["-m", role]
+        arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, *program, *arguments],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)},
+            )  # fmt: skip
+        self._places[name] = (root, role, partition)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """To one process."""
+        self._processes[name].send_signal(number)
+
+    async def refused(self, name: str) -> str:
+        """What a process logged that ended because its options cannot be."""
+        assert await asyncio.to_thread(self._processes[name].wait, WAIT_S) == 2, self.log(name)
+        self._refused.add(name)
+        return self.log(name)
+
+    def log(self, name: str) -> str:
+        """What a process logged."""
+        return (self.folder / f"{name}.log").read_text()
+
+    async def node(self, name: str) -> Node | None:
+        """The node of a process, once it is Running."""
+        process = self._processes[name]
+        assert process.poll() is None, self.log(name)
+        directory = node_directory(*self._places[name])
+        try:
+            for child in await self.zookeeper.children(directory):
+                replica = replica_of(child)
+                if replica is not None:
+                    node = Node.from_json((await self.zookeeper.get(f"{directory}/{child}"))[0], replica=replica)
+                    if node.pid == process.pid:
+                        return node if node.state is NodeState.RUNNING else None
+        except NoNode:
+            pass
+        return None
+
+    def _metric(self, node: Node, name: str) -> float:
+        with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/metrics", timeout=30) as reply:
+            found = re.findall(rf"^pixiu_{node.role}_{name}(?:{{[^}}]*}})? (\S+)", reply.read().decode(), re.MULTILINE)
+        return sum(map(float, found))
+
+    def stop(self) -> None:
+        """End them in good order, those that others need last, and look for traces of bugs."""
+        for role in ("proxy", "gateway", "broker", "router"):
+            own = [process for name, process in self._processes.items() if self._places[name][1] == role]
+            for process in own:
+                process.send_signal(signal.SIGTERM)
+            for process in own:
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(60)
+        for name, process in self._processes.items():
+            assert process.returncode == (2 if name in self._refused else 0), self.log(name)
+            assert "Traceback" not in self.log(name), self.log(name)
+
+    async def running(self, *names: str) -> list[Node]:
+        """Their nodes, once all are Running."""
+        found: list[Node] = []
+        for name in names:
+            await until(f"{name} Running", lambda name=name: self.node(name))  # type: ignore[misc]
+            node = await self.node(name)
+            assert node is not None
+            found.append(node)
+        return found
+
+    async def metric(self, node: Node, name: str) -> float:
+        """The sum of a metric over its labels; 0 where there is none."""
+        return await asyncio.to_thread(self._metric, node, name)
+
+
+@pytest.fixture
+async def roles(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Roles]:
+    """Processes and their ZooKeeper, ended with the test."""
+    zookeeper = await connected(own_server)
+    found = Roles(tmp_path, own_server, zookeeper)
+    try:
+        yield found
+    finally:
+        await asyncio.to_thread(found.stop)
+        await zookeeper.close()
+
+
+async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition holds."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{what}: not within {WAIT_S:.0f} s")
+
+
+async def at_least(found: Awaitable[float], least: float) -> bool:
+    """For `until`."""
+    return await found >= least
