@@ -36,9 +36,13 @@ PURE_MODULES = {
     "pixiu/replication/core.py", "pixiu/replication/leader.py", "pixiu/replication/follower.py", "pixiu/replication/insync.py",
     "pixiu/replication/context.py", "pixiu/replication/events.py", "pixiu/replication/messages.py", "pixiu/replication/model.py",
     "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py",
+    "xiu/state.py", "xiu/block.py", "xiu/batch.py", "xiu/reading.py", "xiu/retention.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
-UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"pixiu/replicas/store.py", "gateway/signal_table.py"}}
+UNTYPED = {
+    "kazoo": {"pixiu/discovery/zookeeper.py"},
+    "lmdb": {"pixiu/replicas/store.py", "pixiu/shared_memory.py", "gateway/signal_table.py", "xiu/table.py"},
+}
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""

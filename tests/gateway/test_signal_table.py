@@ -100,7 +100,7 @@ def test_without_enough_memory_signals_are_kept_in_the_process(tmp_path: Path, m
     def full(path: Path, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(signal_table, "_allocate", full)
+    monkeypatch.setattr(signal_table.shared_memory, "allocate", full)
     table, problem = open_table(tmp_path, "t", MIB)
     assert isinstance(table, MemoryTable)
     assert "No space left" in problem
