@@ -22,6 +22,7 @@ PURE_MODULES = {
     "gateway/patient.py", "proxy/big_rooms.py", "proxy/limits.py",
     "gateway/admission.py", "gateway/rates.py", "gateway/connections.py",
     "pixiu/vrooms.py", "pixiu/token_bucket.py", "pixiu/weights.py", "pixiu/links/quality.py",
+    "gateway/traces.py", "pixiu/trace.py", "pixiu/probing.py",
     "gateway/feedback.py", "gateway/devices.py", "gateway/reports.py", "relay/chat.py", "proxy/chat.py", "proxy/destinations.py",
     "pixiu/devices.py", "pixiu/hybridclock.py", "pixiu/addressed.py", "broker/addressed.py",
     "pixiu/replicas/core.py", "pixiu/replicas/events.py", "pixiu/replicas/forwards.py",
@@ -35,13 +36,13 @@ PURE_MODULES = {
     "pixiu/client/publisher.py", "pixiu/client/events.py", "pixiu/client/signals.py", "pixiu/client/message.py",
     "pixiu/replication/core.py", "pixiu/replication/leader.py", "pixiu/replication/follower.py", "pixiu/replication/insync.py",
     "pixiu/replication/context.py", "pixiu/replication/events.py", "pixiu/replication/messages.py", "pixiu/replication/model.py",
-    "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py",
+    "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py", "pixiu/replication/wire.py",
     "xiu/state.py", "xiu/block.py", "xiu/batch.py", "xiu/reading.py", "xiu/retention.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
 UNTYPED = {
     "kazoo": {"pixiu/discovery/zookeeper.py"},
-    "lmdb": {"pixiu/replicas/store.py", "pixiu/shared_memory.py", "gateway/signal_table.py", "xiu/table.py"},
+    "lmdb": {"pixiu/replicas/store.py", "pixiu/runtime/shared_memory.py", "gateway/signal_table.py", "xiu/table.py"},
 }
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}

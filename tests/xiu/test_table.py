@@ -165,7 +165,7 @@ def test_too_little_memory_is_an_error_at_the_start(folder: Path, monkeypatch: p
     def full(_path: Path, _size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    from pixiu import shared_memory
+    from pixiu.runtime import shared_memory
 
     monkeypatch.setattr(shared_memory, "allocate", full)
     with pytest.raises(OSError, match="No space"):
