@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("proxy", "router", "broker", "relay", "gateway")
+ROLES = ("proxy", "router", "broker", "relay", "xiu", "gateway")
 PACKAGES = ("pixiu", "registry", *ROLES)
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {

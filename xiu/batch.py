@@ -6,6 +6,7 @@ Source: seed 004 §6.1.1 step 2; DESIGN sections 5, 8 and 14 rule 1.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -46,7 +47,7 @@ class Checked:
     refusals: list[Refusal] = field(default_factory=list)
 
 
-def check(data: bytes, count: int, partition: int, partitions: int, limit: int) -> Checked | None:
+def check(data: bytes, count: int, partition: int, partitions: int, limit: int, addresses: Sequence[str] = ()) -> Checked | None:
     """Look at every record. None: the bytes are not `count` records end to end.
 
     Args:
@@ -55,6 +56,7 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int) 
         partition: of this Xiu.
         partitions: of all.
         limit: bytes of the largest record.
+        addresses: who serves each partition, for texts.
     """
     checked = Checked()
     unpack, mail, least, traced, rest = _FIELDS.unpack_from, int(Kind.MAIL), LEAST_SIZE, Flag.TRACED, partition % partitions
@@ -74,7 +76,7 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int) 
             or flags & traced
             or crc32(view[position + HEADER_SIZE : after]) != crc
         ):
-            refusal = _refusal(index, data[position:after], key, partition, partitions, limit)
+            refusal = _refusal(index, data[position:after], key, partition, partitions, limit, addresses)
             if refusal is not None:
                 if index > first:
                     checked.runs.append(Run(first, index - first, data[begin:position]))
@@ -93,12 +95,16 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int) 
     return checked
 
 
-def _refusal(index: int, record: bytes, key: int, partition: int, partitions: int, limit: int) -> Refusal | None:
+def _refusal(
+    index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
+) -> Refusal | None:
     """Why a record is not taken; None: it is."""
     if record[4] != Kind.MAIL:
         return Refusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
     if key % partitions != partition % partitions:
-        text = f"user {key} belongs to partition {key % partitions} of {partitions}, this is {partition}"
+        right = key % partitions
+        where = addresses[right] if right < len(addresses) and addresses[right] else "nobody now"
+        text = f"user {key} belongs to partition {right} of {partitions}, served by {where}; this is {partition}"
         return Refusal(index, WrongPartition.code, text)
     if len(record) > limit:
         return Refusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")

@@ -43,6 +43,12 @@ class Block:
         """The sequence of the last one."""
         return self.first + self.count - 1
 
+    def range_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Where in `records` the records from one sequence of the block to another begin and end."""
+        if (begin, end) == (self.first, self.last):
+            return 0, len(self.records)
+        return bounds(self, begin)[0], bounds(self, end)[1]
+
 
 def encode(block: Block) -> bytes:
     """The value."""

@@ -172,7 +172,8 @@ class Core:
         self._state = State(settings.partition, store, store.head)
         self._decided: deque[Decision] = deque()
         """Not written yet. As many as replication lets wait for their commit."""
-        self._layout_version, self._partitions = 0, 1
+        self.layout_version, self._partitions = 0, 1
+        self._addresses: tuple[str, ...] = ()
         self._copies = 0
         self._token = 0
         self._proposed: dict[int, Batch] = {}
@@ -180,7 +181,7 @@ class Core:
         self._committing: deque[tuple[int, Batch]] = deque()
         self._retry_at: float | None = None
         self._retries = 0
-        self._enough_space = True
+        self.enough_space = True
         self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
             StoreReceived: self._on_store,
             LayoutChanged: self._on_layout,
@@ -210,6 +211,11 @@ class Core:
         """Entries that are decided and not written."""
         return len(self._decided)
 
+    @property
+    def unanswered(self) -> int:
+        """Batches whose writers wait."""
+        return len(self._proposed) + len(self._persisting) + len(self._committing)
+
     # --- writers
 
     def _on_store(self, event: StoreReceived, now: float, out: list[Effect]) -> None:
@@ -221,7 +227,7 @@ class Core:
             out.append(self._answer(event.stream, [Result(event.position, event.count, code, text=text)]))
             return
         settings = self.settings
-        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes)
+        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
         if checked is None:
             self.counters.batches_malformed += 1
             out.append(EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
@@ -252,13 +258,13 @@ class Core:
         return None
 
     def _answer(self, stream: int, results: Sequence[Result]) -> Answer:
-        return Answer(stream, results, self._layout_version, self.epoch, self.committed, self._copies)
+        return Answer(stream, results, self.layout_version, self.epoch, self.committed, self._copies)
 
     def _on_layout(self, event: LayoutChanged, now: float, out: list[Effect]) -> None:
-        self._layout_version, self._partitions = event.version, event.partitions
+        self.layout_version, self._partitions, self._addresses = event.version, event.partitions, event.addresses
 
     def _on_space(self, event: SpaceChanged, now: float, out: list[Effect]) -> None:
-        self._enough_space = event.enough
+        self.enough_space = event.enough
         if not event.enough:
             self.full = "the disk's reserve is used up: free some space; what is stored can be read"
         elif self._retry_at is None:
@@ -358,7 +364,7 @@ class Core:
         if self._retry_at is not None and now < self._retry_at:
             return  # the writes wait for it
         try:
-            if self._retries >= RETRIES_BEFORE_REOPEN and self._enough_space:
+            if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:
                 self._retries = 0
                 self._store.reopen()
                 self._state.forget(self._store.head)
@@ -372,7 +378,7 @@ class Core:
                 self.full = str(blocked)
             return
         self._retry_at, self._retries = None, 0
-        if self._enough_space:
+        if self.enough_space:
             self.full = ""
 
     def _write_committed(self) -> None:

@@ -46,6 +46,8 @@ class LayoutChanged:
 
     version: int
     partitions: int
+    addresses: tuple[str, ...] = ()
+    """Who serves each partition, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

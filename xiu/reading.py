@@ -22,6 +22,7 @@ from xiu.state import Head
 
 TYPE_OFFSET: Final = 6
 """Of a record's type in its head."""
+MAX_FETCH_BYTES: Final = 2 << 20
 COUNTER_MASK: Final = (1 << MSG_COUNTER_BITS) - 1
 
 
@@ -70,8 +71,15 @@ class Reading:
         self.damaged = 0
         """Answers STORE_DAMAGED."""
 
-    def fetch(self, msg_ids: Sequence[int]) -> list[Found]:
-        """What each MsgID names. Raises DiskFailed."""
+    @property
+    def head(self) -> Head:
+        """Of what can be read."""
+        return self._store.head
+
+    def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES) -> list[Found]:
+        """What each MsgID names; the answers end before `max_bytes` of records are there, but for the first one. Raises
+        DiskFailed."""
+        took = 0
         found: list[Found] = []
         block: Block | None = None
         for msg_id in msg_ids:
@@ -87,6 +95,9 @@ class Reading:
                     found.append(Found(refused.code))
                     continue
             begin, end = bounds(block, sequence)
+            took += end - begin
+            if took > max_bytes and took > end - begin:
+                break
             record = block.records[begin:end]
             found.append(Found("", record) if record[TYPE_OFFSET] == msg_type(msg_id) else Found(Gone.code))
         return found

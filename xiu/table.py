@@ -3,9 +3,9 @@
     key    sequence u64 of a block's first record, big-endian     value  the block (`xiu.block`), with its CRC-32 and time
     key    b"m"                                                   MemberID u64: whose blocks these are
 
-See `pixiu.runtime.shared_memory`. What makes room is what was read or written longest ago, and is persisted: in the state, not only in
-the log. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept in the
-process and is by sequence after a start.
+See `pixiu.runtime.shared_memory`. What makes room is what was read or written longest ago, and is persisted: in the state,
+not only in the log. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept
+in the process and is by sequence after a start.
 
 Source: seed 004 §6.1.1 step 5; DESIGN section 11.
 """
@@ -22,6 +22,7 @@ from typing import Final
 
 import lmdb
 
+from pixiu.errors import ConfigurationError
 from pixiu.replication.model import MemberID
 from pixiu.runtime import shared_memory
 from xiu import block as blocks
@@ -38,6 +39,10 @@ LEAST_BYTES: Final = 16 * MAX_BLOCK_BYTES
 FULL_TRIES: Final = 6
 """Each evicts an eighth before it writes again."""
 RECOVER_CHUNK: Final = 64
+
+
+TRIES: Final = 2
+"""A damaged table is removed, and a new one made: what it held stands in the log."""
 
 
 def charged(records_bytes: int) -> int:
@@ -265,3 +270,18 @@ class Table:
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
+
+
+def open_table(folder: Path, size_bytes: int, member: MemberID) -> Table:
+    """The table in a folder, a new one where it cannot be read. Raises ConfigurationError."""
+    why = ""
+    for _ in range(TRIES):
+        try:
+            return Table(folder, size_bytes, member)
+        except (OSError, lmdb.Error) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            why = str(error)
+    raise ConfigurationError(
+        f"no table of {size_bytes >> 20} MiB in {folder}: {why}; set xiu.table_dir to a folder on a tmpfs that has room for "
+        "xiu.table_mb"
+    )

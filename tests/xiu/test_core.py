@@ -41,7 +41,7 @@ class Xiu:
         self.log, self.store, self.table = MemoryLog(), MemoryStore(), MemoryTable()
         self.core = Core(Settings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
         self.now = 10.0
-        self.core.step(LayoutChanged(9, 4), self.now)
+        self.core.step(LayoutChanged(9, 4, ("a:1", "b:1", "c:1")), self.now)
         self.epoch = 3
         if lead:
             self.lead(3)
@@ -140,7 +140,7 @@ def test_bad_records_are_refused_one_by_one_and_the_others_stored() -> None:
         (1, 1, ""),
         (5, 2, ""),
     ]
-    assert "partition 2 of 4, this is 1" in answer.results[2].text
+    assert "partition 2 of 4, served by c:1; this is 1" in answer.results[2].text
     assert [result.sequence for result in answer.results[3:]] == [first(1), first(2)]
 
 
