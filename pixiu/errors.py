@@ -19,7 +19,9 @@
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
-    │   ├── NotLeader            sent to a replica that does not lead its partition
+    │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
+    │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
+    │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
     │   ├── StaleStream          the leader has changed since: send again what is not confirmed
     │   ├── NotYet               no such MsgID so far: ask again
     │   ├── Gone                 the message was trimmed, or cut off before it was committed
@@ -159,9 +161,25 @@ class WrongPartition(RemoteError):
 
 
 class NotLeader(RemoteError):
-    """The replica does not lead its partition; the text says who does where it knows."""
+    """The replica does not lead its partition. `leader`: host:port of the one that does; empty when nobody is known to."""
 
     code = "NOT_LEADER"
+
+    def __init__(self, text: str, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
+
+
+class TooFewInSync(RemoteError):
+    """Too few replicas are in sync for a write at level replicated. Nothing was written."""
+
+    code = "TOO_FEW_IN_SYNC"
+
+
+class OutcomeUnknown(RemoteError):
+    """The leader stopped leading before the write was replicated: it may be kept or not."""
+
+    code = "OUTCOME_UNKNOWN"
 
 
 class StaleStream(RemoteError):
@@ -249,7 +267,6 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "TOO_OLD": grpc.StatusCode.FAILED_PRECONDITION,
     "ID_AHEAD": grpc.StatusCode.FAILED_PRECONDITION,
     "CHECKSUM_WRONG": grpc.StatusCode.DATA_LOSS,
-    "NOT_LEADER": grpc.StatusCode.UNAVAILABLE,
     "STALE_STREAM": grpc.StatusCode.ABORTED,
     "NOT_YET": grpc.StatusCode.UNAVAILABLE,
     "GONE": grpc.StatusCode.NOT_FOUND,
@@ -264,6 +281,9 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "DROPPED": grpc.StatusCode.ABORTED,
     "OFFLINE": grpc.StatusCode.NOT_FOUND,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_FEW_IN_SYNC": grpc.StatusCode.UNAVAILABLE,
+    "OUTCOME_UNKNOWN": grpc.StatusCode.ABORTED,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "STORAGE": grpc.StatusCode.INTERNAL,
     "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
