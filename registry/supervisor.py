@@ -151,13 +151,14 @@ def wanted_processes(
     relays: int = 0,
     relay_replicas: int = 0,
     xius: int = 0,
+    xiu_replicas: int = 0,
 ) -> list[ProcessSpec]:
     """Every process of a cluster, in the order in which they start."""
     partitions = {
         "router": (routers, router_replicas),
         "relay": (relays, relay_replicas),
         "broker": (brokers, broker_replicas),
-        "xiu": (xius, 1),
+        "xiu": (xius, xiu_replicas),
     }
     whole = {"proxy": proxies, "gateway": gateways}
     found: list[ProcessSpec] = []

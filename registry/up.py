@@ -69,7 +69,9 @@ class UpOptions:
     relay_replicas: int = 2
     """Replicas of each."""
     xius: int = 0
-    """Xiu partitions, each with one replica; 0: a cluster that stores no messages."""
+    """Xiu partitions; 0: a cluster that stores no messages."""
+    xiu_replicas: int = 2
+    """Replicas of each."""
     mqtt_port: int = 1883
     """Of the first gateway; the others have the following ones. 0: any."""
     zookeeper_port: int = 2181
@@ -85,7 +87,7 @@ class UpOptions:
 
     def validate(self) -> None:
         """Raises `ConfigurationError`."""
-        for name in ("proxies", "gateways", "broker_replicas", "router_replicas", "relay_replicas"):
+        for name in ("proxies", "gateways", "broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas"):
             if not 1 <= getattr(self, name) <= MAX_PROCESSES:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_PROCESSES}")
         for name, least in (("brokers", 1), ("routers", 1), ("relays", 0), ("xius", 0)):
@@ -117,12 +119,13 @@ class UpOptions:
             relays=self.relays,
             relay_replicas=self.relay_replicas,
             xius=self.xius,
+            xiu_replicas=self.xiu_replicas,
         )
 
     def layout(self) -> dict[str, RoleLayout]:
         """The layout that the registry shall hold."""
         relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
-        xius = {"xiu": RoleLayout(self.xius, self.xius, 1)} if self.xius else {}
+        xius = {"xiu": RoleLayout(self.xius, self.xius, self.xiu_replicas)} if self.xius else {}
         return {
             **relays,
             **xius,

@@ -33,7 +33,6 @@ from xiu.events import (
     Result,
     SpaceChanged,
     StoreReceived,
-    Tick,
     TrimDue,
 )
 from xiu.retention import trim_to
@@ -187,7 +186,6 @@ class Core:
             LayoutChanged: self._on_layout,
             SpaceChanged: self._on_space,
             TrimDue: self._on_trim_due,
-            Tick: lambda _event, now, _out: self._write(now),
             Accepted: self._on_accepted,
             Rejected: self._on_rejected,
             Persisted: self._on_persisted,
@@ -202,9 +200,11 @@ class Core:
         self._handlers[type(event)](event, now, out)
         return out
 
-    def next_deadline(self) -> float | None:
-        """When `Tick` is due."""
-        return self._retry_at
+    def replaced(self) -> None:
+        """The store and the log hold another state: a snapshot was loaded."""
+        self._state.forget(self._store.head)
+        self._decided.clear()
+        self.committed = self._store.head.applied.counter
 
     @property
     def waiting(self) -> int:
@@ -339,6 +339,7 @@ class Core:
             out.append(self._answer(batch.stream, batch.results))
 
     def _on_committed(self, event: Committed, now: float, out: list[Effect]) -> None:
+        """Also said again, with the same counter, after the store could not write."""
         self.committed = max(self.committed, event.counter)
         self._copies = event.copies
         while self._committing and self._committing[0][0] <= event.counter:

@@ -64,13 +64,8 @@ class TrimDue:
     at_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline is due."""
-
-
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | Tick
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue
     | Accepted | Rejected | Persisted | Committed | Leading | Deposed
 )  # fmt: skip
 

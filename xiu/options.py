@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pixiu.replication.role_options import ReplicatedOptions
 from pixiu.runtime.fields import bounded
-from pixiu.runtime.options import PartitionedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PartitionedOptions):
-    """The [xiu] table. `data_dir` is required: it holds the log and the store."""
+class Options(ReplicatedOptions):
+    """The [xiu] table. `data_dir` holds the log and the store."""
 
-    session_timeout_ms: int = bounded(6000, 1000, 120_000)
-    """Milliseconds after which ZooKeeper takes a silent process out."""
     table_dir: str = "/dev/shm"  # noqa: S108 (shared memory, not a file of unknown name)
     """Folder on a tmpfs for the table of newest records."""
     table_name: str = ""
@@ -25,8 +23,6 @@ class Options(PartitionedOptions):
     """MiB that RocksDB collects in memory before it writes a file; it may hold four times as much."""
     cache_mb: int = bounded(32, 1, 1 << 20)
     """MiB for blocks that were read from RocksDB's files."""
-    segment_mb: int = bounded(64, 1, 4096)
-    """MiB of a file of the log."""
     flush_interval_s: float = bounded(10.0, 0.1, 3600.0)
     """Seconds between two flushes of the store; what stands in the log since the last one is applied again after a crash."""
     trim_interval_s: float = bounded(600.0, 0.1, 86_400.0)

@@ -47,6 +47,10 @@ class Shell(Protocol):
     def core(self) -> Core | None:
         """While the partition is open."""
 
+    @property
+    def leader_address(self) -> str:
+        """Of the partition's leader; empty where it is not known."""
+
     def take(self, event: Event) -> None:
         """Give the core an event."""
 
@@ -210,6 +214,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
             committed=newest.committed,
             copies=newest.copies,
             partition=self._partition,
+            leader="" if newest.epoch else self._shell.leader_address,
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:
@@ -261,6 +266,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
             committed=core.committed,
             last=head.last,
             floor=head.floor,
+            leader=self._shell.leader_address,
         )
 
     async def _open(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[Reading, Core]:

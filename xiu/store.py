@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from xiu import block as blocks
@@ -124,6 +124,13 @@ class Store:
         self.flushed = max(self.flushed, counter)
         return counter
 
+    def checkpoint(self, folder: Path) -> None:
+        """What was written, as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
+        try:
+            Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as problem:
+            raise self._error("copied", problem) from problem
+
     def block_of(self, sequence: int) -> Block | None:
         """The block that a sequence lies in; None when there is none. Raises StoreDamaged, DiskFailed."""
         found = self._value_of(sequence)
@@ -188,6 +195,16 @@ class Store:
         except Exception as problem:
             raise self._error("read", problem) from problem
 
+    def replace(self, other: Path) -> None:
+        """Hold what another store's folder holds, which is moved here. Blocking. Raises StorageError."""
+        with contextlib.suppress(Exception):  # what it held is given up
+            self._db.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        other.rename(self.folder)
+        self._db = self._open()
+        self.head = self._read_head()
+        self.flushed = self.head.applied.counter
+
     def reopen(self) -> None:
         """Open again after a failed write: what was not flushed is gone from the state and comes again from the log."""
         with contextlib.suppress(Exception):  # it failed before: nothing can be lost that the log does not hold
@@ -195,16 +212,6 @@ class Store:
         self._db = self._open()
         self.head = self._read_head()
         self.flushed = self.head.applied.counter
-
-    def clear(self) -> None:
-        """Remove everything: the log, or a snapshot, fills it again."""
-        with contextlib.suppress(Exception):
-            self._db.close()
-        shutil.rmtree(self.folder)
-        self.folder.mkdir(parents=True)
-        self._db = self._open()
-        self.head = Head()
-        self.flushed = 0
 
     def close(self) -> None:
         """Close the files. What was not flushed comes again from the log."""

@@ -203,6 +203,16 @@ class Table:
         self._delete(firsts)
         return len(firsts)
 
+    def clear(self) -> None:
+        """Another state took the place of the one that these blocks are of."""
+        self._persisted.clear()
+        self._unpersisted.clear()
+        self._bytes = self._unpersisted_bytes = 0
+        with self._db.begin(write=True) as transaction:
+            member = transaction.get(MEMBER_KEY) or b""
+            transaction.drop(self._db.open_db(txn=transaction), delete=False)
+            transaction.put(MEMBER_KEY, member)
+
     def trim(self, floor: int) -> None:
         """Blocks below a sequence are not stored any more."""
         gone = [first for first, (last, _) in self._persisted.items() if last < floor]

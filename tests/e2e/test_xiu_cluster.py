@@ -30,7 +30,8 @@ SMALL = (
 
 
 async def test_xius_store_what_they_serve_and_survive_kill_9(tmp_path: Path) -> None:
-    settings = ("--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8", "--relays", "0", "--xius", "2")
+    settings = ["--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8"]
+    settings += ["--relays", "0", "--xius", "2", "--xiu-replicas", "1"]
     with running_cluster(tmp_path, *SMALL, *settings) as running:
         address = parse_address(running.target)
         zookeeper = ZooKeeper(address.hosts)

@@ -24,7 +24,6 @@ from xiu.events import (
     Result,
     SpaceChanged,
     StoreReceived,
-    Tick,
     TrimDue,
 )
 from xiu.state import LAST_COUNTER, Blocked, Head
@@ -250,13 +249,12 @@ def test_a_full_store_refuses_writes_and_goes_on_by_itself() -> None:
     xiu.store.blocked = Blocked("no space", full=True)
     xiu.commit()
     assert codes(xiu.send(user(2))) == ["DISK_FULL"]
-    assert xiu.core.next_deadline() is not None
     xiu.now += 2
-    xiu.step(Tick())
+    xiu.commit()
     assert codes(xiu.send(user(2))) == ["DISK_FULL"]
     xiu.store.blocked = None
     xiu.now += 2
-    xiu.step(Tick())
+    xiu.commit()
     assert [block.records for block in xiu.store.blocks()] == [user(1)]
     assert codes(xiu.accept(xiu.send(user(2))) + xiu.commit()) == [""]
     assert xiu.store.reopened == 0
@@ -274,11 +272,11 @@ def test_a_store_that_stays_closed_is_opened_again_and_filled_from_the_log() -> 
     assert codes(xiu.commit()) == [""]  # it is in the log, synced and replicated
     for _ in range(3):
         xiu.now += 2
-        xiu.step(Tick())
+        xiu.commit()
     assert xiu.store.reopened == 1
     xiu.store.blocked = None
     xiu.now += 2
-    xiu.step(Tick())
+    xiu.commit()
     assert [block.records for block in xiu.store.blocks()] == [user(1), user(2), user(3)]
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2), first(3)]
 
@@ -299,7 +297,7 @@ def test_a_busy_store_is_asked_again_and_nobody_is_refused() -> None:
     xiu.accept(xiu.send(user(2), position=2))
     xiu.store.blocked = None
     xiu.now += 1
-    xiu.step(Tick())
+    xiu.commit()
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2)]
 

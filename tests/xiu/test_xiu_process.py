@@ -18,17 +18,57 @@ from pixiu.discovery.paths import partition_state
 from pixiu.ids import msg_partition, msg_sequence, snowflake
 from pixiu.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
+from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tests.support.roles import Roles, until
 from tests.xiu.writer import Level, Writer, mails
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-async def started(roles: Roles, **settings: str) -> Node:
-    """The Xiu of partition 0, Running."""
-    roles.start("xiu-0", "/pubsub", deaf=False, partition=0, **settings)
-    (node,) = await roles.running("xiu-0")
+async def started(roles: Roles, name: str = "xiu-0", **settings: str) -> Node:
+    """A Xiu of partition 0, Running."""
+    roles.start(name, "/pubsub", deaf=False, partition=0, **settings)
+    (node,) = await roles.running(name)
     return node
+
+
+async def leading(nodes: dict[str, Node], *, epoch_above: int = 0) -> str:
+    """Which of these leads, as it says itself."""
+    for name, node in nodes.items():
+        async with grpc.aio.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                position = await XiuStub(channel).Position(xiu_pb2.PositionRequest(), timeout=2)  # type: ignore[no-untyped-call, unused-ignore]
+            except grpc.aio.AioRpcError:
+                continue
+            if position.epoch > epoch_above:
+                return name
+    return ""
+
+
+async def until_leading(nodes: dict[str, Node], epoch_above: int = 0) -> str:
+    await until("a leader", lambda: leading(nodes, epoch_above=epoch_above))
+    return await leading(nodes, epoch_above=epoch_above)
+
+
+async def until_in_sync(roles: Roles, count: int) -> None:
+    """Until the registry says that so many replicas are in sync."""
+
+    async def enough() -> bool:
+        data, _ = await roles.zookeeper.get(partition_state("/pubsub", "xiu", 0))
+        return len(json.loads(data)["in_sync"]) == count
+
+    await until(f"{count} replicas in sync", enough)
+
+
+async def until_readable(node: Node, ids: list[int], records: list[bytes]) -> None:
+    """Until a replica has applied what was stored."""
+    async with Writer(node) as writer:
+
+        async def readable() -> bool:
+            return (await writer.fetch(ids))[-1][0] == ""
+
+        await until("everything applied", readable)
+        assert await writer.fetch(ids) == [("", record) for record in records]
 
 
 async def test_messages_are_stored_once_and_read_back(roles: Roles) -> None:
@@ -86,7 +126,7 @@ async def test_kill_9_again_and_again_loses_nothing_acknowledged_and_repeats_no_
     unsure: list[bytes] = []
     number = 0
     for round_ in range(5):
-        node = await started(roles, flush_interval_s="0.5", memtable_mb="1")
+        node = await started(roles, flush_interval_s="0.5", memtable_mb="1", drain_timeout_s="3")
         async with Writer(node) as writer:
             again = [record for record in unsure if record not in known]
             positions = {position: record for record, position in zip(again, writer.send(again), strict=True)} if again else {}
@@ -179,21 +219,105 @@ async def test_a_log_with_a_hole_is_not_started_from(roles: Roles) -> None:
         await writer.store(mails(0, 100))
         await writer.store(mails(100, 100))
     await roles.kill("xiu-0")
-    (segment,) = (roles.folder / "xiu-0" / "log").glob("*.log")
+    (segment,) = (roles.folder / "xiu-0" / "replica" / "log").glob("*.log")
     whole = segment.read_bytes()
     segment.write_bytes(whole[: len(whole) // 3] + b"\xff" + whole[len(whole) // 3 + 1 :])
-    roles.start("xiu-0", partition=0)
-    assert "is damaged after" in await roles.failed("xiu-0")
+    node = await started(roles)
+    async with Writer(node) as writer:
+        assert [code for code, _ in await writer.store(mails(900, 1))] == ["NOT_LEADER"]
+    assert "replica_damaged" in roles.log("xiu-0")
 
 
-async def test_a_second_process_with_another_folder_never_leads(roles: Roles) -> None:
+async def test_an_empty_disk_never_leads_in_the_place_of_a_full_one(roles: Roles) -> None:
     await roles.layout(xiu=1)
     node = await started(roles)
-    state = json.loads((await roles.zookeeper.get(partition_state("/pubsub", "xiu", 0)))[0])
-    roles.start("xiu-copy", partition=0)
-    assert f"the registry says that {state['leader']} has its messages" in await roles.failed("xiu-copy")
     async with Writer(node) as writer:
-        assert [code for code, _ in await writer.store(mails(0, 2))] == ["", ""]
+        await writer.store(mails(0, 2))
+    await roles.kill("xiu-0")
+    shutil.rmtree(roles.folder / "xiu-0")
+    node = await started(roles)
+    async with Writer(node) as writer:
+        assert [code for code, _ in await writer.store(mails(2, 1))] == ["NOT_LEADER"]
+
+
+async def test_two_replicas_lose_nothing_when_the_leader_is_killed_again_and_again(roles: Roles) -> None:
+    await roles.layout(xiu=1)
+    names = ("xiu-a", "xiu-b")
+    nodes = {name: await started(roles, name, flush_interval_s="0.5", memtable_mb="1", drain_timeout_s="3") for name in names}
+    known: dict[bytes, int] = {}
+    unsure: list[bytes] = []
+    number, epoch = 0, 0
+    for round_ in range(4):
+        leader = await until_leading(nodes, epoch)
+        await until_in_sync(roles, 2)
+        async with Writer(nodes[leader]) as writer:
+            again = [record for record in unsure if record not in known]
+            positions = dict(zip(writer.send(again), again, strict=True)) if again else {}
+            for batch in range(60):
+                records = mails(number, 50, body=b"x" * 200, worker=1 + round_)
+                number += 50
+                positions.update(zip(writer.send(records), records, strict=True))
+                if batch == 30:
+                    await writer.answers(list(positions)[-50:-49])
+                    epoch = writer.replies[-1].epoch
+                    await roles.kill(leader)
+                    break
+        for position, record in positions.items():
+            code, identity = writer.fates.get(position, ("lost", 0))
+            if code:
+                unsure.append(record)
+            else:
+                assert known.setdefault(record, identity) == identity
+        other = next(name for name in names if name != leader)
+        assert await until_leading({other: nodes[other]}, epoch) == other
+        async with Writer(nodes[other]) as writer:
+            assert await writer.fetch(list(known.values())) == [("", record) for record in known]
+        nodes[leader] = await started(roles, leader, flush_interval_s="0.5", memtable_mb="1", drain_timeout_s="3")
+    leader = await until_leading(nodes, epoch)
+    await until_in_sync(roles, 2)
+    assert len(known) > 1000
+    last, record = max((identity, record) for record, identity in known.items())
+    scans = []
+    for node in nodes.values():
+        await until_readable(node, [last], [record])
+        async with Writer(node) as writer:
+            scans.append([row for row in await writer.scan() if row[1] in known])
+    assert scans[0] == scans[1]
+    assert sorted(record for _, record in scans[0]) == sorted(known)
+    assert [sequence for sequence, _ in scans[0]] == sorted(msg_sequence(identity) for identity in known.values())
+
+
+async def test_a_new_replica_takes_a_snapshot_and_a_damaged_store_is_filled_again(roles: Roles) -> None:
+    await roles.layout(xiu=1)
+    settings = {"segment_mb": "1", "memtable_mb": "1", "flush_interval_s": "0.2", "drain_timeout_s": "3"}
+    first = await started(roles, "xiu-a", **settings)
+    records = [record for start in range(0, 6000, 50) for record in mails(start, 50, body=Random(start).randbytes(1000))]
+    ids: list[int] = []
+    async with Writer(first) as writer:
+        for start in range(0, len(records), 50):
+            ids += [identity for _, identity in await writer.store(records[start : start + 50])]
+    folder = roles.folder / "xiu-a" / "replica" / "log"
+
+    async def trimmed() -> bool:
+        return min(int(path.name.partition("-")[0]) for path in folder.glob("*.log")) > 0
+
+    await until("a trimmed log", trimmed)
+    second = await started(roles, "xiu-b", **settings)
+    await until_in_sync(roles, 2)
+    await until_readable(second, ids, records)
+    async with Writer(second) as writer:
+        assert [code for code, _ in await writer.store(mails(1, 1))] == ["NOT_LEADER"]
+        assert writer.replies[-1].leader == first.address
+    await roles.end("xiu-b")
+    for path in (roles.folder / "xiu-b" / "store").glob("*.sst"):
+        path.unlink()
+    second = await started(roles, "xiu-b", **settings)
+    assert "store_damaged" in roles.log("xiu-b")
+    await until_in_sync(roles, 2)
+    await until_readable(second, ids, records)
+    async with Writer(first) as writer:
+        assert await writer.store(mails(7000, 1)) != []
+        assert writer.replies[-1].copies == 2
 
 
 @pytest.fixture

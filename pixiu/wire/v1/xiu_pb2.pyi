@@ -86,6 +86,7 @@ class StoreReply(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     layout_version: _builtins.int
     """V"""
     epoch: _builtins.int
@@ -95,6 +96,8 @@ class StoreReply(_message.Message):
     copies: _builtins.int
     """on so many disks"""
     partition: _builtins.int
+    leader: _builtins.str
+    """host:port of the leader, as far as is known, when this replica does not lead"""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreResult]: ...
     def __init__(
@@ -106,10 +109,11 @@ class StoreReply(_message.Message):
         committed: _builtins.int = ...,
         copies: _builtins.int = ...,
         partition: _builtins.int = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "copies", b"copies", "epoch", b"epoch", "layout_version", b"layout_version", "partition", b"partition", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "copies", b"copies", "epoch", b"epoch", "layout_version", b"layout_version", "leader", b"leader", "partition", b"partition", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,6 +295,7 @@ class PositionReply(_message.Message):
     COMMITTED_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     layout_version: _builtins.int
     epoch: _builtins.int
@@ -300,6 +305,8 @@ class PositionReply(_message.Message):
     """the highest Partition_Msg_ID that can be fetched"""
     floor: _builtins.int
     """the lowest that was not trimmed"""
+    leader: _builtins.str
+    """host:port of the leader, as far as is known"""
     def __init__(
         self,
         *,
@@ -309,10 +316,11 @@ class PositionReply(_message.Message):
         committed: _builtins.int = ...,
         last: _builtins.int = ...,
         floor: _builtins.int = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "floor", b"floor", "last", b"last", "layout_version", b"layout_version", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "floor", b"floor", "last", b"last", "layout_version", b"layout_version", "leader", b"leader", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
