@@ -173,13 +173,13 @@ class Replica:
                     await self._handed_over.wait()
 
     def _alone(self) -> bool:
-        """Whether this leader has nobody who could follow it."""
+        """Whether this leader has nobody who could follow it: nobody joins the set of one that drains."""
         core = self._core
         assert core is not None
         leader = core.leader
         if leader is None:
             return core.state is not State.HANDING_OVER
-        return not (leader.in_sync.maximal | core.context.live.keys()) - {self.member}
+        return not leader.in_sync.state.in_sync - {self.member}
 
     async def stop(self) -> None:
         """Release everything. Writes under way fail with OutcomeUnknown."""
@@ -231,7 +231,7 @@ class Replica:
 
     def lease_valid(self) -> bool:
         """Whether what the state machine says now is the newest there is: nobody else can lead, and all that was committed
-        is applied. A read is correct when this was true after it was made."""
+        is applied. Ask in the turn of the event loop in which the state is read; for a read that takes longer, before and after."""
         core = self._core
         return core is not None and core.may_read(time.monotonic()) and self._machine.applied >= core.context.committed
 
@@ -240,7 +240,7 @@ class Replica:
         """host:port of the leader's process, as far as is known; empty otherwise."""
         core = self._core
         read = core.context.read if core is not None else None
-        if read is None or read.state is None:
+        if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
             return ""
         found = self._live.get(read.state.leader)
         return found.address if found is not None and found.presence.incarnation == read.state.incarnation else ""
@@ -412,6 +412,8 @@ class Replica:
                 for effect in core.step(self._events.pop(0), now):
                     self._do(effect)
         except Exception as error:  # a bug, or a disk that cannot keep what must be kept: nothing may follow
+            self._stopped = True
+            self._proposals.fail(OutcomeUnknown("this replica failed"))
             self._context.crash(error)
         finally:
             self._stepping = False

@@ -18,7 +18,7 @@ from tests.support.replicas import Replicas, Writers
 from tests.support.roles import until
 from tests.support.zookeeper import connected
 
-ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
 Make = Callable[..., Awaitable[Replicas]]
 
 
@@ -114,8 +114,7 @@ async def test_sessions_that_end_make_new_incarnations(make: Make, own_server: E
         before = await incarnations(replicas)
         await asyncio.to_thread(own_server.kill)
         await asyncio.sleep(1)
-        # An empty ZooKeeper knows no session and no state: nothing is lost by it, and the replicas begin anew.
-        # The data is kept here; the sessions end because every client is away for longer than they last.
+        # ZooKeeper is back while no client is, for longer than the sessions last.
         for name in ("a", "b"):
             replicas.send_signal(name, signal.SIGSTOP)
         await asyncio.to_thread(own_server.start)
@@ -156,6 +155,7 @@ async def test_a_replica_that_was_away_for_long_takes_a_snapshot(make: Make) -> 
         assert (await replicas.status(away))["first"] > 1000
         await writers.wait_more(100)
     writers.check(await replicas.wait_equal("a", "b"))
+    assert "replica_snapshot_sent" in replicas.log(leader)
     for name in ("a", "b"):  # and it starts from the snapshot's state
         replicas.send_signal(name, signal.SIGKILL)
     replicas.start("a", "b")
@@ -169,10 +169,10 @@ async def test_a_drained_leader_hands_over_without_waiting_for_its_session(make:
         await writers.wait_more(100)
         leader = await replicas.wait_leader()
         replicas.send_signal(leader, signal.SIGTERM)
-        waited = await writers.wait_more()
         assert await replicas.wait_end(leader) == 0
+        await writers.wait_more()
         await replicas.wait_in_sync(1)
-    print(f"\nfrom SIGTERM to the next acknowledgement: {waited:.2f} s")
+    assert "drain_failed" not in replicas.log(leader)
     other = await replicas.wait_leader()
     writers.check(await replicas.dump(other))
     assert "Traceback" not in replicas.log(leader)

@@ -176,7 +176,8 @@ class Writers:
     def __init__(self, replicas: Replicas, count: int = 8, payload_bytes: int = 0) -> None:
         self._replicas, self._count, self._padding = replicas, count, "x" * payload_bytes
         self.acknowledged: dict[str, int] = {}
-        self.last_at = 0.0
+        self._newest = 0.0
+        """When the newest of the writes that were acknowledged was begun."""
         self.refusals: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -207,6 +208,7 @@ class Writers:
                 if channel is not None:
                     await channel.close()
                 address, channel = wanted, grpc.aio.insecure_channel(wanted, options=[("grpc.use_local_subchannel_pool", 1)])
+            begun = time.monotonic()
             try:
                 call: Any = channel.unary_unary("/test.List/Append")
                 place = int(await call(payload.encode(), timeout=CALL_S))
@@ -219,17 +221,17 @@ class Writers:
                 await asyncio.sleep(0.05)
                 continue
             self.acknowledged[payload] = place
-            self.last_at = time.monotonic()
+            self._newest = max(self._newest, begun)
             index += 1
 
     async def wait_more(self, count: int = 20) -> float:
-        """Until so many more writes are acknowledged; returns the seconds until the first of them."""
+        """Until so many more writes are acknowledged, and one that was begun after this call; returns the seconds until that."""
         begin, before = time.monotonic(), len(self.acknowledged)
         first = 0.0
-        while len(self.acknowledged) < before + count:
+        while not first or len(self.acknowledged) < before + count:
             assert time.monotonic() < begin + 60, "no more writes are acknowledged"
             await asyncio.sleep(0.01)
-            if not first and len(self.acknowledged) > before:
+            if not first and self._newest > begin:
                 first = time.monotonic() - begin
         return first
 
