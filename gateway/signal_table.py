@@ -3,28 +3,23 @@
     key    SnowflakeID u64 | RoomID u64          big-endian, in the database of a generation: b"0" or b"1"
     key    b"current" → b"0" or b"1"             in the main database
 
-An LMDB environment, write-mapped and without syncs, because the memory lives as long as the machine and a kill at any
-instant leaves it whole. All of it is allocated when it is opened: a sparse file on a full tmpfs would end the process
-with SIGBUS. When the current generation is full, the other one is emptied and becomes the current one.
+See `pixiu.runtime.shared_memory`. When the current generation is full, the other one is emptied and becomes the current one.
 
 Source: DESIGN sections 3 (gateway), 9 ("Signal") and 11 (tables on /dev/shm).
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
 import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import lmdb
 
 from gateway.signals import Identity, MemoryTable
-from pixiu.errors import ConfigurationError
+from pixiu.runtime import shared_memory
 
 KEY: Final = struct.Struct(">QQ")
 CURRENT: Final = b"current"
@@ -39,7 +34,7 @@ OPEN_TRIES: Final = 2
 
 def folder_name(root: str, host: str, mqtt_port: int) -> str:
     """The table's folder: the same for a gateway that starts again on its address."""
-    return "pixiu-signals-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{root}-{host}-{mqtt_port}").strip("-")
+    return shared_memory.folder_name("signals", f"{root}-{host}-{mqtt_port}")
 
 
 class SharedTable:
@@ -60,35 +55,17 @@ class SharedTable:
         self._size = size_bytes
         self._generation = generation or size_bytes // (len(GENERATIONS) * BYTES_A_SIGNAL)
         self._memory = MemoryTable()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = self._lock_folder()
+        advice = "give every gateway its own gateway.signal_table_name"
+        self._lock = shared_memory.lock_folder(folder, f"the signal table {folder} is in use; {advice}")
         try:
             self._db = self._open()
         except BaseException:
             self._lock.close()
             raise
 
-    def _lock_folder(self) -> TextIO:
-        """One process has a table; the lock goes with the process, however it ends."""
-        lock = open(self.folder / "lock", "w")  # noqa: SIM115 (held until close)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            text = f"the signal table {self.folder} is in use; give every gateway its own gateway.signal_table_name"
-            raise ConfigurationError(text) from None
-        return lock
-
     def _open(self) -> lmdb.Environment:
-        # An old file is made whole before it is mapped; a new one after, because LMDB takes only an empty file for new.
-        data = self.folder / "data.mdb"
-        if data.exists() and data.stat().st_size:
-            _allocate(data, self._size)
-        db = lmdb.open(
-            str(self.folder), map_size=self._size, max_dbs=len(GENERATIONS), writemap=True, sync=False, metasync=False, lock=False
-        )
+        db = shared_memory.open_environment(self.folder, self._size, max_dbs=len(GENERATIONS))
         try:
-            _allocate(data, self._size)
             with db.begin(write=True) as transaction:
                 self._databases = [db.open_db(name, txn=transaction) for name in GENERATIONS]
                 current = transaction.get(CURRENT, default=GENERATIONS[0])
@@ -147,15 +124,6 @@ class SharedTable:
         if remove:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
-
-
-def _allocate(path: Path, size: int) -> None:
-    """Have all of a file's memory. Raises OSError when there is not enough."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
 
 
 def open_table(base: Path, name: str, size_bytes: int) -> tuple[SharedTable | MemoryTable, str]:

@@ -5,10 +5,14 @@
     │   ├── ConfigurationError   an option: names the file, the key and what is allowed
     │   ├── InvalidArgument      an argument
     │   ├── RecordTooLarge       a message above the cluster's limit
+    │   ├── IdReused             a SnowflakeID that another message has
+    │   ├── IdTooOld             a SnowflakeID older than the window in which repeats are recognized
+    │   ├── IdAhead              a SnowflakeID of a time that has not come
     │   ├── NotConnected         used before connect() or after close()
     │   └── LoginReplaced        another login of the user took the place of this one
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
+    │   ├── ChecksumWrong        a message was damaged on its way
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
@@ -18,10 +22,14 @@
     │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
     │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
     │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
+    │   ├── StaleStream          the leader has changed since: send again what is not confirmed
+    │   ├── NotYet               no such MsgID so far: ask again
+    │   ├── Gone                 the message was trimmed, or cut off before it was committed
     │   └── Draining             the process is going: use another
     ├── StorageError           a disk is at fault
     │   ├── DiskFull             nothing was written: free space, then try again
     │   ├── DiskFailed           what was written is unknown: the process must start again
+    │   ├── StoreDamaged         a stored message cannot be read as it was written
     │   └── LogDamaged           acknowledged entries are missing or broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
@@ -67,6 +75,24 @@ class RecordTooLarge(LocalError):
     code = "RECORD_TOO_LARGE"
 
 
+class IdReused(LocalError):
+    """Another message was stored under this SnowflakeID: its CRC differs."""
+
+    code = "ID_REUSED"
+
+
+class IdTooOld(LocalError):
+    """The SnowflakeID is older than the window in which repeats are recognized. Whether it was stored before is unknown."""
+
+    code = "TOO_OLD"
+
+
+class IdAhead(LocalError):
+    """The SnowflakeID's time has not come: correct the sender's clock."""
+
+    code = "ID_AHEAD"
+
+
 class NotConnected(LocalError):
     """The client is not connected."""
 
@@ -90,6 +116,12 @@ class MalformedData(RemoteError):
     """Bytes that do not follow the format."""
 
     code = "MALFORMED"
+
+
+class ChecksumWrong(RemoteError):
+    """A message's CRC does not fit its body: it was damaged on its way. Send it again."""
+
+    code = "CHECKSUM_WRONG"
 
 
 class Unavailable(RemoteError):
@@ -150,6 +182,24 @@ class OutcomeUnknown(RemoteError):
     code = "OUTCOME_UNKNOWN"
 
 
+class StaleStream(RemoteError):
+    """The stream was opened in an earlier epoch of the leader: send again what is not confirmed, in order."""
+
+    code = "STALE_STREAM"
+
+
+class NotYet(RemoteError):
+    """No message has this MsgID so far. Ask again soon."""
+
+    code = "NOT_YET"
+
+
+class Gone(RemoteError):
+    """The message is not there any more, or never was committed. It does not come back."""
+
+    code = "GONE"
+
+
 class Draining(RemoteError):
     """The process is going."""
 
@@ -172,6 +222,12 @@ class DiskFailed(StorageError):
     """Writing or syncing failed. What is on the disk is unknown: nothing more is written by this process."""
 
     code = "DISK_FAILED"
+
+
+class StoreDamaged(StorageError):
+    """A stored message is not as it was written. Nothing of it is given out; the text says what to do."""
+
+    code = "STORE_DAMAGED"
 
 
 class LogDamaged(StorageError):
@@ -207,6 +263,14 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
     "CONFIGURATION": grpc.StatusCode.FAILED_PRECONDITION,
     "RECORD_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
+    "ID_REUSED": grpc.StatusCode.ALREADY_EXISTS,
+    "TOO_OLD": grpc.StatusCode.FAILED_PRECONDITION,
+    "ID_AHEAD": grpc.StatusCode.FAILED_PRECONDITION,
+    "CHECKSUM_WRONG": grpc.StatusCode.DATA_LOSS,
+    "STALE_STREAM": grpc.StatusCode.ABORTED,
+    "NOT_YET": grpc.StatusCode.UNAVAILABLE,
+    "GONE": grpc.StatusCode.NOT_FOUND,
+    "STORE_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
     "LOGIN_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
     "REMOTE": grpc.StatusCode.UNKNOWN,

@@ -4,6 +4,7 @@ All are unsigned 64-bit numbers whose top bit is never used, so that they fit si
 
     SnowflakeID   0 | 41 bits ms since 2020-01-01 | 12 bits worker | 10 bits sequence
     GatewayMsgID  16 bits gateway instance (top bit 0) | 10 bits generation | 38 bits counter
+    MsgID         8 bits Xiu partition (top bit 0) | 8 bits type | 48 bits sequence: 16 bits leader epoch | 32 bits counter
 
 Source: seed 004 §5.1.1; DESIGN section 4.
 """
@@ -37,6 +38,12 @@ SNOWFLAKE_TIME_BITS: Final = 41
 SNOWFLAKE_WORKER_BITS: Final = 12
 SNOWFLAKE_SEQUENCE_BITS: Final = 10
 WORKERS: Final = 1 << SNOWFLAKE_WORKER_BITS
+
+MSG_SEQUENCE_BITS: Final = 48
+"""Of a MsgID, its Partition_Msg_ID: leader epoch and counter."""
+MSG_COUNTER_BITS: Final = 32
+MAX_MSG_EPOCH: Final = (1 << MSG_SEQUENCE_BITS - MSG_COUNTER_BITS) - 1
+MAX_MSG_SEQUENCE: Final = (1 << MSG_SEQUENCE_BITS) - 1
 
 GATEWAY_INSTANCE_BITS: Final = 15
 GATEWAY_GENERATION_BITS: Final = 10
@@ -78,6 +85,26 @@ def snowflake_time_ms(snowflake_id: int) -> int:
 def snowflake_worker(snowflake_id: int) -> WorkerID:
     """The worker number in a SnowflakeID."""
     return WorkerID(snowflake_id >> 10 & (WORKERS - 1))
+
+
+def msg_id(partition: int, type_: int, sequence: int) -> MsgID:
+    """Build a MsgID from a Xiu partition, a message type and a Partition_Msg_ID. Source: seed 004 §6.1.1 step 4."""
+    return MsgID((partition << 8 | type_) << MSG_SEQUENCE_BITS | sequence)
+
+
+def msg_sequence(msg_id: int) -> int:
+    """The Partition_Msg_ID in a MsgID: what a partition is ordered by."""
+    return msg_id & MAX_MSG_SEQUENCE
+
+
+def msg_type(msg_id: int) -> int:
+    """The message type in a MsgID."""
+    return msg_id >> MSG_SEQUENCE_BITS & 0xFF
+
+
+def msg_partition(msg_id: int) -> PartitionID:
+    """The Xiu partition that gave a MsgID, and has the message for ever."""
+    return PartitionID(msg_id >> MSG_SEQUENCE_BITS + 8)
 
 
 def gateway_msg_id(instance: int, generation: int, counter: int) -> GatewayMsgID:

@@ -203,6 +203,18 @@ class Replica:
         return self._log.member if self._log is not None else MemberID(0)
 
     @property
+    def log(self) -> SegmentedLog:
+        """The log, open from `prepare` to `stop`: a role that decides before the commit reads what was appended."""
+        assert self._log is not None, "prepare was called"
+        return self._log
+
+    @property
+    def copies(self) -> int:
+        """Replicas that a commit is on; 0 where another replica leads."""
+        core = self._core
+        return len(core.leader.required()) if core is not None and core.leader is not None else 0
+
+    @property
     def is_leader(self) -> bool:
         """Whether writes are taken here."""
         return self._core is not None and self._core.state is State.LEADING and not self._core.draining

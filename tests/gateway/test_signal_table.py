@@ -12,11 +12,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-import gateway.signal_table as signal_table
 from gateway.options import Options
 from gateway.signal_table import MAX_A_TRANSACTION, SharedTable, folder_name, open_table
 from gateway.signals import MemoryTable
 from pixiu.errors import ConfigurationError
+from pixiu.runtime import shared_memory
 
 MIB = 1 << 20
 
@@ -100,7 +100,7 @@ def test_without_enough_memory_signals_are_kept_in_the_process(tmp_path: Path, m
     def full(path: Path, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(signal_table, "_allocate", full)
+    monkeypatch.setattr(shared_memory, "allocate", full)
     table, problem = open_table(tmp_path, "t", MIB)
     assert isinstance(table, MemoryTable)
     assert "No space left" in problem

@@ -51,6 +51,7 @@ class Roles:
         wanted = SETTINGS | {"registry": self.target(root), "data_dir": str(self.folder / name)}
         wanted |= {"partition": str(partition)} if partition >= 0 else {}
         wanted |= {"poll_interval_s": "3600"} if deaf else {}
+        wanted |= {"table_dir": str(self.folder), "table_mb": "8"} if role == "xiu" else {}
         wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
         program = [str(PROJECT / "tests/support/deaf_role.py"), role] if deaf else ["-m", role]
@@ -65,6 +66,24 @@ class Roles:
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """To one process."""
         self._processes[name].send_signal(number)
+
+    async def kill(self, name: str) -> None:
+        """End a process as a crash does; `start` it again before the end."""
+        process = self._processes[name]
+        process.kill()
+        await asyncio.to_thread(process.wait, WAIT_S)
+
+    async def failed(self, name: str) -> str:
+        """What a process logged that ended with an error at its start; it is forgotten."""
+        process = self._processes.pop(name)
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 1, self.log(name)
+        return self.log(name)
+
+    async def end(self, name: str) -> None:
+        """End a process in good order; `start` it again before the end."""
+        process = self._processes[name]
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 0, self.log(name)
 
     async def refused(self, name: str) -> str:
         """What a process logged that ended because its options cannot be."""
@@ -99,7 +118,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in ("proxy", "gateway", "broker", "router"):
+        for role in ("proxy", "gateway", "broker", "router", "xiu"):
             own = [process for name, process in self._processes.items() if self._places[name][1] == role]
             for process in own:
                 process.send_signal(signal.SIGTERM)

@@ -1,0 +1,67 @@
+"""Xius under `pixiu up`: every partition stores, and a killed one comes back with everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from tests.support.cluster import running_cluster
+from tests.support.roles import until
+from tests.xiu.writer import Writer, mails
+
+SMALL = (
+    "--proxies",
+    "1",
+    "--gateways",
+    "1",
+    "--brokers",
+    "1",
+    "--broker-replicas",
+    "1",
+    "--routers",
+    "1",
+    "--router-replicas",
+    "1",
+)
+
+
+async def test_xius_store_what_they_serve_and_survive_kill_9(tmp_path: Path) -> None:
+    settings = ["--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8"]
+    settings += ["--relays", "0", "--xius", "2", "--xiu-replicas", "1"]
+    with running_cluster(tmp_path, *SMALL, *settings) as running:
+        address = parse_address(running.target)
+        zookeeper = ZooKeeper(address.hosts)
+        await zookeeper.connect()
+        discovery = Discovery(zookeeper, address.root, lambda _view: None)
+        await discovery.start()
+        try:
+            nodes = {node.partition: node for node in discovery.view.of_role("xiu")}
+            assert sorted(nodes) == [0, 1]
+            stored: dict[int, list[tuple[str, int]]] = {}
+            records = {partition: mails(0, 200, key=10 + partition) for partition in nodes}
+            for partition, node in nodes.items():
+                async with Writer(node) as writer:
+                    assert {code for code, _ in await writer.store(records[1 - partition][:3])} == {"WRONG_PARTITION"}
+                    assert nodes[1 - partition].address in writer.texts[1]
+                    stored[partition] = await writer.store(records[partition])
+                    assert {code for code, _ in stored[partition]} == {""}
+            os.kill(nodes[1].pid, signal.SIGKILL)
+
+            async def again() -> Node | None:
+                found = [node for node in discovery.view.replicas("xiu", 1) if node.pid != nodes[1].pid]
+                return found[0] if found and found[0].state is NodeState.RUNNING else None
+
+            await until("the Xiu is back", again)
+            back = await again()
+            assert back is not None
+            async with Writer(back) as writer:
+                assert await writer.store(records[1]) == stored[1]
+                ids = [identity for _, identity in stored[1]]
+                assert await writer.fetch(ids) == [("", record) for record in records[1]]
+        finally:
+            await discovery.close()
+            await zookeeper.close()

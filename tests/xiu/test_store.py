@@ -1,0 +1,191 @@
+"""RocksDB behind the log: what survives, what is noticed, and reading by MsgID and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pixiu.errors import StorageError, StoreDamaged
+from pixiu.ids import msg_id
+from pixiu.replication.model import MemberID
+from tests.xiu.parts import mail, store
+from xiu.block import encode
+from xiu.reading import Reading
+from xiu.state import Blocked, State
+from xiu.store import Store
+from xiu.table import Table
+
+MIB = 1 << 20
+BODY = bytes(range(256)) * 4
+
+
+class NoTable:
+    """Everything is read from RocksDB."""
+
+    def get(self, sequence: int) -> None:
+        return None
+
+
+class Xiu:
+    """State and store, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder)
+        self.state = State(0, self.store, self.store.head)
+        self.reading = Reading(0, self.store, NoTable())
+
+    def apply(self, counter: int, *numbers: int, epoch: int = 1) -> None:
+        decision = self.state.decide(store(counter, *(mail(number, BODY) for number in numbers), epoch=epoch))
+        self.store.write([decision])
+        self.state.written(decision)
+
+
+def ident(counter: int, epoch: int = 1) -> int:
+    return msg_id(0, 64, epoch << 32 | counter)
+
+
+def codes(xiu: Xiu, *ids: int) -> list[str]:
+    return [found.code for found in xiu.reading.fetch(ids)]
+
+
+def test_what_was_stored_is_read_as_it_was(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1, 2, 3)
+    xiu.apply(2, 4)
+    found = xiu.reading.fetch([ident(3), ident(1), ident(4)])
+    assert [each.record for each in found] == [mail(number, BODY) for number in (3, 1, 4)]
+    xiu.store.close()
+
+
+def test_not_yet_gone_and_wrong_partition_are_told_apart(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1, 2)
+    xiu.apply(2, 3, epoch=4)
+    assert codes(xiu, ident(2, 4), ident(1, 5)) == ["NOT_YET", "NOT_YET"]
+    assert codes(xiu, ident(3), ident(1, 2), ident(0)) == ["GONE", "GONE", "GONE"]
+    assert codes(xiu, msg_id(1, 64, 1 << 32 | 1)) == ["WRONG_PARTITION"]
+    assert codes(xiu, msg_id(0, 65, 1 << 32 | 1)) == ["GONE"]  # nobody was given this MsgID
+    xiu.store.close()
+
+
+def test_what_is_written_survives_a_restart_and_a_flush_says_how_far(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1)
+    assert xiu.store.flushed == 0
+    assert xiu.store.flush() == 1
+    assert not [path for path in tmp_path.glob("*.log") if path.stat().st_size]
+    xiu.apply(2, 2)
+    xiu.store.close()
+    again = Xiu(tmp_path)
+    assert again.store.flushed == again.store.head.applied.counter >= 1
+    assert codes(again, ident(1)) == [""]
+    again.store.close()
+
+
+def test_a_scan_is_in_order_from_any_record_to_any_record(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1, 2, 3)
+    xiu.apply(2, 4, 5)
+    xiu.apply(3, 6, epoch=2)
+    base = 1 << 32
+    assert [block.first for block in xiu.reading.scan(0, (1 << 48) - 1, 100)] == [base | 1, base | 4, 2 << 32 | 1]
+    assert [block.first for block in xiu.reading.scan(base | 3, base | 4, 100)] == [base | 1, base | 4]
+    assert [block.first for block in xiu.reading.scan(base | 4, 1 << 47, 2)] == [base | 4]
+    assert [block.first for block in xiu.reading.scan(base | 6, 1 << 47, 9)] == [2 << 32 | 1]
+    xiu.store.close()
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+def test_a_flipped_byte_in_a_file_is_an_error_and_never_another_record(tmp_path: Path, part: float) -> None:
+    xiu = Xiu(tmp_path)
+    for counter in range(1, 201):
+        xiu.apply(counter, counter * 2 - 1, counter * 2)
+    xiu.store.flush()
+    xiu.store.close()
+    (file,) = tmp_path.glob("*.sst")
+    data = bytearray(file.read_bytes())
+    data[int(len(data) * part)] ^= 0x10
+    file.write_bytes(data)
+    again = Xiu(tmp_path)  # RocksDB opens as if nothing were wrong
+    found = again.reading.fetch([ident(counter) for counter in range(1, 401)])
+    assert {each.code for each in found} == {"", "STORE_DAMAGED"}
+    for number, each in enumerate(found, 1):
+        assert each.code or each.record == mail(number, BODY)
+    assert again.reading.damaged
+    with pytest.raises(StoreDamaged):
+        list(again.reading.scan(0, 1 << 48, 1000))
+    again.store.close()
+
+
+def test_a_block_that_is_wrong_where_rocksdb_sees_nothing_is_found_by_our_crc(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    decision = xiu.state.decide(store(1, mail(1, BODY)))
+    key, value = decision.puts[-1]
+    decision.puts[-1] = key, value[:-1] + bytes([value[-1] ^ 1])
+    xiu.store.write([decision])
+    assert codes(xiu, ident(1)) == ["STORE_DAMAGED"]
+    xiu.store.close()
+
+
+def test_a_hole_within_an_epoch_is_damage_and_not_gone(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    decisions = [xiu.state.decide(store(counter, mail(counter))) for counter in (1, 2, 3)]
+    del decisions[1].puts[:]
+    xiu.store.write(decisions)
+    assert codes(xiu, ident(1), ident(2), ident(3)) == ["", "STORE_DAMAGED", ""]
+    with pytest.raises(StoreDamaged):
+        list(xiu.reading.scan(0, 1 << 48, 1000))
+    xiu.store.close()
+
+
+def test_a_missing_file_is_said_at_the_start(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path)
+    xiu.apply(1, 1)
+    xiu.store.flush()
+    xiu.store.close()
+    for file in tmp_path.glob("*.sst"):
+        file.unlink()
+    with pytest.raises(StorageError):
+        Store(tmp_path)
+
+
+def test_errors_of_the_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xiu = Xiu(tmp_path)
+    decision = xiu.state.decide(store(1, mail(1)))
+
+    class Failing:
+        text = ""
+
+        def write(self, _batch: object) -> None:
+            raise OSError(self.text)
+
+    db, failing = xiu.store._db, Failing()
+    monkeypatch.setattr(xiu.store, "_db", failing)
+    for text, full in (("IO error: No space left on device: 000012.sst", True), ("Result incomplete: Write stall", False)):
+        failing.text = text
+        with pytest.raises(Blocked) as caught:
+            xiu.store.write([decision])
+        assert caught.value.full is full
+    failing.text = "IO error: Input/output error"
+    with pytest.raises(StorageError, match="Input/output"):
+        xiu.store.write([decision])
+    monkeypatch.setattr(xiu.store, "_db", db)
+    assert xiu.store.head.applied.counter == 0
+    xiu.store.write([decision])
+    assert codes(xiu, ident(1)) == [""]
+    xiu.store.close()
+
+
+def test_reading_takes_the_table_first(tmp_path: Path) -> None:
+    xiu = Xiu(tmp_path / "store")
+    table = Table(tmp_path / "table", 8 * MIB, MemberID(1))
+    xiu.apply(1, 1, 2)
+    block = xiu.store.block_of(1 << 32 | 1)
+    assert block is not None
+    table.put([(block, encode(block))], persisted=True)
+    reading = Reading(0, xiu.store, table)
+    assert [found.record for found in reading.fetch([ident(2)])] == [mail(2, BODY)]
+    assert table.counters.hits == 1
+    table.close(remove=True)
+    xiu.store.close()

@@ -1,0 +1,114 @@
+"""A writer's batch before it reaches the log: what is wrong with single records, and the rest cut into entries. Pure.
+
+Source: seed 004 §6.1.1 step 2; DESIGN sections 5, 8 and 14 rule 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, WrongPartition
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from xiu.block import MAX_BLOCK_BYTES, MAX_BLOCK_RECORDS
+
+_FIELDS: Final = struct.Struct("<IBB6xI8xQ")
+"""size, kind, flags, CRC, key."""
+assert _FIELDS.size == 32
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records that become one entry."""
+
+    index: int
+    """Of the first one in the batch."""
+    count: int
+    records: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A record that is not taken."""
+
+    index: int
+    code: str
+    text: str
+
+
+@dataclass(slots=True)
+class Checked:
+    """A batch taken apart."""
+
+    runs: list[Run] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+def check(data: bytes, count: int, partition: int, partitions: int, limit: int, addresses: Sequence[str] = ()) -> Checked | None:
+    """Look at every record. None: the bytes are not `count` records end to end.
+
+    Args:
+        data: the batch.
+        count: records in it.
+        partition: of this Xiu.
+        partitions: of all.
+        limit: bytes of the largest record.
+        addresses: who serves each partition, for texts.
+    """
+    checked = Checked()
+    unpack, mail, least, traced, rest = _FIELDS.unpack_from, int(Kind.MAIL), LEAST_SIZE, Flag.TRACED, partition % partitions
+    view, position, end = memoryview(data), 0, len(data)
+    begin, first = 0, 0
+    for index in range(count):
+        if position + HEADER_SIZE > end:
+            return None
+        size, kind, flags, crc, key = unpack(data, position)
+        after = position + SIZE_FIELD + size
+        if size < least or after > end:
+            return None
+        if (
+            kind != mail
+            or key % partitions != rest
+            or size + SIZE_FIELD > limit
+            or flags & traced
+            or crc32(view[position + HEADER_SIZE : after]) != crc
+        ):
+            refusal = _refusal(index, data[position:after], key, partition, partitions, limit, addresses)
+            if refusal is not None:
+                if index > first:
+                    checked.runs.append(Run(first, index - first, data[begin:position]))
+                checked.refusals.append(refusal)
+                begin, first = after, index + 1
+                position = after
+                continue
+        if index - first >= MAX_BLOCK_RECORDS or (after - begin > MAX_BLOCK_BYTES and index > first):
+            checked.runs.append(Run(first, index - first, data[begin:position]))
+            begin, first = position, index
+        position = after
+    if position != end:
+        return None
+    if count > first:
+        checked.runs.append(Run(first, count - first, data[begin:]))
+    return checked
+
+
+def _refusal(
+    index: int, record: bytes, key: int, partition: int, partitions: int, limit: int, addresses: Sequence[str]
+) -> Refusal | None:
+    """Why a record is not taken; None: it is."""
+    if record[4] != Kind.MAIL:
+        return Refusal(index, InvalidArgument.code, f"a record of kind {record[4]}; a Xiu stores mail, kind {int(Kind.MAIL)}")
+    if key % partitions != partition % partitions:
+        right = key % partitions
+        where = addresses[right] if right < len(addresses) and addresses[right] else "nobody now"
+        text = f"user {key} belongs to partition {right} of {partitions}, served by {where}; this is {partition}"
+        return Refusal(index, WrongPartition.code, text)
+    if len(record) > limit:
+        return Refusal(index, RecordTooLarge.code, f"a record of {len(record)} bytes is above the limit of {limit}")
+    found = body_bounds(record)
+    if found is None or crc32(memoryview(record)[HEADER_SIZE : found[1]]) != int.from_bytes(record[12:16], "little"):
+        return Refusal(index, ChecksumWrong.code, "the record's CRC does not fit: it was damaged on the way; send it again")
+    return None

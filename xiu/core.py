@@ -1,0 +1,426 @@
+"""A Xiu's core: from writers' batches to entries of the replicated log, and from its entries to what is stored. Pure.
+
+    writer ──▶ check ──▶ propose ──▶ accepted ──▶ decided: MsgIDs, into the table ──▶ answer "accepted"
+                                     persisted ─────────────────────────────────────▶ answer "persisted"
+                                     committed ──▶ written: RocksDB, one batch ─────▶ answer "replicated"
+
+A leader decides when it appends, so that it can answer; whatever does not commit is forgotten when it is deposed. A MsgID holds
+the leader's epoch, so that one that was answered and forgotten is never given again.
+
+Source: seed 004 §6.1.1; DESIGN sections 2, 9 and 11.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from pixiu import errors
+from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from pixiu.replication.model import Entry, Position
+from xiu.batch import check
+from xiu.block import Block
+from xiu.events import (
+    Answer,
+    Effect,
+    EndStream,
+    Event,
+    LayoutChanged,
+    Level,
+    NeedEpoch,
+    Result,
+    SpaceChanged,
+    StoreReceived,
+    TrimDue,
+)
+from xiu.retention import trim_to
+from xiu.state import Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+
+READ_ENTRIES: Final = 256
+READ_BYTES: Final = 4 << 20
+"""Of the log, decided and written at a time."""
+RETRY_S: Final = 1.0
+"""After a full disk."""
+RETRY_BUSY_S: Final = 0.02
+RETRIES_BEFORE_REOPEN: Final = 3
+"""With space on the disk again: RocksDB mostly recovers by itself."""
+CODES: Final = {
+    Verdict.ID_REUSED: (errors.IdReused.code, "another message has this SnowflakeID; give every message its own"),
+    Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
+    Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead; correct the sender's clock"),
+    Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader takes a new epoch; send again"),
+}
+REJECTIONS: Final = {
+    Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
+    Rejection.DRAINING: (errors.Draining.code, "the replica is going; send to the next leader"),
+    Rejection.OVERLOADED: (errors.Overloaded.code, "too much waits for its commit; send again later"),
+    Rejection.TOO_FEW_IN_SYNC: (errors.Unavailable.code, "fewer replicas are in sync than min_in_sync asks for"),
+    Rejection.DISK_FULL: (errors.DiskFull.code, "the disk is full; what is stored can be read"),
+}
+
+
+class Entries(Protocol):
+    """What the core needs of the log."""
+
+    @property
+    def last(self) -> Position:
+        """The end."""
+
+    def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
+        """Entries from `after` + 1 on."""
+
+
+class Store(Protocol):
+    """What the core needs of RocksDB."""
+
+    head: Head
+
+    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        """The values of keys."""
+
+    def write(self, decisions: Iterable[Decision]) -> None:
+        """Write decisions and the last one's head, whole or not at all. Raises Blocked."""
+
+    def reopen(self) -> None:
+        """When it goes on refusing: go back to what is durable, and take writes again. Raises StorageError."""
+
+    def marks(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, clock µs, bytes before) of every mark."""
+
+
+class Table(Protocol):
+    """What the core needs of the table."""
+
+    def has_room(self, records_bytes: int) -> bool:
+        """Whether unpersisted records of so many bytes fit."""
+
+    def put(self, new: Sequence[tuple[Block, bytes]], persisted: bool) -> bool:
+        """Add blocks and their values."""
+
+    def persisted(self, firsts: Iterable[int]) -> None:
+        """These blocks are in the store."""
+
+    def dropped(self) -> int:
+        """Unpersisted blocks are forgotten; how many there were."""
+
+    def trim(self, floor: int) -> None:
+        """Blocks below a sequence are not stored any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of one core."""
+
+    partition: int
+    max_record_bytes: int
+    keep_us: int = 0
+    """See `xiu.retention`."""
+    keep_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start."""
+
+    records_in: int = 0
+    stored: int = 0
+    repeated: int = 0
+    refused: int = 0
+    batches_malformed: int = 0
+    trims: int = 0
+    cut_off: int = 0
+    """Blocks that were accepted and did not commit."""
+    writes_blocked: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """A writer's batch on its way."""
+
+    stream: int
+    position: int
+    level: Level
+    runs: list[tuple[int, int]]
+    """(index in the batch, records) of each entry."""
+    refused: list[Result]
+    """Before they came into the log."""
+    results: list[Result]
+
+
+class Core:
+    """See the module.
+
+    Args:
+        settings: of this core.
+        log: of the partition, as replication has it.
+        store: RocksDB, opened.
+        table: on /dev/shm, recovered.
+    """
+
+    def __init__(self, settings: Settings, log: Entries, store: Store, table: Table) -> None:
+        self.settings = settings
+        self.counters = Counters()
+        self.epoch = 0
+        """Of this leader; 0: it does not lead."""
+        self.committed = store.head.applied.counter
+        self.full = ""
+        """Why writes are refused; empty: they are not."""
+        self._log, self._store, self._table = log, store, table
+        self._state = State(settings.partition, store, store.head)
+        self._decided: deque[Decision] = deque()
+        """Not written yet. As many as replication lets wait for their commit."""
+        self.layout_version, self._partitions = 0, 1
+        self._addresses: tuple[str, ...] = ()
+        self._copies = 0
+        self._token = 0
+        self._proposed: dict[int, Batch] = {}
+        self._persisting: deque[tuple[int, Batch]] = deque()
+        self._committing: deque[tuple[int, Batch]] = deque()
+        self._retry_at: float | None = None
+        self._retries = 0
+        self.enough_space = True
+        self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
+            StoreReceived: self._on_store,
+            LayoutChanged: self._on_layout,
+            SpaceChanged: self._on_space,
+            TrimDue: self._on_trim_due,
+            Accepted: self._on_accepted,
+            Rejected: self._on_rejected,
+            Persisted: self._on_persisted,
+            Committed: self._on_committed,
+            Leading: self._on_leading,
+            Deposed: self._on_deposed,
+        }
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; `now` is monotonic seconds. Raises StorageError when the store is broken."""
+        out: list[Effect] = []
+        self._handlers[type(event)](event, now, out)
+        return out
+
+    def replaced(self) -> None:
+        """The store and the log hold another state: a snapshot was loaded."""
+        self._state.forget(self._store.head)
+        self._decided.clear()
+        self.committed = self._store.head.applied.counter
+
+    @property
+    def waiting(self) -> int:
+        """Entries that are decided and not written."""
+        return len(self._decided)
+
+    @property
+    def unanswered(self) -> int:
+        """Batches whose writers wait."""
+        return len(self._proposed) + len(self._persisting) + len(self._committing)
+
+    # --- writers
+
+    def _on_store(self, event: StoreReceived, now: float, out: list[Effect]) -> None:
+        self.counters.records_in += event.count
+        refusal = self._refusal(event)
+        if refusal is not None:
+            self.counters.refused += event.count
+            code, text = refusal
+            out.append(self._answer(event.stream, [Result(event.position, event.count, code, text=text)]))
+            return
+        settings = self.settings
+        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
+        if checked is None:
+            self.counters.batches_malformed += 1
+            out.append(EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
+            return
+        results = [Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
+        self.counters.refused += len(results)
+        batch = Batch(
+            event.stream, event.position, event.level, [(run.index, run.count) for run in checked.runs], results, list(results)
+        )
+        if not checked.runs:
+            out.append(self._answer(event.stream, results))
+            return
+        self._token += 1
+        self._proposed[self._token] = batch
+        payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in checked.runs]
+        out.append(Propose(self._token, payloads, event.at_us, event.level is Level.REPLICATED))
+
+    def _refusal(self, event: StoreReceived) -> tuple[str, str] | None:
+        """Why nothing of a batch is taken."""
+        if not self.epoch:
+            return REJECTIONS[Rejection.NOT_LEADER]
+        if event.epoch not in (0, self.epoch):
+            return errors.StaleStream.code, f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
+        if self.full:
+            return errors.DiskFull.code, self.full
+        if not self._table.has_room(len(event.data)):
+            return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
+        return None
+
+    def _answer(self, stream: int, results: Sequence[Result]) -> Answer:
+        return Answer(stream, results, self.layout_version, self.epoch, self.committed, self._copies)
+
+    def _on_layout(self, event: LayoutChanged, now: float, out: list[Effect]) -> None:
+        self.layout_version, self._partitions, self._addresses = event.version, event.partitions, event.addresses
+
+    def _on_space(self, event: SpaceChanged, now: float, out: list[Effect]) -> None:
+        self.enough_space = event.enough
+        if not event.enough:
+            self.full = "the disk's reserve is used up: free some space; what is stored can be read"
+        elif self._retry_at is None:
+            self.full = ""
+
+    # --- what replication says
+
+    def _on_leading(self, event: Leading, now: float, out: list[Effect]) -> None:
+        self.epoch = event.epoch
+        self._decide_to(self._log.last.counter)
+
+    def _on_deposed(self, event: Deposed, now: float, out: list[Effect]) -> None:
+        """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
+        self.epoch = 0
+        text = "the leader changed; whether it was stored is unknown: send again with the same SnowflakeIDs"
+        lost = [*self._proposed.values(), *(b for _, b in self._persisting), *(b for _, b in self._committing)]
+        self._proposed.clear()
+        self._persisting.clear()
+        self._committing.clear()
+        for batch in lost:
+            results = [Result(batch.position + index, count, errors.NotLeader.code, text=text) for index, count in batch.runs]
+            out.append(self._answer(batch.stream, [*batch.refused, *results]))
+        self._state.forget(self._store.head)
+        self._decided.clear()
+        self.counters.cut_off += self._table.dropped()
+
+    def _on_accepted(self, event: Accepted, now: float, out: list[Effect]) -> None:
+        self._decide_to(event.last)
+        batch = self._proposed.pop(event.token, None)
+        if batch is None:
+            return
+        begin = event.first - self._decided[0].head.applied.counter
+        decisions = [self._decided[begin + index] for index in range(event.last - event.first + 1)]
+        for (index, _), decision in zip(batch.runs, decisions, strict=True):
+            self._add_results(batch, index, decision.rulings)
+            if any(ruling.verdict is Verdict.NO_NUMBERS for ruling in decision.rulings):
+                out.append(NeedEpoch())
+        if batch.level is Level.ACCEPTED:
+            out.append(self._answer(batch.stream, batch.results))
+        elif batch.level is Level.PERSISTED:
+            self._persisting.append((event.last, batch))
+        else:
+            self._committing.append((event.last, batch))
+
+    def _add_results(self, batch: Batch, begin: int, rulings: Sequence[Ruling]) -> None:
+        for ruling in rulings:
+            position, count, verdict, value = batch.position + begin + ruling.index, ruling.count, ruling.verdict, ruling.value
+            if verdict is Verdict.STORED:
+                self.counters.stored += count
+                batch.results.append(Result(position, count, "", sequence=value))
+            elif verdict is Verdict.SAME:
+                self.counters.repeated += 1
+                batch.results.append(Result(position, 1, "", msg_id=value))
+            else:
+                self.counters.refused += 1
+                code, text = CODES[verdict]
+                batch.results.append(Result(position, 1, code, text=text))
+
+    def _on_rejected(self, event: Rejected, now: float, out: list[Effect]) -> None:
+        batch = self._proposed.pop(event.token, None)
+        if batch is None:
+            return
+        code, text = REJECTIONS[event.reason]
+        count = sum(count for _, count in batch.runs)
+        self.counters.refused += count
+        results = [Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
+        out.append(self._answer(batch.stream, [*batch.results, *results]))
+
+    def _on_persisted(self, event: Persisted, now: float, out: list[Effect]) -> None:
+        while self._persisting and self._persisting[0][0] <= event.counter:
+            batch = self._persisting.popleft()[1]
+            out.append(self._answer(batch.stream, batch.results))
+
+    def _on_committed(self, event: Committed, now: float, out: list[Effect]) -> None:
+        """Also said again, with the same counter, after the store could not write."""
+        self.committed = max(self.committed, event.counter)
+        self._copies = event.copies
+        while self._committing and self._committing[0][0] <= event.counter:
+            batch = self._committing.popleft()[1]
+            out.append(self._answer(batch.stream, batch.results))
+        self._write(now)
+
+    # --- the state
+
+    def _decide_to(self, counter: int) -> None:
+        """Decide what stands in the log up to here."""
+        while self._state.head.applied.counter < counter:
+            after = self._state.head.applied.counter
+            entries = self._log.read(after, min(READ_ENTRIES, counter - after), READ_BYTES)
+            decisions = [self._state.decide(entry) for entry in entries]
+            self._decided.extend(decisions)
+            blocks = [(decision.block, decision.puts[-1][1]) for decision in decisions if decision.block is not None]
+            if blocks:
+                self._table.put(blocks, persisted=False)
+
+    def _write(self, now: float) -> None:
+        """Write what is committed; when the store cannot, later."""
+        if self._retry_at is not None and now < self._retry_at:
+            return  # the writes wait for it
+        try:
+            if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:
+                self._retries = 0
+                self._store.reopen()
+                self._state.forget(self._store.head)
+                self._decided.clear()
+            self._write_committed()
+        except Blocked as blocked:
+            self.counters.writes_blocked += 1
+            self._retry_at = now + (RETRY_S if blocked.full else RETRY_BUSY_S)
+            if blocked.full:
+                self._retries += 1
+                self.full = str(blocked)
+            return
+        self._retry_at, self._retries = None, 0
+        if self.enough_space:
+            self.full = ""
+
+    def _write_committed(self) -> None:
+        while (written := self._store.head.applied.counter) < self.committed:
+            if not self._decided:
+                self._decide_to(min(self.committed, written + READ_ENTRIES))
+            decisions: list[Decision] = []
+            for decision in self._decided:
+                if decision.head.applied.counter > self.committed or len(decisions) == READ_ENTRIES:
+                    break
+                decisions.append(decision)
+            self._store.write(decisions)
+            floor = self._store.head.floor
+            for decision in decisions:
+                self._decided.popleft()
+                self._state.written(decision)
+                if decision.deletes:
+                    self._table.trim(floor)
+            self._table.persisted(decision.block.first for decision in decisions if decision.block is not None)
+        if self.epoch:
+            self._decide_to(self._log.last.counter)
+
+    def _on_trim_due(self, event: TrimDue, now: float, out: list[Effect]) -> None:
+        if not self.epoch:
+            return
+        head = self._store.head
+        found = trim_to(self._store.marks(), head, event.at_us, self.settings.keep_us, self.settings.keep_bytes)
+        if found is None:
+            found = head.floor, head.trimmed_bytes
+        else:
+            self.counters.trims += 1
+        self._token += 1
+        out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
+
+    def samples(self) -> dict[str, object]:
+        """For metrics."""
+        head = self._store.head
+        counted: dict[str, object] = {f"{name}_total": value for name, value in asdict(self.counters).items()}
+        return counted | {
+            "stored_bytes": head.stored_bytes - head.trimmed_bytes,
+            "waiting_entries": len(self._decided),
+            "epoch": self.epoch,
+            "committed": self.committed,
+        }

@@ -1,0 +1,121 @@
+"""What happens to a Xiu's core, and what it asks its shell to do. What replication says and is asked for is in
+`pixiu.replication.events`.
+
+Source: seed 004 §6.1.1; seed 002 (the triple V, S, C); DESIGN sections 2, 9 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
+
+
+class Level(IntEnum):
+    """What a writer waits for; see DESIGN section 2."""
+
+    REPLICATED = 0
+    PERSISTED = 1
+    ACCEPTED = 2
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReceived:
+    """`count` records lie in `data` end to end, from one writer's stream."""
+
+    stream: int
+    position: int
+    """Of the first record in the stream."""
+    level: Level
+    epoch: int
+    """S as the writer knows it; 0: it knows none yet."""
+    data: bytes
+    count: int
+    at_us: int
+    """The host's time, Unix µs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChanged:
+    """The layout has this version and Xiu so many partitions."""
+
+    version: int
+    partitions: int
+    addresses: tuple[str, ...] = ()
+    """Who serves each partition, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceChanged:
+    """Whether the disk has the space that is kept in reserve."""
+
+    enough: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrimDue:
+    """It is time to look for what may be trimmed; the host's time, Unix µs."""
+
+    at_us: int
+
+
+Event = (
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue
+    | Accepted | Rejected | Persisted | Committed | Leading | Deposed
+)  # fmt: skip
+
+
+# --- effects, to be done in the order in which they stand
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of some records of a stream, one after the other."""
+
+    position: int
+    """Of the first one in its stream."""
+    count: int
+    code: str
+    """Of `pixiu.errors`; empty: they are stored."""
+    sequence: int = 0
+    """Stored now: of the first one; the others follow."""
+    msg_id: int = 0
+    """Stored before under this SnowflakeID: its MsgID."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell a writer what became of its records, with the triple."""
+
+    stream: int
+    results: Sequence[Result]
+    layout_version: int
+    """V."""
+    epoch: int
+    """S: of the leader; 0: this replica does not lead."""
+    committed: int
+    """C: the counter up to which the log is persisted and replicated."""
+    copies: int = 0
+    """On so many disks."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndStream:
+    """End a writer's stream: what came is no batch."""
+
+    stream: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeedEpoch:
+    """The sequences of this epoch are used up: the replica must be promoted anew."""
+
+
+Effect = Answer | EndStream | NeedEpoch | Propose

@@ -1,0 +1,132 @@
+"""Reading what was stored: by MsgID, and in order.
+
+    MsgID above the last that is in the state       NOT_YET
+    below the floor, or of an epoch that was cut    GONE
+    in the table, else in RocksDB                   the record, its block's CRC checked
+    in a damaged block, or in a hole of an epoch    STORE_DAMAGED: never other bytes than were stored
+
+Sequences are dense within an epoch, so that a hole before a later block of the same epoch is damage.
+
+Source: seed 004 §6.1.2; DESIGN section 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from pixiu.errors import Gone, NotYet, StoreDamaged, WrongPartition
+from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS, msg_partition, msg_sequence, msg_type
+from xiu.block import Block, bounds
+from xiu.state import Head
+
+TYPE_OFFSET: Final = 6
+"""Of a record's type in its head."""
+MAX_FETCH_BYTES: Final = 2 << 20
+COUNTER_MASK: Final = (1 << MSG_COUNTER_BITS) - 1
+
+
+class Found(NamedTuple):
+    """One MsgID's answer: a record, or a code of `pixiu.errors`."""
+
+    code: str
+    record: bytes = b""
+
+
+class StoredBlocks(Protocol):
+    """What reading needs of RocksDB."""
+
+    head: Head
+
+    def block_of(self, sequence: int) -> Block | None:
+        """The block that a sequence lies in."""
+
+    def next_first(self, sequence: int) -> int | None:
+        """The first sequence of the first block at or behind one."""
+
+    def scan(self, sequence: int) -> Iterator[Block]:
+        """Blocks from one on."""
+
+
+class RecentBlocks(Protocol):
+    """What reading needs of the table."""
+
+    def get(self, sequence: int) -> Block | None:
+        """The block that a sequence lies in, if it is there."""
+
+
+class Reading:
+    """Reads one partition.
+
+    Args:
+        partition: of this Xiu.
+        store: RocksDB.
+        table: on /dev/shm.
+    """
+
+    def __init__(self, partition: int, store: StoredBlocks, table: RecentBlocks) -> None:
+        self._partition = partition
+        self._store = store
+        self._table = table
+        self.damaged = 0
+        """Answers STORE_DAMAGED."""
+
+    @property
+    def head(self) -> Head:
+        """Of what can be read."""
+        return self._store.head
+
+    def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES) -> list[Found]:
+        """What each MsgID names; the answers end before `max_bytes` of records are there, but for the first one. Raises
+        DiskFailed."""
+        took = 0
+        found: list[Found] = []
+        block: Block | None = None
+        for msg_id in msg_ids:
+            sequence = msg_sequence(msg_id)
+            if msg_partition(msg_id) != self._partition:
+                found.append(Found(WrongPartition.code))
+                continue
+            if block is None or not block.first <= sequence <= block.last:
+                try:
+                    block = self._block(sequence)
+                except (NotYet, Gone, StoreDamaged) as refused:
+                    self.damaged += isinstance(refused, StoreDamaged)
+                    found.append(Found(refused.code))
+                    continue
+            begin, end = bounds(block, sequence)
+            took += end - begin
+            if took > max_bytes and took > end - begin:
+                break
+            record = block.records[begin:end]
+            found.append(Found("", record) if record[TYPE_OFFSET] == msg_type(msg_id) else Found(Gone.code))
+        return found
+
+    def _block(self, sequence: int) -> Block:
+        head = self._store.head
+        if sequence > head.last:
+            raise NotYet("no such message so far")
+        if sequence < head.floor:
+            raise Gone("trimmed")
+        block = self._table.get(sequence) or self._store.block_of(sequence)
+        if block is not None:
+            return block
+        following = self._store.next_first(sequence)
+        if following is not None and following >> MSG_COUNTER_BITS == sequence >> MSG_COUNTER_BITS and sequence & COUNTER_MASK:
+            raise StoreDamaged("a block is missing")
+        raise Gone("cut off before it was committed")
+
+    def scan(self, begin: int, end: int, limit: int) -> Iterator[Block]:
+        """Blocks with records from one sequence to another, both included, in order, until there are `limit` records.
+
+        The first and the last block may hold more than was asked for. Raises StoreDamaged, DiskFailed.
+        """
+        expected = 0
+        for block in self._store.scan(max(begin, self._store.head.floor)):
+            if block.first > min(end, MAX_MSG_SEQUENCE) or limit <= 0:
+                return
+            if expected and block.first != expected and block.first >> MSG_COUNTER_BITS == expected >> MSG_COUNTER_BITS:
+                raise StoreDamaged(f"the blocks from sequence {expected:012x} to {block.first:012x} are missing")
+            expected = block.last + 1
+            limit -= block.count
+            yield block

@@ -1,0 +1,31 @@
+"""Which records a leader trims, by age and by size: at marks, so that every replica trims at the same place. Pure.
+
+Source: DESIGN section 11 ("trimmed by age only"; by size where an operator asked for it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xiu.state import Head
+
+
+def trim_to(marks: Iterable[tuple[int, int, int]], head: Head, at_us: int, keep_us: int, keep_bytes: int) -> tuple[int, int] | None:
+    """(sequence, bytes stored before it): what lies before may go. None: nothing may.
+
+    Args:
+        marks: (sequence, clock µs, bytes stored before it), in order.
+        head: of the state.
+        at_us: the leader's time, Unix µs.
+        keep_us: records are kept for at least so long; 0: for ever.
+        keep_bytes: at least so many bytes of the newest records are kept; 0: all of them.
+    """
+    found: tuple[int, int] | None = None
+    for sequence, marked_us, before in marks:
+        old = keep_us and marked_us < at_us - keep_us
+        surplus = keep_bytes and head.stored_bytes - before >= keep_bytes
+        if not old and not surplus:
+            break
+        if sequence > head.floor:
+            found = sequence, before
+    return found

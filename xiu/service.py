@@ -1,0 +1,303 @@
+"""A Xiu's shell: its core over a replica of `pixiu.replication`, gRPC streams of writers, reads, and what happens by the clock.
+
+    stream ──▶ core ── Propose ──▶ Replica ── accepted, persisted ──▶ core ──▶ answers
+                                      └──── committed ──▶ Machine ──▶ core ──▶ RocksDB, answers
+
+Source: seed 004 §6.1; DESIGN section 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from pixiu.discovery.node import Node
+from pixiu.discovery.view import View
+from pixiu.errors import (
+    DiskFull,
+    Draining,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    StorageError,
+    TooFewInSync,
+    Unavailable,
+)
+from pixiu.ids import EndpointID
+from pixiu.links.api import PeerState
+from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from pixiu.replication.proposals import Level, Proposal
+from pixiu.replication.replica import Replica
+from pixiu.runtime.context import Context
+from pixiu.runtime.shared_memory import folder_name
+from pixiu.wire.v1 import xiu_pb2_grpc
+from xiu.core import Core, Settings
+from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
+from xiu.machine import Machine
+from xiu.options import Options
+from xiu.reading import Reading
+from xiu.rpc import Streams, XiuService
+from xiu.state import BLOCKS, KEY
+from xiu.table import Table, open_table
+
+SPACE: Final = "disk_space"
+STORE_DAMAGED: Final = "store_damaged"
+FLUSH_FAILED: Final = "flush_failed"
+SPACE_INTERVAL_S: Final = 1.0
+LEADER_WAIT_S: Final = 10.0
+"""How long a start waits for the partition to have a leader; then the process is Running without one."""
+LEADER_POLL_S: Final = 0.05
+REASONS: Final[dict[type[PixiuError], Rejection]] = {
+    NotLeader: Rejection.NOT_LEADER,
+    Draining: Rejection.DRAINING,
+    Overloaded: Rejection.OVERLOADED,
+    TooFewInSync: Rejection.TOO_FEW_IN_SYNC,
+    DiskFull: Rejection.DISK_FULL,
+}
+
+
+class Service:
+    """Runs one `xiu.core.Core`."""
+
+    def __init__(self, context: Context[Options]) -> None:
+        self._context, self._options = context, context.options
+        options = context.options
+        folder = Path(options.data_dir)
+        self._folder = folder
+        memtable, cache = options.memtable_mb << 20, options.cache_mb << 20
+        self._machine = Machine(folder / "store", memtable, cache, self._committed, self._replaced)
+        self._replica = Replica(
+            context,
+            self._machine,
+            folder / "replica",
+            options.replication(),
+            on_leading=self._leading,
+            on_deposed=lambda epoch: self._step(Deposed(epoch)),
+            segment_bytes=options.segment_mb << 20,
+        )
+        self.streams = Streams()
+        self.core: Core | None = None
+        self.reading: Reading | None = None
+        self._table: Table | None = None
+        self._layout = LayoutChanged(0, 1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
+        context.metrics.collect_from(self._samples)
+
+    # What the runtime calls.
+
+    async def prepare(self, node: Node) -> Node:
+        """Open the store, the log and the table. Raises ConfigurationError, StorageError."""
+        await self._machine.open()
+        if self._machine.warning:
+            self._context.log.error(STORE_DAMAGED, text=self._machine.warning)
+        node = await self._replica.prepare(node)
+        self._table = table = await asyncio.to_thread(self._open_table)
+        options, store = self._options, self._machine.store
+        settings = Settings(
+            partition=options.partition,
+            max_record_bytes=self._context.cluster.max_record_bytes,
+            keep_us=int(options.keep_h * 3_600_000_000),
+            keep_bytes=options.keep_mb << 20,
+        )
+        self.core = Core(settings, self._replica.log, store, table)
+        self.reading = Reading(options.partition, store, table)
+        self._step(self._layout)
+        self._watch_space()
+        return node
+
+    def _open_table(self) -> Table:
+        """The table; blocks that are neither in the store nor decided from the log go with the next change of leader."""
+        options, store, member = self._options, self._machine.store, self._replica.member
+        owner = f"{self._context.root}-{options.partition}-{member:016x}"
+        folder = Path(options.table_dir) / (options.table_name or folder_name("xiu", owner))
+        table = open_table(folder, options.table_mb << 20, member)
+        table.recover(lambda firsts: [value is not None for value in store.get_many([KEY.pack(BLOCKS, first) for first in firsts])])
+        table.dropped()
+        return table
+
+    async def start(self) -> None:
+        """Take part; returns when the partition has a leader, or after a while without."""
+        await self._replica.start()
+        for work in (self._flush_loop(), self._trim_loop(), self._space_loop()):
+            self._spawn(work)
+        limit = time.monotonic() + LEADER_WAIT_S
+        while not self._replica.leader_address and not self._serves() and time.monotonic() < limit:
+            await asyncio.sleep(LEADER_POLL_S)
+
+    def _serves(self) -> bool:
+        return self.core is not None and self.core.epoch > 0 and self._replica.lease_valid()
+
+    async def drain(self) -> None:
+        """Hand over to another replica, where there is one."""
+        await self._replica.drain()
+
+    async def stop(self) -> None:
+        """Flush and close; nothing is left of the table when everything is in the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.streams.close()
+        core, self.core, self.reading = self.core, None, None
+        await self._replica.stop()
+        flushed = False
+        if core is not None:
+            try:
+                await self._machine.flush()
+                flushed = True
+            except StorageError as error:
+                self._context.log.error(FLUSH_FAILED, text=str(error))
+        if self._table is not None:
+            self._table.close(remove=flushed and core is not None and not core.waiting)
+        await self._machine.close()
+
+    def health(self) -> dict[str, object]:
+        """Where the partition stands. `degraded` is a text while something needs an operator."""
+        status = self._replica.status()
+        core = self.core
+        return {
+            "replication": status,
+            "waiting_entries": core.waiting if core is not None else 0,
+            "degraded": (core.full if core is not None else "") or status["degraded"],
+        }
+
+    def on_view(self, view: View) -> None:
+        """Who serves which partition."""
+        count = view.layout.partitions("xiu") if "xiu" in view.layout.roles else 1
+        serving = [view.replicas("xiu", partition) for partition in range(count)]
+        addresses = tuple(nodes[0].address if nodes else "" for nodes in serving)
+        self._layout = LayoutChanged(view.layout.version, count, addresses)
+        self._step(self._layout)
+
+    # What the links call: nobody sends a Xiu datagrams.
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """Records come by stream only."""
+        return False
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        """Nothing is expected."""
+        return False
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Nothing was sent."""
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """Links have no peers here."""
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """Nothing to say."""
+        return b""
+
+    # What the streams call.
+
+    @property
+    def leader_address(self) -> str:
+        """Of the partition's leader; empty where it is not known."""
+        return self._replica.leader_address
+
+    def take(self, event: Event) -> None:
+        """A writer's batch."""
+        self._step(event)
+
+    # What the replica calls.
+
+    def _leading(self, epoch: int) -> None:
+        self._step(Leading(epoch))
+
+    def _committed(self, counter: int) -> str:
+        """Called for what commits, and again for the same while the store cannot write."""
+        self._step(Committed(counter, self._replica.copies))
+        return self.core.full or "the store is busy" if self.core is not None else "the process ends"
+
+    def _replaced(self) -> None:
+        if self.core is not None and self._table is not None:
+            self._table.clear()
+            self.core.replaced()
+
+    # Inside.
+
+    def _step(self, event: Event) -> None:
+        core = self.core
+        if core is None:
+            return
+        for effect in core.step(event, self._context.now()):
+            if isinstance(effect, Answer | EndStream):
+                self.streams.deliver(effect)
+            elif isinstance(effect, Propose):
+                self._propose(effect)
+            elif isinstance(effect, NeedEpoch):
+                self._context.crash(Unavailable("the sequences of this epoch are used up; the next start takes another epoch"))
+
+    def _propose(self, effect: Propose) -> None:
+        level = Level.REPLICATED if effect.replicated else Level.PERSISTED
+        try:
+            proposal = self._replica.submit(effect.payloads, level)
+        except PixiuError as error:
+            self._step(Rejected(effect.token, REASONS.get(type(error), Rejection.NOT_LEADER)))
+            return
+        self._step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
+        if not effect.replicated:
+            self._spawn(self._until_persisted(proposal))
+
+    async def _until_persisted(self, proposal: Proposal) -> None:
+        try:
+            await proposal.reached(Level.PERSISTED)
+        except OutcomeUnknown:
+            return  # the core was told that this replica leads no more
+        self._step(Persisted(proposal.last))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._context.crash(error)
+
+    async def _flush_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.flush_interval_s)
+            if self._machine.applied == self._machine.flushed:
+                continue
+            try:
+                await self._machine.flush()
+            except DiskFull as error:
+                self._context.log.error(FLUSH_FAILED, text=str(error))
+
+    async def _trim_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.trim_interval_s)
+            self._step(TrimDue(time.time_ns() // 1000))
+
+    async def _space_loop(self) -> None:
+        while True:
+            await asyncio.sleep(SPACE_INTERVAL_S)
+            self._watch_space()
+
+    def _watch_space(self) -> None:
+        assert self.core is not None
+        enough = self._machine.free_bytes() >= self._options.reserve_mb << 20
+        if enough is not self.core.enough_space:
+            self._context.log.warning(SPACE, enough=enough, reserve_mb=self._options.reserve_mb)
+        self._step(SpaceChanged(enough))
+
+    def _samples(self) -> dict[str, object]:
+        core, table = self.core, self._table
+        if core is None or table is None:
+            return {}
+        counted: dict[str, object] = {f"table_{name}_total": value for name, value in asdict(table.counters).items()}
+        return core.samples() | counted | {
+            "table_bytes": table.used_bytes,
+            "table_unpersisted": table.unpersisted,
+            "flushed": self._machine.flushed,
+            "reads_damaged_total": self.reading.damaged if self.reading is not None else 0,
+            "streams": len(self.streams),
+        }  # fmt: skip

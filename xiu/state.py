@@ -1,0 +1,302 @@
+"""What a Xiu decides when it applies an entry of its log: from the state alone, in log order, so that replicas agree. Pure.
+
+    b"h"                                    the head: applied position, clock, last sequence, floor, bytes
+    b"r" sequence u64                       a block of records (`xiu.block`)
+    b"t" sequence u64                       a mark: clock µs u64, bytes stored before it u64; where the store may be trimmed
+    b"s" SnowflakeID u64                    MsgID u64, CRC u32: kept for the dedupe window
+    b"d" day u16, derived ID u64            the same for derived IDs, which hold no time: by the day when they were stored
+
+Keys are big-endian, values little-endian. The clock is the highest time that a leader wrote into an entry; no replica asks its
+host. A decision is made once: by a leader when it appends (so that it can answer before the commit), by everybody else when
+the entry is committed. What was decided and never commits is forgotten with `forget`.
+
+Source: seed 004 §6.1.1; DESIGN sections 4 and 11.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final, Protocol
+
+from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
+from pixiu.record import SIZE_FIELD, Flag
+from pixiu.replication.model import START, Entry, Position
+from xiu.block import Block
+from xiu.block import encode as encode_block
+
+HEAD_KEY: Final = b"h"
+BLOCKS: Final = b"r"
+MARKS: Final = b"t"
+SNOWFLAKES: Final = b"s"
+DERIVED: Final = b"d"
+
+KEY: Final = struct.Struct(">cQ")
+DERIVED_KEY: Final = struct.Struct(">cHQ")
+DEDUPE: Final = struct.Struct("<QI")
+MARK: Final = struct.Struct("<QQ")
+_HEAD: Final = struct.Struct("<IQQQQQQQ")
+_COUNT: Final = struct.Struct("<I")
+_TRIM: Final = struct.Struct("<QQ")
+_FIELDS: Final = struct.Struct("<IBBB5xIQ")
+"""size, kind, flags, type, CRC, SnowflakeID of a record."""
+
+LAST_COUNTER: Final = (1 << MSG_COUNTER_BITS) - 1
+DEDUPE_WINDOW_MS: Final = 24 * 3_600_000
+MAX_AHEAD_MS: Final = 60_000
+DAY_US: Final = 24 * 3_600_000_000
+MARK_BYTES: Final = 1 << 20
+MARK_US: Final = 60_000_000
+"""A mark stands at least so far from the one before, in bytes or in time."""
+
+
+class Kind(IntEnum):
+    """Kinds of a Xiu's entries; the lower ones are replication's."""
+
+    STORE = 16
+    TRIM = 17
+
+
+class Verdict(IntEnum):
+    """What became of a record."""
+
+    STORED = 0
+    SAME = 1
+    """It was stored before under this SnowflakeID."""
+    ID_REUSED = 2
+    TOO_OLD = 3
+    ID_AHEAD = 4
+    NO_NUMBERS = 5
+    """The leader's epoch has no sequences left: another epoch is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What became of some records of an entry, one after the other."""
+
+    index: int
+    """Of the first one, in the entry."""
+    count: int
+    verdict: Verdict
+    value: int
+    """STORED: the sequence of the first one; SAME: the MsgID; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands in the state beside the records."""
+
+    applied: Position = START
+    clock_us: int = 0
+    last: int = 0
+    """The highest sequence that was given; its upper half is the epoch."""
+    floor: int = 0
+    """Records below this sequence were trimmed."""
+    stored_bytes: int = 0
+    """Of all records that were ever stored."""
+    trimmed_bytes: int = 0
+    marked_us: int = 0
+    marked_bytes: int = 0
+
+    def encode(self) -> bytes:
+        """The value of `HEAD_KEY`."""
+        data = _HEAD.pack(
+            self.applied.epoch, self.applied.counter, self.clock_us, self.last, self.floor, self.stored_bytes,
+            self.trimmed_bytes, self.marked_us,
+        ) + self.marked_bytes.to_bytes(8, "little")  # fmt: skip
+        return data + zlib.crc32(data).to_bytes(4, "little")
+
+    @classmethod
+    def decode(cls, value: bytes) -> Head | None:
+        """The head; None when it is broken."""
+        if len(value) != _HEAD.size + 12 or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
+            return None
+        epoch, counter, clock, last, floor, stored, trimmed, marked_us = _HEAD.unpack_from(value)
+        marked = int.from_bytes(value[_HEAD.size : -4], "little")
+        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked)
+
+
+@dataclass(slots=True)
+class Decision:
+    """What one entry changes, and the answers to who wrote it."""
+
+    head: Head
+    """After it."""
+    rulings: Sequence[Ruling] = ()
+    block: Block | None = None
+    puts: list[tuple[bytes, bytes]] = field(default_factory=list)
+    deletes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Ranges of keys, the end excluded."""
+
+
+class Blocked(Exception):
+    """The store takes nothing now, and nothing was written; the same write works later. `full`: its disk has no space."""
+
+    def __init__(self, text: str, full: bool) -> None:
+        super().__init__(text)
+        self.full = full
+
+
+class Reader(Protocol):
+    """What was decided and written."""
+
+    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        """The values of keys."""
+
+
+def store_entry(records: bytes, count: int) -> bytes:
+    """The payload of an entry that stores records."""
+    return _COUNT.pack(count) + records
+
+
+def trim_entry(up_to: int, bytes_before: int) -> bytes:
+    """The payload of an entry that trims what lies before a mark, and forgets SnowflakeIDs beyond the window."""
+    return _TRIM.pack(up_to, bytes_before)
+
+
+class State:
+    """Decides entry after entry.
+
+    Args:
+        partition: of this Xiu.
+        reader: what was written.
+        head: of what was written.
+    """
+
+    def __init__(self, partition: int, reader: Reader, head: Head) -> None:
+        self._partition = partition
+        self._reader = reader
+        self.head = head
+        """After the last decision."""
+        self._unwritten: dict[bytes, bytes] = {}
+        """Dedupe entries of decisions that are not written yet. As many as the replication lets wait for their commit."""
+
+    def forget(self, head: Head) -> None:
+        """Go back to what was written: the decisions after it are made anew from what commits."""
+        self.head = head
+        self._unwritten.clear()
+
+    def written(self, decision: Decision) -> None:
+        """The reader has it now."""
+        if self._unwritten:
+            for key, _ in decision.puts:
+                self._unwritten.pop(key, None)
+
+    def decide(self, entry: Entry) -> Decision:
+        """The next entry. Every entry of the log comes, whatever its kind."""
+        before = self.head
+        assert entry.counter == before.applied.counter + 1, f"{entry.position} does not follow {before.applied}"
+        clock = max(before.clock_us, entry.at_us)
+        decision = Decision(replace(before, applied=entry.position, clock_us=clock))
+        if entry.kind == Kind.STORE:
+            self._store(entry, decision)
+        elif entry.kind == Kind.TRIM:
+            self._trim(entry, decision)
+        self.head = decision.head
+        return decision
+
+    def _keys(self, data: bytes, count: int, day: int) -> tuple[list[tuple[int, int, int, int, int]], list[bytes]]:
+        """(offset, flags, type, CRC, SnowflakeID) of each record, and the keys of their dedupe entries."""
+        parsed: list[tuple[int, int, int, int, int]] = []
+        keys: list[bytes] = []
+        unpack, pack, offset = _FIELDS.unpack_from, KEY.pack, _COUNT.size
+        for _ in range(count):
+            size, _, flags, type_, crc, snowflake = unpack(data, offset)
+            parsed.append((offset, flags, type_, crc, snowflake))
+            keys.append(DERIVED_KEY.pack(DERIVED, day, snowflake) if flags & Flag.DERIVED_ID else pack(SNOWFLAKES, snowflake))
+            offset += SIZE_FIELD + size
+        return parsed, keys
+
+    def _store(self, entry: Entry, decision: Decision) -> None:
+        data, head = entry.payload, decision.head
+        count: int = _COUNT.unpack_from(data)[0]
+        day = head.clock_us // DAY_US & 0xFFFF
+        parsed, keys = self._keys(data, count, day)
+        found = self._reader.get_many(keys)
+        now_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS
+        oldest, newest = max(now_ms - DEDUPE_WINDOW_MS, 0) << 22, max(now_ms + MAX_AHEAD_MS + 1, 0) << 22
+        sequence = max(head.last, entry.epoch << MSG_COUNTER_BITS)
+        left = (entry.epoch << MSG_COUNTER_BITS | LAST_COUNTER) - sequence if entry.epoch <= MAX_MSG_EPOCH else 0
+        unwritten, puts, pack, partition = self._unwritten, decision.puts, DEDUPE.pack, self._partition
+        first = sequence + 1
+        rulings: list[Ruling] = []
+        kept: list[bytes] = []
+        """Slices of records; only when some are left out."""
+        begin = parsed[0][0] if parsed else 0
+        run = 0
+        for index in range(count):
+            offset, flags, type_, crc, snowflake = parsed[index]
+            key = keys[index]
+            known = unwritten.get(key) or found[index]
+            if flags & Flag.DERIVED_ID:
+                known = known or self._yesterday(day, snowflake)
+            elif not oldest <= snowflake < newest:
+                known = b""
+            if known is None and left:
+                left -= 1
+                sequence += 1
+                value = pack(msg_id(partition, type_, sequence), crc)
+                unwritten[key] = value
+                puts.append((key, value))
+                continue
+            if index > run:
+                rulings.append(Ruling(run, index - run, Verdict.STORED, sequence - (index - run) + 1))
+                kept.append(data[begin:offset])
+            rulings.append(Ruling(index, 1, *_judge(known, crc, snowflake < oldest)))
+            run = index + 1
+            begin = parsed[run][0] if run < count else len(data)
+        if run < count:
+            rulings.append(Ruling(run, count - run, Verdict.STORED, sequence - (count - run) + 1))
+            kept.append(data[begin:])
+        decision.rulings = rulings
+        if sequence >= first:
+            self._add_block(decision, Block(first, sequence - first + 1, head.clock_us, b"".join(kept)))
+
+    def _yesterday(self, day: int, derived: int) -> bytes | None:
+        key = DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, derived)
+        return self._unwritten.get(key) or self._reader.get_many([key])[0]
+
+    @staticmethod
+    def _add_block(decision: Decision, block: Block) -> None:
+        head = decision.head
+        marked_us, marked_bytes = head.marked_us, head.marked_bytes
+        if not marked_us or head.stored_bytes - marked_bytes >= MARK_BYTES or head.clock_us - marked_us >= MARK_US:
+            marked_us, marked_bytes = head.clock_us, head.stored_bytes
+            decision.puts.append((KEY.pack(MARKS, block.first), MARK.pack(marked_us, marked_bytes)))
+        decision.block = block
+        decision.puts.append((KEY.pack(BLOCKS, block.first), encode_block(block)))
+        decision.head = replace(
+            head,
+            last=block.last,
+            stored_bytes=head.stored_bytes + len(block.records),
+            marked_us=marked_us,
+            marked_bytes=marked_bytes,
+        )
+
+    @staticmethod
+    def _trim(entry: Entry, decision: Decision) -> None:
+        head = decision.head
+        up_to, bytes_before = _TRIM.unpack(entry.payload)
+        if up_to > head.floor:
+            for space in (BLOCKS, MARKS):
+                decision.deletes.append((KEY.pack(space, head.floor), KEY.pack(space, up_to)))
+            decision.head = replace(head, floor=up_to, trimmed_bytes=bytes_before)
+        oldest_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS
+        if oldest_ms > 0:
+            decision.deletes.append((KEY.pack(SNOWFLAKES, 0), KEY.pack(SNOWFLAKES, oldest_ms << 22)))
+        day = head.clock_us // DAY_US & 0xFFFF
+        if day > 1:
+            decision.deletes.append((DERIVED_KEY.pack(DERIVED, 0, 0), DERIVED_KEY.pack(DERIVED, day - 1, 0)))
+
+
+def _judge(known: bytes | None, crc: int, old: bool) -> tuple[Verdict, int]:
+    """Of a record that is not stored. `known`: its dedupe entry, b"" when its time is out of bounds."""
+    if known is None:
+        return Verdict.NO_NUMBERS, 0
+    if not known:
+        return (Verdict.TOO_OLD if old else Verdict.ID_AHEAD), 0
+    stored, stored_crc = DEDUPE.unpack(known)
+    return (Verdict.SAME, stored) if stored_crc == crc else (Verdict.ID_REUSED, 0)

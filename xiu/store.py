@@ -1,0 +1,231 @@
+"""The state of a Xiu in RocksDB: what was decided, written in batches together with the position that it came from.
+
+RocksDB's own log is off: the replicated log is one, and everything behind the flushed position is applied again from it. All
+keys lie in one column family, so that what is in its files after a crash is the content at one applied position.
+
+Calls are short but for `open`, `flush` and `close`; one thread writes, `flush` may run in another beside it.
+
+Source: DESIGN section 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
+
+from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
+from xiu import block as blocks
+from xiu.block import Block
+from xiu.state import BLOCKS, HEAD_KEY, KEY, MARK, MARKS, Blocked, Decision, Head
+
+BLOOM_BITS: Final = 10
+MEMTABLES: Final = 4
+FULL: Final = ("no space left", "disk quota exceeded", "space limit")
+CORRUPT: Final = ("corruption", "checksum mismatch")
+BUSY: Final = ("write stall", "incomplete")
+
+
+class Store:
+    """One partition's state.
+
+    Args:
+        folder: made when it is missing. Nobody else may have it open: the replicated log beside it sees to that.
+        memtable_bytes: what is collected in memory before it becomes a file.
+        cache_bytes: for what was read.
+
+    Raises DiskFull, DiskFailed, StoreDamaged.
+    """
+
+    def __init__(self, folder: Path, *, memtable_bytes: int = 32 << 20, cache_bytes: int = 32 << 20) -> None:
+        self.folder = folder
+        self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._db = self._open()
+        self.head = self._read_head()
+        self.flushed = self.head.applied.counter
+        """Up to here a crash loses nothing."""
+
+    def _open(self) -> Rdict:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(self._memtable_bytes)
+        options.set_max_write_buffer_number(MEMTABLES)
+        options.set_max_log_file_size(4 << 20)
+        options.set_keep_log_file_num(4)
+        tables = BlockBasedOptions()
+        tables.set_bloom_filter(BLOOM_BITS, False)
+        tables.set_block_cache(Cache(self._cache_bytes))
+        options.set_block_based_table_factory(tables)
+        try:
+            db = Rdict(str(self.folder), options)
+        except Exception as problem:
+            raise self._error("opened", problem) from problem
+        writes = WriteOptions()
+        writes.disable_wal = True  # type: ignore[method-assign, assignment]  # a property, whatever its stub says
+        writes.no_slowdown = True
+        db.set_write_options(writes)
+        return db
+
+    def _read_head(self) -> Head:
+        value = self._get(HEAD_KEY)
+        head = Head() if value is None else Head.decode(value)
+        if head is None:
+            raise StoreDamaged(f"{self.folder}: the head is broken; move the folder away, it is filled again from a replica")
+        return head
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        """The values of keys. Raises StoreDamaged, DiskFailed."""
+        try:
+            found: Any = self._db.get(keys)  # type: ignore[arg-type]  # a list of any keys
+        except Exception as problem:
+            raise self._error("read", problem) from problem
+        return list(found)
+
+    def write(self, decisions: Iterable[Decision]) -> None:
+        """Write what was decided, in order, in one batch with the last head. Raises Blocked, DiskFailed: then
+        nothing was written."""
+        batch = WriteBatch(raw_mode=True)
+        put = batch.put
+        head: Head | None = None
+        for decision in decisions:
+            for key, value in decision.puts:
+                put(key, value)
+            for begin, end in decision.deletes:
+                batch.delete_range(begin, end)
+            head = decision.head
+        if head is None:
+            return
+        put(HEAD_KEY, head.encode())
+        try:
+            self._db.write(batch)
+        except Exception as problem:
+            error = self._error("written", problem)
+            if isinstance(error, DiskFull) or any(mark in str(problem).lower() for mark in BUSY):
+                raise Blocked(str(error), full=isinstance(error, DiskFull)) from problem
+            raise error from problem
+        self.head = head
+
+    def flush(self) -> int:
+        """Make everything written so far durable; the counter up to which it is. Blocking; for a thread of its own. Raises
+        DiskFull, DiskFailed."""
+        counter = self.head.applied.counter
+        try:
+            self._db.flush()
+        except Exception as problem:
+            raise self._error("flushed", problem) from problem
+        self.flushed = max(self.flushed, counter)
+        return counter
+
+    def checkpoint(self, folder: Path) -> None:
+        """What was written, as a store of its own, in hard links. Blocking. Raises DiskFull, DiskFailed."""
+        try:
+            Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as problem:
+            raise self._error("copied", problem) from problem
+
+    def block_of(self, sequence: int) -> Block | None:
+        """The block that a sequence lies in; None when there is none. Raises StoreDamaged, DiskFailed."""
+        found = self._value_of(sequence)
+        if found is None:
+            return None
+        first, value = found
+        block = blocks.decode(first, value)
+        if block is None:
+            raise StoreDamaged(f"{self.folder}: the block of sequence {first:012x} has a wrong CRC")
+        return block if sequence <= block.last else None
+
+    def _value_of(self, sequence: int) -> tuple[int, bytes] | None:
+        try:
+            rows = self._db.iter()
+            rows.seek_for_prev(KEY.pack(BLOCKS, sequence))
+            if not rows.valid():
+                rows.status()
+                return None
+            key, value = rows.key(), rows.value()
+        except Exception as problem:
+            raise self._error("read", problem) from problem
+        return (KEY.unpack(key)[1], value) if key[:1] == BLOCKS else None
+
+    def next_first(self, sequence: int) -> int | None:
+        """The first sequence of the first block at or behind one; None at the end. Raises StoreDamaged, DiskFailed."""
+        for first, _ in self._rows(BLOCKS, sequence):
+            return first
+        return None
+
+    def scan(self, sequence: int) -> Iterator[Block]:
+        """Blocks from the one that a sequence lies in on, in order, as of the call. Raises StoreDamaged, DiskFailed."""
+        found = self._value_of(sequence)
+        begin = sequence
+        if found is not None:
+            block = blocks.decode(*found)
+            begin = found[0] if block is None or block.last >= sequence else sequence
+        for first, value in self._rows(BLOCKS, begin):
+            block = blocks.decode(first, value)
+            if block is None:
+                raise StoreDamaged(f"{self.folder}: the block of sequence {first:012x} has a wrong CRC")
+            yield block
+
+    def marks(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, clock µs, bytes stored before it) of every mark, in order. Raises StoreDamaged, DiskFailed."""
+        for sequence, value in self._rows(MARKS, 0):
+            at_us, stored = MARK.unpack(value)
+            yield sequence, at_us, stored
+
+    def _rows(self, space: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
+        try:
+            rows = self._db.iter()
+            rows.seek(KEY.pack(space, begin))
+            while rows.valid():
+                key = rows.key()
+                if key[:1] != space:
+                    return
+                yield KEY.unpack(key)[1], rows.value()
+                rows.next()
+            rows.status()
+        except StoreDamaged:
+            raise
+        except Exception as problem:
+            raise self._error("read", problem) from problem
+
+    def replace(self, other: Path) -> None:
+        """Hold what another store's folder holds, which is moved here. Blocking. Raises StorageError."""
+        with contextlib.suppress(Exception):  # what it held is given up
+            self._db.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        other.rename(self.folder)
+        self._db = self._open()
+        self.head = self._read_head()
+        self.flushed = self.head.applied.counter
+
+    def reopen(self) -> None:
+        """Open again after a failed write: what was not flushed is gone from the state and comes again from the log."""
+        with contextlib.suppress(Exception):  # it failed before: nothing can be lost that the log does not hold
+            self._db.close()
+        self._db = self._open()
+        self.head = self._read_head()
+        self.flushed = self.head.applied.counter
+
+    def close(self) -> None:
+        """Close the files. What was not flushed comes again from the log."""
+        try:
+            self._db.close()
+        except Exception as problem:
+            raise self._error("closed", problem) from problem
+
+    def _error(self, what: str, problem: Exception) -> StorageError:
+        text = str(problem)
+        lower = text.lower()
+        where = f"the store in {self.folder} cannot be {what}: {text}"
+        if any(mark in lower for mark in FULL):
+            return DiskFull(f"{where}; free some space, writes go on by themselves")
+        if any(mark in lower for mark in CORRUPT):
+            return StoreDamaged(where)
+        return DiskFailed(where)
