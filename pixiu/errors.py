@@ -6,7 +6,10 @@
     │   ├── InvalidArgument      an argument
     │   ├── RecordTooLarge       a message above the cluster's limit
     │   ├── NotConnected         used before connect() or after close()
-    │   └── LoginReplaced        another login of the user took the place of this one
+    │   ├── LoginReplaced        another login of the user took the place of this one
+    │   ├── TooManyReceivers     one mail names more than 1,000
+    │   ├── UnknownDevice        the user has no device of this number
+    │   └── CursorBeyondEnd      an acknowledgement of what is not in the inbox yet
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── Unavailable          nobody serves this now: try again later
@@ -15,13 +18,18 @@
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
+    │   ├── OldSession           a newer session of the device was opened
+    │   ├── StaleWriter          an append of a stream that a newer one replaced: open a new one
     │   └── Draining             the process is going: use another
     ├── StorageError           a disk is at fault
     │   ├── DiskFull             nothing was written: free space, then try again
     │   ├── DiskFailed           what was written is unknown: the process must start again
-    │   └── LogDamaged           acknowledged entries are missing or broken: repair from a peer
+    │   ├── LogDamaged           acknowledged entries are missing or broken: repair from a peer
+    │   └── StateDamaged         a value behind the log is broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
+        ├── TooManyDevices       a user has eight devices: drop one
+        ├── InboxFull            an inbox at its limit that does not drop its oldest
         └── LeaseExpired         a number's time is over
 
 Each has a `code` (stable, for programs) and a text that says what to do.
@@ -77,6 +85,24 @@ class LoginReplaced(LocalError):
     code = "LOGIN_REPLACED"
 
 
+class TooManyReceivers(LocalError):
+    """One mail names more receivers than the limit."""
+
+    code = "TOO_MANY_RECEIVERS"
+
+
+class UnknownDevice(LocalError):
+    """The user has no device of this number, or it was dropped: add it by its client ID."""
+
+    code = "UNKNOWN_DEVICE"
+
+
+class CursorBeyondEnd(LocalError):
+    """An acknowledgement names an entry that is not in the inbox."""
+
+    code = "CURSOR_BEYOND_END"
+
+
 class RemoteError(PixiuError):
     """The other side or the network is at fault."""
 
@@ -125,6 +151,19 @@ class WrongPartition(RemoteError):
     code = "WRONG_PARTITION"
 
 
+class OldSession(RemoteError):
+    """A newer session of the device was opened: this one may neither read nor acknowledge."""
+
+    code = "OLD_SESSION"
+
+
+class StaleWriter(RemoteError):
+    """The stream of appends was opened in another epoch, or its writer has opened a newer one. Open a new stream with a
+    higher generation and send everything unconfirmed again, in order."""
+
+    code = "STALE_WRITER"
+
+
 class Draining(RemoteError):
     """The process is going."""
 
@@ -155,6 +194,12 @@ class LogDamaged(StorageError):
     code = "LOG_DAMAGED"
 
 
+class StateDamaged(StorageError):
+    """A value of a store's state is broken. The text says which."""
+
+    code = "STATE_DAMAGED"
+
+
 class LimitError(PixiuError):
     """A bound was reached."""
 
@@ -171,6 +216,18 @@ class Overloaded(LimitError):
         self.retry_after_ms = retry_after_ms
 
 
+class TooManyDevices(LimitError):
+    """The user has as many devices as are allowed: drop one first."""
+
+    code = "TOO_MANY_DEVICES"
+
+
+class InboxFull(LimitError):
+    """The inbox is at its limit, and full inboxes are to be refused: acknowledge first."""
+
+    code = "INBOX_FULL"
+
+
 class LeaseExpired(LimitError):
     """A leased number's time is over."""
 
@@ -184,6 +241,14 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "RECORD_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
     "LOGIN_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_MANY_RECEIVERS": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNKNOWN_DEVICE": grpc.StatusCode.NOT_FOUND,
+    "CURSOR_BEYOND_END": grpc.StatusCode.OUT_OF_RANGE,
+    "OLD_SESSION": grpc.StatusCode.ABORTED,
+    "STALE_WRITER": grpc.StatusCode.ABORTED,
+    "STATE_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "TOO_MANY_DEVICES": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "INBOX_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "REMOTE": grpc.StatusCode.UNKNOWN,
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,

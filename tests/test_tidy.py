@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "gateway")
-PACKAGES = ("pixiu", "registry", *ROLES)
+PACKAGES = ("pixiu", "registry", "pi", *ROLES)
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -36,9 +36,10 @@ PURE_MODULES = {
     "pixiu/replication/core.py", "pixiu/replication/leader.py", "pixiu/replication/follower.py", "pixiu/replication/insync.py",
     "pixiu/replication/context.py", "pixiu/replication/events.py", "pixiu/replication/messages.py", "pixiu/replication/model.py",
     "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py",
+    "pi/operations.py", "pi/keys.py", "pi/inbox.py", "pi/table.py", "pi/caches.py", "pi/state.py", "pi/expiry.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
-UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"pixiu/replicas/store.py", "gateway/signal_table.py"}}
+UNTYPED = {"kazoo": {"pixiu/discovery/zookeeper.py"}, "lmdb": {"pixiu/replicas/store.py", "gateway/signal_table.py", "pi/store.py"}}
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""
