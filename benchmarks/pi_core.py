@@ -5,9 +5,10 @@ and for its index 1.4 µs, the look-up of the head and the bookkeeping 0.6 µs, 
 head once a transaction 0.1 µs: 2.9 µs, so 340 000 a CPU second. To 100 000 inboxes at random every append writes its head
 and half of its look-ups miss the processor's caches: 200 000.
 
-First run (2 shared, loaded cores, python 3.11): 230 000 and 86 000. Keys were sorted before they were put, which cost more (1.9 µs
-an append) than it saved (0.2 µs). Without that, in transactions of 50 000 changes: 265 000 to 420 000 by the machine's load, and 110 000
-to 100 000 new inboxes, where every second append makes one (its head, its hour). Acknowledgements 130 000, one each of as many users.
+First run (2 shared, loaded cores, python 3.11): 230 000 and 86 000. Keys were sorted before they were put, which cost more
+(1.9 µs an append) than it saved (0.2 µs). Without that, in transactions of 50 000 changes: 265 000 to 420 000 by the machine's
+load, and 110 000 to 100 000 new inboxes, where every second append makes one (its head, its hour). Acknowledgements 130 000, one
+each of as many users.
 """
 
 from __future__ import annotations

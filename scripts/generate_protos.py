@@ -23,8 +23,9 @@ def main() -> int:
     result = subprocess.run(command, cwd=ROOT, check=False).returncode
     for package in (ROOT / "pixiu/wire", ROOT / "pixiu/wire/v1"):
         (package / "__init__.py").touch()
-    for empty in (ROOT / "pixiu/wire/v1").glob("control_pb2_grpc.py*"):  # it has no service
-        empty.unlink()
+    for name in ("control", "replication"):  # they have no service
+        for empty in (ROOT / "pixiu/wire/v1").glob(f"{name}_pb2_grpc.py*"):
+            empty.unlink()
     return result
 
 

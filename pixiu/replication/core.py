@@ -243,13 +243,20 @@ class Core:
         self._read(now, out)
 
     def _release(self, now: float, out: list[Effect]) -> None:
-        """Stop serving, ask ZooKeeper to write that nobody leads"""
+        """Stop serving, ask ZooKeeper to write that nobody leads, and to require this replica no longer"""
         assert self.leader is not None
-        in_sync = self.leader.in_sync
-        state = replace(in_sync.state, leader=NOBODY, incarnation=0)
-        version = in_sync.version
+        before, version = self.leader.in_sync.state, self.leader.in_sync.version
+        state = replace(before, leader=NOBODY, incarnation=0, in_sync=before.in_sync - {self.context.member})
         self._step_down(now, out)
         self._ask(version, state, out)
+
+    def _withdraw(self, now: float, out: list[Effect]) -> None:
+        """Ask ZooKeeper to require this replica no longer, so that nobody waits for its silence"""
+        read = self.context.read
+        assert read is not None
+        assert read.state is not None
+        left = replace(read.state, in_sync=read.state.in_sync - {self.context.member})
+        self._ask(read.version, left, out)
 
     def _released(self, now: float, out: list[Effect]) -> None:
         """Say that the drain is over"""
@@ -513,7 +520,13 @@ class Core:
         if self.leader is not None:
             self.leader.draining = True
             self._hand_over(now, out)
-        else:
+            return
+        state = self.context.read.state if self.context.read is not None else None
+        member = self.context.member
+        required = state is not None and member in state.in_sync and state.leader not in (NOBODY, member)
+        if self.state is State.FOLLOWING and required:
+            self._change(Cause.DRAINING, now, out)
+        elif self.state is not State.HANDING_OVER:
             out.append(HandedOver())
 
     def _hand_over(self, now: float, out: list[Effect]) -> None:
@@ -555,6 +568,7 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (State.TAKING_OFFICE, Cause.FENCED): (State.FOLLOWING, Core._step_down),
     (State.LEADING, Cause.FENCED): (State.FOLLOWING, Core._step_down),
     (State.LEADING, Cause.CAUGHT_UP): (State.HANDING_OVER, Core._release),
+    (State.FOLLOWING, Cause.DRAINING): (State.HANDING_OVER, Core._withdraw),
     (State.HANDING_OVER, Cause.RELEASED): (State.FOLLOWING, Core._released),
     (State.FOLLOWING, Cause.UNCLEAN): (State.LEAVING, Core._reconsider),
     (State.LEAVING, Cause.NOT_A_MEMBER): (State.REPAIRING, Core._begin_repair),

@@ -96,7 +96,7 @@ class LogFailed:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Payloads to append: (kind, payload) of each."""
+    """Payloads to append, at least one: (kind, payload) of each."""
 
     token: int
     payloads: Sequence[tuple[int, bytes]]
@@ -186,7 +186,7 @@ class ReadState:
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSet:
-    """Set the state if its version is still `expected` (-1: create it), and say `Swapped`."""
+    """Set the state if its version is still `expected` (-1: create it), and say `Swapped`: after a timeout UNKNOWN."""
 
     token: int
     expected: int
@@ -243,7 +243,7 @@ class Deposed:
 
 @dataclass(frozen=True, slots=True)
 class SendSnapshot:
-    """Send a follower a snapshot of the state at a committed position, then the log; say `SnapshotSent`."""
+    """Send a follower a snapshot of the state at a committed position, then the log; say `SnapshotSent` whatever came of it."""
 
     member: MemberID
     epoch: int

@@ -76,6 +76,8 @@ class Follower:
         if context.issued == context.synced:
             self._reach(reached, out)
         else:
+            if self._waiting and self._waiting[-1][0] == context.issued:
+                reached = max(reached, self._waiting.pop()[1])
             self._waiting.append((context.issued, reached, message.sent_at))
         if context.issued == context.synced or (not message.entries and context.promise <= context.synced):
             self._acknowledge(message.sender, message.sent_at, out)

@@ -159,7 +159,7 @@ class Leader:
 
     def on_appended(self, reply: Appended, now: float, out: list[Effect]) -> None:
         """A follower acknowledged, or only said that it is there."""
-        progress = self._answered(reply, now)
+        progress = self._answered(reply, now) if reply.matched <= self.context.log.last.counter else None
         if progress is None:
             return
         if reply.matched > progress.matched:
@@ -207,7 +207,7 @@ class Leader:
         if reply.incarnation > progress.incarnation:  # what it had acknowledged before its start must be shown again
             fresh = Progress(reply.incarnation, self.context.log.last.counter, progress.heard_at, moved_at=now)
             self.followers[reply.sender] = progress = fresh
-        progress.confirmed_at = max(progress.confirmed_at, reply.sent_at)
+        progress.confirmed_at = max(progress.confirmed_at, min(reply.sent_at, now))
         return progress
 
     def _let_join(self, member: MemberID, progress: Progress) -> None:

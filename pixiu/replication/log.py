@@ -20,7 +20,8 @@ import errno
 import shutil
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -220,7 +221,7 @@ class SegmentedLog:
 
     def _segment_of(self, counter: int) -> Segment:
         """The segment with an entry, scanned. A segment's base belongs to the one before it, if there is one."""
-        with self._lock:
+        with self._guard():
             index = bisect_right(self._segments, counter - 1, key=lambda segment: segment.base.counter) - 1
             segment = self._segments[max(index, 0)]
             if not segment.scanned:
@@ -238,8 +239,8 @@ class SegmentedLog:
             raise LogDamaged(problem)
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-        """Entries from `after` + 1 on, at least one if there is one. Raises LogDamaged."""
-        with self._lock:
+        """Entries from `after` + 1 on, at least one if there is one. Raises LogDamaged, DiskFailed."""
+        with self._guard():
             if self._tail and after + 1 >= self._tail[0].counter:
                 return self._read_tail(after, max_entries, max_bytes)
             if after >= self.last.counter:
@@ -259,7 +260,7 @@ class SegmentedLog:
     def verify(self, after: int, up_to: int) -> None:
         """Read entries again from the disk, for the scrub. Raises LogDamaged."""
         while after < min(up_to, self.last.counter):
-            with self._lock:
+            with self._guard():
                 after += len(self._segment_of(after + 1).read(after, 4096, 1 << 20))
 
     # --- changes
@@ -324,7 +325,7 @@ class SegmentedLog:
             if self._limit is not None:
                 self._limit = min(self._limit, after)
         self._write_label()
-        with self._lock:
+        with self._guard():
             while len(self._segments) > 1 and self._segments[-1].base.counter >= after:
                 self._remove(self._segments.pop())
             self._segments[-1].cut(after)
@@ -341,7 +342,7 @@ class SegmentedLog:
         self._finish_reset(position)
 
     def _finish_reset(self, position: Position) -> None:
-        with self._lock:
+        with self._guard():
             for segment in self._segments:
                 self._remove(segment)
             self._tail, self._tail_bytes = [], 0
@@ -350,8 +351,8 @@ class SegmentedLog:
         self._write_label()
 
     def trim(self, up_to: int) -> None:
-        """Remove the segments that end at or before a counter; the newest always stays."""
-        with self._lock:
+        """Remove the segments that end at or before a counter; the newest always stays. Raises DiskFailed."""
+        with self._guard():
             while len(self._segments) > 1 and self._segments[1].base.counter <= up_to:
                 self._remove(self._segments.pop(0))
 
@@ -387,6 +388,17 @@ class SegmentedLog:
     def _check(self) -> None:
         if self._failed:
             raise DiskFailed(self._failed)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """The lock; an error of the system within it ends all promises of this process."""
+        with self._lock:
+            try:
+                yield
+            except OSError as problem:
+                raise self._fail(f"{self.directory}: {problem.strerror}") from problem
+            except DiskFailed as problem:
+                raise self._fail(str(problem)) from problem
 
     def _fail(self, reason: str) -> DiskFailed:
         """After a failed write or sync nothing is known of the disk: no later call may claim success."""

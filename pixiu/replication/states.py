@@ -28,6 +28,7 @@ class Cause(Enum):
     FIRST_ENTRY_SYNCED = "promise and first entry synced"
     FENCED = "higher epoch, other leader or session lost"
     CAUGHT_UP = "drained, a member holds everything"
+    DRAINING = "drained while in sync"
     RELEASED = "answer about the hand-over"
     NOT_A_MEMBER = "not in sync"
     SOLE_MEMBER = "alone in the in-sync set"

@@ -129,6 +129,14 @@ def test_a_proposed_member_is_required_until_a_higher_version_was_seen() -> None
     assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
 
 
+def test_an_acknowledgement_beyond_the_end_is_dropped() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.propose(b"one")
+    assert replica.appended(B, 3) == []
+    assert ev.Committed(2, 2) in replica.appended(B, 2)
+
+
 def test_a_follower_that_started_again_must_acknowledge_again() -> None:
     replica = Replica(A)
     replica.lead(B)
@@ -413,10 +421,32 @@ def test_a_draining_leader_hands_over_when_a_member_has_everything() -> None:
     replica.appended(B, 2)
     effects = replica.wait(0.25)
     release = only(effects, ev.CompareAndSet)
-    assert release.state == state(2, NOBODY, A, B, incarnation=0)
+    assert release.state == state(2, NOBODY, B, incarnation=0)
     assert ev.Deposed(2) in effects
     assert ev.HandedOver() in replica.step(ev.Swapped(release.token, ev.Outcome.OK))
     assert ev.CompareAndSet not in kinds(replica.read(7, release.state) + replica.wait(20.0))
+
+
+def test_a_draining_follower_leaves_the_set_so_that_nobody_waits_for_it() -> None:
+    replica = Replica(B)
+    replica.present(A)
+    replica.read(5, state(1, A, A, B))
+    leave = only(replica.step(ev.Drain()), ev.CompareAndSet)
+    assert (leave.expected, leave.state) == (5, state(1, A, A))
+    assert ev.HandedOver() in replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
+
+
+def test_a_draining_follower_that_nobody_requires_goes_at_once() -> None:
+    replica = Replica(B)
+    replica.read(5, state(1, A, A))
+    assert replica.step(ev.Drain()) == [ev.HandedOver()]
+
+
+def test_a_lease_is_not_longer_for_an_answer_from_the_future() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.step(ev.Received(Appended(2, B, 1, 1, replica.now + 1000)))
+    assert not replica.core.may_read(replica.now + OPTIONS.lease_s)
 
 
 def test_an_office_that_was_handed_over_is_taken_without_waiting_for_leases() -> None:

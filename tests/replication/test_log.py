@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -432,6 +432,30 @@ def test_after_a_failed_sync_nothing_is_promised(log: SegmentedLog, monkeypatch:
         with pytest.raises(DiskFailed):
             call()
     assert everything(log) == entries(1, 1, 3)
+
+
+@pytest.mark.parametrize("call", ["unlink", "pread", "ftruncate"])
+def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in (1, 9, 17):
+        log.append(entries(1, first, first + 7, size=40))
+    log.sync()
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    again = reopen(log)
+    calls: dict[str, Callable[[], object]] = {
+        "unlink": lambda: again.trim(20),
+        "pread": lambda: again.read(0, 9, 1000),
+        "ftruncate": lambda: again.cut(20),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fails)
+        with pytest.raises(DiskFailed, match="Input/output"):
+            calls[call]()
+    with pytest.raises(DiskFailed):
+        again.append(entries(1, again.last.counter + 1, again.last.counter + 1))
+    again.close()
 
 
 def test_a_small_file_system_fills_and_recovers(tmp_path: Path) -> None:

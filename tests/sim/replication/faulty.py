@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pixiu.replication.context import Context
 from pixiu.replication.core import Core
 from pixiu.replication.events import Effect
 from pixiu.replication.follower import Follower
@@ -54,12 +55,9 @@ class _ShrinksBeforeItIsWritten(InSync):
 
 
 class _Hasty(Leader):
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self.in_sync.__class__ = _ShrinksBeforeItIsWritten
-
-    def on_tick(self, now: float, out: list[Effect]) -> None:
-        super().on_tick(now, out)
+    def __init__(self, context: Context, version: int, state: PartitionState, start: int, now: float) -> None:
+        super().__init__(context, version, state, start, now)
+        self.in_sync = _ShrinksBeforeItIsWritten(context.member, version, state)
 
 
 class AcknowledgesBeforeTheShrink(Core):

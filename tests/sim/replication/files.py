@@ -32,7 +32,7 @@ class FileDisk(Disk):
         while more := log.read(log.first.counter + len(entries), 1000, 1 << 20):
             entries += more
         self.image = Image(log.first, entries, log.promised, log.unclean, log.seal)
-        self.rotten |= log.damage is not None
+        self.rotten = log.damage is not None  # a bit beyond the seal does no harm
         self.remember()
         return log.damage
 
@@ -48,6 +48,7 @@ class FileDisk(Disk):
             return False
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
+        self.rotten = True
         return True
 
 
