@@ -17,6 +17,7 @@ from typing import Final
 
 import lmdb
 
+from pi.keys import unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 
 COPY_SUFFIX: Final = ".copy"
@@ -92,6 +93,20 @@ class StateStore:
             self._db.sync(True)
         except (OSError, lmdb.Error) as error:
             raise self._error("synced", error) from error
+
+    def verify(self, after: bytes, limit: int) -> bytes | None:
+        """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged."""
+        try:
+            with self._db.begin() as transaction, transaction.cursor() as cursor:
+                found = cursor.set_range(after) if after else cursor.first()
+                for _ in range(limit):
+                    if not found:
+                        return None
+                    unseal(cursor.key(), cursor.value())
+                    found = cursor.next()
+                return bytes(cursor.key()) if found else None
+        except lmdb.Error as error:
+            raise self._error("verified", error) from error
 
     def copy(self, path: Path) -> None:
         """A compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""

@@ -14,6 +14,7 @@
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
+    │   ├── NotLeader            this replica does not lead its partition: ask the leader
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
@@ -127,6 +128,12 @@ class RegistryUnavailable(Unavailable):
     code = "REGISTRY_UNAVAILABLE"
 
 
+class NotLeader(Unavailable):
+    """This replica does not lead its partition."""
+
+    code = "NOT_LEADER"
+
+
 class Dropped(RemoteError):
     """A message was accepted and then lost on the way."""
 
@@ -149,6 +156,10 @@ class WrongPartition(RemoteError):
     """The process does not serve this key."""
 
     code = "WRONG_PARTITION"
+
+    def __init__(self, text: str, key: int = 0) -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class OldSession(RemoteError):
@@ -253,6 +264,7 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "NOT_LEADER": grpc.StatusCode.UNAVAILABLE,
     "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
     "DROPPED": grpc.StatusCode.ABORTED,
     "OFFLINE": grpc.StatusCode.NOT_FOUND,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("proxy", "router", "broker", "relay", "gateway")
-PACKAGES = ("pixiu", "registry", "pi", *ROLES)
+ROLES = ("proxy", "router", "broker", "relay", "gateway", "pi")
+PACKAGES = ("pixiu", "registry", *ROLES)
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",

@@ -99,7 +99,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in ("proxy", "gateway", "broker", "router"):
+        for role in ("proxy", "gateway", "broker", "router", "pi"):
             own = [process for name, process in self._processes.items() if self._places[name][1] == role]
             for process in own:
                 process.send_signal(signal.SIGTERM)
