@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pi.applier import Applier
 from pi.core import Core
 from pi.events import (
     Appended,
@@ -32,6 +31,7 @@ from pi.events import (
     Tick,
     TurnEnded,
 )
+from pi.machine import Machine
 from pi.options import Options
 from pi.sole import SoleReplica
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
@@ -65,20 +65,19 @@ class Service:
         options = context.options
         self._folder = Path(options.data_dir)
         began = time.monotonic()
-        self._applier = Applier(
-            self._folder / "inboxes", options.store_mb << 20, options.heads_cached, options.flush_interval_s,
-            self._flushed, self.failed,
+        self._machine = Machine(
+            self._folder / "inboxes", options.store_mb << 20, options.heads_cached, options.flush_interval_s, self.failed,
         )  # fmt: skip
         self._core = Core(
             partition=options.partition,
-            state=self._applier.state,
+            state=self._machine.state,
             limits=options.limits(),
             clock_interval_s=options.clock_interval_s,
         )
-        self._core.committed = self._applier.state.applied.counter
+        self._core.committed = self._machine.applied
         self._replica = SoleReplica(
             self._folder / "log", options.segment_mb << 20, context.zookeeper,
-            partition_state(context.root, "pi", options.partition), self._applier.state.applied.counter, self,
+            partition_state(context.root, "pi", options.partition), self._machine.applied, self,
         )  # fmt: skip
         self._opened_s = time.monotonic() - began
         self._streams: dict[int, Stream] = {}
@@ -106,7 +105,7 @@ class Service:
 
     async def start(self) -> None:
         """Until this replica leads: it is the only one. A damaged log waits for its operator, and says so."""
-        self._applier.start(self._context.options.scrub_keys_per_s)
+        self._machine.start(self._context.options.scrub_keys_per_s)
         self._arm()
         await self._leads.wait()
 
@@ -122,18 +121,17 @@ class Service:
             if timer is not None:
                 timer.cancel()
         await self._replica.close()
-        await self._applier.close()
+        await self._machine.close()
 
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
-        state = self._applier.state
         return {
             "replication": self._replica.state,
             "epoch": self._core.epoch,
-            "applied": state.applied.counter,
+            "applied": self._machine.applied,
             "streams": len(self._streams),
-            "disk_full": self._applier.full,
-            "damage": self._damage or self._core.damaged or self._applier.damaged,
+            "disk_full": self._machine.full,
+            "damage": self._damage or self._core.damaged or self._machine.damaged,
             "opened_s": round(self._opened_s, 3),
         }
 
@@ -201,7 +199,7 @@ class Service:
 
     def committed(self, entries: Sequence[Entry], copies: int) -> None:
         """Apply these. Raises StateDamaged."""
-        for entry, results in zip(entries, self._applier.apply(entries), strict=True):
+        for entry, results in zip(entries, self._machine.apply(entries), strict=True):
             self._step(EntryApplied(entry.counter, results, copies))
 
     def leading(self, epoch: int) -> None:
@@ -229,9 +227,9 @@ class Service:
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Propose):
-            if self._applier.full:
-                self._step(ProposalRejected(effect.token, DiskFull.code, self._applier.full))
-            elif self._applier.behind:
+            if self._machine.full:
+                self._step(ProposalRejected(effect.token, DiskFull.code, self._machine.full))
+            elif self._machine.behind:
                 self._step(ProposalRejected(effect.token, *REJECTIONS[Rejection.OVERLOADED]))
             else:
                 self._replica.propose(effect.token, effect.payload, effect.replicated)
@@ -247,29 +245,27 @@ class Service:
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _tick(self) -> None:
-        self._step(Tick(not self._applier.full and self._replica.may_read()))
+        self._replica.flushed(self._machine.flushed)
+        self._step(Tick(not self._machine.full and self._replica.may_read()))
         self._arm()
-
-    def _flushed(self, counter: int) -> None:
-        self._replica.flushed(counter)
 
     def _count_notified(self, appended: Sequence[Appended]) -> None:
         self._notified += len(appended)
 
     def _samples(self) -> dict[str, Any]:
-        state, applier = self._applier.state, self._applier
+        machine = self._machine
         return {
             **{f"{name}_total": value for name, value in self._core.counters.items()},
             "leads": int(bool(self._core.epoch)),
             "epoch": self._core.epoch,
-            "applied": state.applied.counter,
-            "dropped_entries_total": state.dropped,
-            "transactions_total": applier.transactions,
-            "unwritten_changes": state.unwritten,
-            "store_bytes": applier.store.bytes_used,
-            "disk_full": int(bool(applier.full)),
-            "damaged": int(bool(self._damage or self._core.damaged or applier.damaged)),
-            "scrubbed_values_total": applier.scrubbed,
+            "applied": machine.applied,
+            "dropped_entries_total": machine.state.dropped,
+            "transactions_total": machine.transactions,
+            "unwritten_changes": machine.state.unwritten,
+            "store_bytes": machine.store.bytes_used,
+            "disk_full": int(bool(machine.full)),
+            "damaged": int(bool(self._damage or self._core.damaged or machine.damaged)),
+            "scrubbed_values_total": machine.scrubbed,
             "notified_total": self._notified,
             "streams": len(self._streams),
         }

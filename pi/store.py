@@ -21,6 +21,8 @@ from pi.keys import unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 
 COPY_SUFFIX: Final = ".copy"
+FILE_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -145,12 +147,12 @@ class StateStore:
 def install(snapshot: Path, folder: Path) -> None:
     """Put a snapshot in the place of a state that is closed. Whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    begun = folder / f"data.mdb{COPY_SUFFIX}"
+    begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
     try:
         shutil.copyfile(snapshot, begun)
         with open(begun, "rb+") as file:
             os.fsync(file.fileno())
-        begun.replace(folder / "data.mdb")
+        begun.replace(folder / FILE_NAME)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

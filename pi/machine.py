@@ -1,4 +1,4 @@
-"""The state over its store: entries are applied at once, transactions are written by a thread, the log may go behind them.
+"""The state over its store, as replication uses it: entries are applied at once, transactions are written by a thread.
 
 Source: DESIGN section 11 (the applied position is in the same transaction; the log is kept until the state is flushed).
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from pi.state import Results, State
-from pi.store import StateStore
+from pi.state import Read, Results, State
+from pi.store import FILE_NAME, LOCK_NAME, StateStore, install
 from pixiu.errors import DiskFull, PixiuError, StateDamaged
 from pixiu.replication.model import Entry
 
@@ -26,7 +26,7 @@ SCRUB_KEYS: Final = 500
 """Checked at a time."""
 
 
-class Applier:
+class Machine:
     """One state.
 
     Args:
@@ -34,18 +34,16 @@ class Applier:
         map_bytes: the most that it may grow to.
         heads: kept in memory.
         flush_interval_s: between two transactions.
-        on_flushed: called with the counter up to which the state is durable.
         on_failed: called when nothing more can be applied or written.
 
     Raises StateDamaged, DiskFull, DiskFailed.
     """
 
     def __init__(
-        self, folder: Path, map_bytes: int, heads: int, flush_interval_s: float,
-        on_flushed: Callable[[int], None], on_failed: Callable[[PixiuError], None],
+        self, folder: Path, map_bytes: int, heads: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
     ) -> None:  # fmt: skip
-        self.store = StateStore(folder, map_bytes)
-        self.state = State(self.store, max_heads=heads)
+        self._folder, self._map_bytes, self._heads = folder, map_bytes, heads
+        self._open()
         self.full = ""
         """Why nothing can be written now; empty: it can."""
         self.damaged = ""
@@ -53,9 +51,21 @@ class Applier:
         self.transactions = 0
         self.scrubbed = 0
         self._interval_s = flush_interval_s
-        self._on_flushed, self._on_failed = on_flushed, on_failed
+        self._on_failed = on_failed
+        self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _open(self) -> None:
+        self.store = StateStore(self._folder, self._map_bytes)
+        self.state = State(self.store, max_heads=self._heads)
+        self.flushed = self.state.applied.counter
+        """The state is durable up to this counter."""
+
+    @property
+    def applied(self) -> int:
+        """The counter of the last entry in the state."""
+        return self.state.applied.counter
 
     def start(self, scrub_keys_per_s: int) -> None:
         """Begin to write."""
@@ -75,34 +85,67 @@ class Applier:
         """More waits to be written than may."""
         return self.state.unwritten >= MAX_CHANGES
 
+    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
+        """Entries of an inbox. Raises Refusal, StateDamaged."""
+        return self.state.read(uin, number, lane, session, start, count)
+
     async def flush(self) -> None:
         """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""
-        counter = self.state.applied.counter
-        changes = self.state.freeze()
-        try:
-            await asyncio.shield(asyncio.to_thread(self._write, changes))
-        except PixiuError:
-            self.state.table.refused()
-            raise
-        self.store.renew()
-        self.state.table.thawed()
-        self.transactions += 1
-        self._on_flushed(counter)
+        async with self._writing:
+            counter = self.applied
+            changes = self.state.freeze()
+            written = asyncio.ensure_future(asyncio.to_thread(self._write, changes))
+            try:
+                await asyncio.shield(written)
+            except asyncio.CancelledError:
+                await asyncio.wait({written})  # the thread cannot be stopped, and its environment must stay open
+                self.state.table.refused()
+                raise
+            except PixiuError:
+                self.state.table.refused()
+                raise
+            self.store.renew()
+            self.state.table.thawed()
+            self.transactions += 1
+            self.flushed = counter
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:
         self.store.write(changes)
         self.store.sync()
 
+    async def snapshot(self, folder: Path) -> int:
+        """Write the state as it is at one applied counter into an empty folder; returns that counter. `apply` goes on."""
+        await self.flush()
+        await asyncio.to_thread(self.store.copy, folder / FILE_NAME)
+        return await asyncio.to_thread(self._position_of, folder)
+
+    def _position_of(self, folder: Path) -> int:
+        """What a snapshot holds: a transaction may have come between the flush and the copy."""
+        store = StateStore(folder, self._map_bytes)
+        try:
+            return State(store, max_heads=2).applied.counter
+        finally:
+            store.close()
+            (folder / LOCK_NAME).unlink(missing_ok=True)
+
+    async def load(self, folder: Path) -> None:
+        """Replace the state by a snapshot, durably. Nothing is applied meanwhile."""
+        async with self._writing:
+            await asyncio.to_thread(self._position_of, folder)  # what cannot be read is not taken
+            self.store.close()
+            try:
+                await asyncio.to_thread(install, folder / FILE_NAME, self._folder)
+            finally:
+                self._open()
+
     async def _run(self) -> None:
-        written = self.state.applied
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if self.full else self._interval_s):
                     await self._wake.wait()
             self._wake.clear()
-            if self.state.applied == written:
+            if self.applied == self.flushed:
                 continue
-            applied = self.state.applied
             try:
                 await self.flush()
             except DiskFull as full:
@@ -111,7 +154,7 @@ class Applier:
                 self._on_failed(failed)
                 return
             else:
-                self.full, written = "", applied
+                self.full = ""
 
     async def _scrub(self, keys_per_s: int) -> None:
         """Look through everything that is stored, again and again, for values that the disk changed."""
@@ -119,7 +162,8 @@ class Applier:
         while True:
             await asyncio.sleep(SCRUB_KEYS / keys_per_s)
             try:
-                after = await asyncio.to_thread(self.store.verify, after or b"", SCRUB_KEYS)
+                async with self._writing:  # not while a snapshot takes the store's place
+                    after = await asyncio.to_thread(self.store.verify, after or b"", SCRUB_KEYS)
             except StateDamaged as damage:
                 self.damaged = str(damage)
                 return
@@ -134,6 +178,5 @@ class Applier:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(PixiuError):
-            if not self.state.table.frozen:
-                await self.flush()
+            await self.flush()
         self.store.close()
