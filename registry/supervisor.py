@@ -30,8 +30,8 @@ CONFIGURATION_EXIT: Final = 2
 """The exit code by which a role says that its options or its port are at fault: trying again cannot help."""
 GRACE_S: Final = 15.0
 """Seconds between SIGTERM and SIGKILL at the end."""
-START_ORDER: Final = ("router", "relay", "broker", "proxy", "gateway")
-STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router")
+START_ORDER: Final = ("pi", "router", "relay", "broker", "proxy", "gateway")
+STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi")
 """Clients are told first; who holds state goes last."""
 
 
@@ -150,12 +150,15 @@ def wanted_processes(
     router_replicas: int,
     relays: int = 0,
     relay_replicas: int = 0,
+    pis: int = 0,
+    pi_replicas: int = 0,
 ) -> list[ProcessSpec]:
     """Every process of a cluster, in the order in which they start."""
     partitions = {
         "router": (routers, router_replicas),
         "relay": (relays, relay_replicas),
         "broker": (brokers, broker_replicas),
+        "pi": (pis, pi_replicas),
     }
     whole = {"proxy": proxies, "gateway": gateways}
     found: list[ProcessSpec] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import subprocess
 
 import pytest
 
+from pi.keys import entry_key
 from pi.operations import AddDevice, Code
 from pixiu.discovery.node import Node
 from tests.support.pi import Lost, PiClient, acknowledges, appends, message
-from tests.support.roles import Roles
+from tests.support.roles import Roles, until
 
 pytestmark = pytest.mark.e2e
 UIN = 7
@@ -95,3 +98,112 @@ async def test_kill_nine_in_a_loop_loses_nothing_and_repeats_nothing(roles: Role
     assert [seq for seq, _ in found] == list(range(1, sent + 1))
     assert {msg_id: seq for seq, msg_id in found} == known
     await client.close()
+
+
+async def stopped(roles: Roles, name: str) -> None:
+    """End a process in good order."""
+    roles.send_signal(name, signal.SIGTERM)
+    await roles.ended(name)
+
+
+def address_in_log(roles: Roles, name: str) -> str:
+    """Where a process is that never became Running."""
+    lines = [json.loads(line) for line in roles.log(name).splitlines() if line.startswith("{")]
+    return str([line["address"] for line in lines if line.get("event") == "registered"][-1])
+
+
+async def test_a_flipped_byte_in_the_inboxes_is_refused_and_everything_else_is_served(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0)
+    client, epoch = await connect(roles)
+    pairs = [(message(number), UIN) for number in range(1, 21)]
+    assert not (await client.ask(appends(epoch, *pairs))).code
+    await client.close()
+    await stopped(roles, "pi-0")
+    (file,) = (roles.folder / "pi-0").rglob("data.mdb")
+    data = bytearray(file.read_bytes())
+    key = entry_key(UIN, 1, 10)
+    at = data.find(key)
+    while at >= 0:
+        data[at + len(key) + 2] ^= 1
+        at = data.find(key, at + 1)
+    file.write_bytes(data)
+    roles.start("pi-0", partition=0)
+    client, epoch = await connect(roles)
+    session = await client.session(UIN)
+    assert list((await client.read(UIN, session, num=9)).seqs) == list(range(1, 10))
+    assert (await client.read(UIN, session, num=10)).code == "STATE_DAMAGED"
+    assert list((await client.read(UIN, session, start=10)).seqs) == list(range(11, 21))
+    assert list((await client.ask(appends(epoch, (message(21), UIN), (message(1), UIN + 1)))).results) == [21, 1]
+    node = (await roles.running("pi-0"))[0]
+    assert await roles.metric(node, "damaged") == 1
+    await client.close()
+
+
+async def test_a_log_whose_tail_was_cut_is_not_served(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0, flush_interval_s=60)
+    client, epoch = await connect(roles)
+    for number in range(1, 21):
+        assert not (await client.ask(appends(epoch, (message(number), UIN)))).code
+    roles.send_signal("pi-0", signal.SIGKILL)
+    await client.close()
+    await roles.ended("pi-0")
+    segment = max((roles.folder / "pi-0").rglob("*.log"))
+    with open(segment, "r+b") as file:
+        file.truncate(segment.stat().st_size - 300)
+    roles.start("pi-0", partition=0, flush_interval_s=60)
+    await until("the damage is reported", lambda: asyncio.to_thread(lambda: "damaged" in roles.log("pi-0")))
+    client = PiClient(address_in_log(roles, "pi-0"))
+    reply = await client.ask(appends(epoch + 1, (message(21), UIN)))
+    assert (reply.code, reply.epoch) == ("NOT_LEADER", 0)
+    await client.close()
+
+
+async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(roles: Roles) -> None:
+    folder = roles.folder / "pi-0"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(folder)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        ballast = folder / "ballast"
+        ballast.write_bytes(bytes(8 << 20))
+        await roles.layout(pi=1)
+        roles.start("pi-0", partition=0, flush_interval_s=0.1, segment_mb=1)
+        client, epoch = await connect(roles)
+        session = await client.session(UIN)
+        sent, code, known = 0, "", 0
+        while not code:
+            pairs = [(message(number), UIN) for number in range(sent + 1, sent + 1001)]
+            reply = await client.ask(appends(epoch, *pairs))
+            code = reply.code
+            if not code:
+                assert list(reply.results) == list(range(sent + 1, sent + 1001))
+                known = sent + 1000
+            sent += 1000
+            assert sent < 1_000_000
+        assert code == "DISK_FULL"
+        assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))
+        ballast.unlink()
+        generation = 1
+
+        async def taken() -> bool:
+            nonlocal generation
+            generation += 1
+            pairs = [(message(number), UIN) for number in range(known + 1, known + 101)]
+            reply = await client.ask(appends(epoch, *pairs, generation=generation))
+            assert reply.code in ("", "DISK_FULL")
+            return list(reply.results) == list(range(known + 1, known + 101))
+
+        await until("writes are taken again", taken)
+        await client.close()
+        await stopped(roles, "pi-0")
+        roles.start("pi-0", partition=0)
+        client, _ = await connect(roles)
+        session = await client.session(UIN)
+        assert (await client.read(UIN, session, start=known)).last == known + 100
+        await client.close()
+        await stopped(roles, "pi-0")
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

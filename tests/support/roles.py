@@ -66,6 +66,10 @@ class Roles:
         """To one process."""
         self._processes[name].send_signal(number)
 
+    async def ended(self, name: str) -> int:
+        """The exit code of a process that was told to end."""
+        return await asyncio.to_thread(self._processes[name].wait, WAIT_S)
+
     async def refused(self, name: str) -> str:
         """What a process logged that ended because its options cannot be."""
         assert await asyncio.to_thread(self._processes[name].wait, WAIT_S) == 2, self.log(name)
