@@ -9,7 +9,7 @@ RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 
 PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000)
 
-.PHONY: run test check fuzz sim bench proto docs clean
+.PHONY: run test check fuzz lossy sim bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -29,6 +29,9 @@ check: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
+
+lossy: $(VENV)/.dev  # ten times as long as in the suite: real processes behind a network that loses datagrams
+	PIXIU_LOSSY_TIMES=$(or $(PIXIU_LOSSY_TIMES),10) $(BIN)/python -m pytest -s tests/e2e/test_lossy.py
 
 sim: $(VENV)/.dev
 	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim

@@ -17,6 +17,7 @@ from pixiu.addressed import MAX_UINS, address, uin_list
 from pixiu.ids import EndpointID
 from pixiu.partition import rendezvous
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.trace import UNTRACED, Tracer
 
 MAX_CACHED_MEMBERS: Final = 4_000_000
 """Members in the lists that are kept ready. Policy: all are made anew."""
@@ -67,6 +68,7 @@ class AddressedFanout:
         ways: where the records of a room that this partition serves go.
         serves: whether this partition serves a room.
         elsewhere: where to pass on the records of a room that it does not serve; None: nowhere.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class AddressedFanout:
         ways: Callable[[int], tuple[Way, ...]],
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self._ways = ways
         self._serves = serves
         self._elsewhere = elsewhere
+        self._tracer = tracer
         self._cache: dict[int, tuple[Way, ...]] = {}
         self._cached_members = 0
         self.counters = FanoutCounters()
@@ -113,6 +117,10 @@ class AddressedFanout:
                 stale = stale or not served
                 empty += served and not ways
             record = data[position:after]
+            if flags & Flag.TRACED:
+                # Stamped before it is put behind a list: what is traced is the record inside.
+                now_us = self._tracer.now_us()
+                record = self._tracer.stamp(record, now_us, now_us)
             for target, listed in ways:
                 touched[target] = None
                 (target.normal if type_ >> 6 else target.first).append(address(record, listed) if listed else record)

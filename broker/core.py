@@ -47,6 +47,7 @@ from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.notices import LayoutNotices
 from pixiu.partition import rendezvous, rendezvous_order, serves, share_rooms
 from pixiu.softstore import ENTRY, Applied, Change, Key, Membership, Purged
+from pixiu.trace import UNTRACED, Tracer
 from pixiu.vanished import Vanished
 from pixiu.wire.v1 import control_pb2
 
@@ -95,6 +96,7 @@ class Core:
         gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
         membership: the map, empty.
         through_relays: send records through relays with the lists of their users, and not to gateways.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -107,15 +109,16 @@ class Core:
         gone_gateway_s: float,
         membership: Membership | None = None,
         through_relays: bool = False,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.endpoint = endpoint
         self.partition = partition
         self.state = State.INIT
         self.membership = membership if membership is not None else Membership()
         self.relays = Relays() if through_relays else None
-        self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere)
+        self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
-            self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere)
+            self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
         self.feeds: dict[int, Feed] = {}
         self.keeper = Keeper(self.membership, heartbeat_s)
         self.vanished = Vanished(self.membership, gone_gateway_s)

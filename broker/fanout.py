@@ -13,10 +13,13 @@ from typing import Final
 
 from broker.events import SendRecords
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.trace import UNTRACED, Tracer
 
 FIRST_LANE_BELOW: Final = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""
+ROOM: Final = int(Kind.ROOM)
+SIGNAL: Final = int(Kind.SIGNAL)
 MAX_CACHED_ROOMS: Final = 1_000_000
 """Policy: the cache starts anew."""
 
@@ -53,6 +56,7 @@ class Fanout:
         gateways: the targets of a room that this partition serves; () where it has no members.
         serves: whether this partition serves a room.
         elsewhere: where to pass on the records of a room that it does not serve; None: nowhere.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -60,10 +64,12 @@ class Fanout:
         gateways: Callable[[int], tuple[Target, ...]],
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self._gateways = gateways
         self._serves = serves
         self._elsewhere = elsewhere
+        self._tracer = tracer
         self._cache: dict[int, tuple[Target, ...]] = {}
         self.counters = FanoutCounters()
 
@@ -83,20 +89,26 @@ class Fanout:
 
         One room's records keep their order.
         """
-        cached, unpack, room_kind = self._cache.get, ROUTE.unpack_from, int(Kind.ROOM)
+        cached, unpack, plain = self._cache.get, WALK.unpack_from, PLAIN_ROOM
         touched: list[Target] = []
-        stale, position, empty, wrong = 0, start, 0, 0
+        stale, position, empty, wrong, traced_us = 0, start, 0, 0, 0
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
-            size, kind, flags, type_, _, room = unpack(data, position)
+            size, what, type_, _, room = unpack(data, position)
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind != room_kind and not (kind == Kind.SIGNAL and flags & Flag.TO_ROOM):
-                wrong += 1
-                position = after
-                continue
+            if what != plain:
+                kind, flags = what & 255, what >> 8
+                if kind != ROOM and not (kind == SIGNAL and flags & Flag.TO_ROOM):
+                    wrong += 1
+                    position = after
+                    continue
+                if flags & Flag.TRACED:
+                    traced_us = traced_us or self._tracer.now_us()
+                elif kind == ROOM:
+                    plain = what  # as a rule the next record's as well
             targets = cached(room)
             if targets is None:
                 targets, served = self._look_up(room)
@@ -119,16 +131,19 @@ class Fanout:
                 self.counters.records_in += count
                 self.counters.records_without_members += empty
                 self.counters.records_wrong_kind += wrong
-                return self._parcels(touched), bool(stale)
+                return self._parcels(touched, traced_us), bool(stale)
         for target in touched:
             target.normal, target.first = [], []
         self.counters.batches_malformed += 1
         return None
 
-    def _parcels(self, touched: list[Target]) -> list[SendRecords]:
+    def _parcels(self, touched: list[Target], traced_us: int) -> list[SendRecords]:
         parcels: list[SendRecords] = []
         copies = 0
         for target in touched:
+            if traced_us:
+                self._tracer.stamp_all(target.first, traced_us)
+                self._tracer.stamp_all(target.normal, traced_us)
             # Lane 0 stands first; a target touched in both lanes is in the list twice.
             if target.first:
                 parcels.append(SendRecords(target.endpoint, target.first, 0))

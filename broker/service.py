@@ -40,6 +40,7 @@ from broker.events import (
 from broker.feeds import FeedState
 from broker.options import Options
 from broker.router_root import RouterRoot
+from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
@@ -47,8 +48,10 @@ from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
+from pixiu.runtime.tracing import tracer_of
 from pixiu.snapshots import SnapshotReader
 from pixiu.softstore import Change, Chunk, Membership, decode_messages
+from pixiu.trace import Hop
 from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
@@ -76,6 +79,7 @@ class Service:
             gone_gateway_s=options.gone_gateway_s,
             membership=Membership(max_entries=options.max_entries),
             through_relays=context.cluster.fanout == "relay",
+            tracer=tracer_of(context, Hop.BROKER, options.partition),
         )
         self._snapshots = SnapshotReader(context.endpoint_id, "broker", self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
@@ -130,6 +134,7 @@ class Service:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
+            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
             "rooms": core.membership.rooms,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
             "degraded": degraded,

@@ -69,7 +69,7 @@ class Backlog:
     """Messages that wait for a slow connection: at most `limit_bytes`, the oldest go first.
 
     Args:
-        limit_bytes: the bound.
+        limit_bytes: the bound. Times are those of `SlowConsumers.now`.
         patience_s: how long a connection may stay over the bound, or stalled, before it is to be disconnected.
 
     Source: DESIGN section 14, rule 3; the grades follow the article's author (2022): the further behind, the rarer the writes.
@@ -123,7 +123,9 @@ class Backlog:
         """What was taken has left."""
         self._leaving_since = None
         if not self._chunks:
+            # It has caught up: a break, wherever it stands when it is looked at again.
             self._over = False
+            self._late_since = None
 
     def behind_s(self, now: float) -> float:
         """For how long the oldest message has waited."""

@@ -26,6 +26,7 @@ from gateway.events import (
     FenceReceived,
     HealingReceived,
     Join,
+    KeepTraces,
     Leave,
     Opened,
     ProxiesChanged,
@@ -43,10 +44,12 @@ from gateway.events import (
 from gateway.reports import Reports
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
+from gateway.traces import Traces
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
 from pixiu.routing import Routes
 from pixiu.softstore import VALUED_MESSAGES_A_CONTROL, Change
+from pixiu.trace import UNTRACED, Tracer
 from pixiu.vrooms import VRooms, with_key
 from pixiu.wire.v1 import control_pb2
 
@@ -55,6 +58,8 @@ DEDUPE_GENERATION = 65_536
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
+TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
+"""One look at a record's flags tells whether it is to no topic and untraced, as nearly all are."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 ROOM = int(Kind.ROOM)
@@ -87,6 +92,7 @@ class Core:
         signals: remembers delivered signals; None: as long as this core lives.
         vrooms: the cluster's big rooms.
         through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -97,10 +103,12 @@ class Core:
         signals: SignalTable | None = None,
         vrooms: VRooms = NO_BIG_ROOMS,
         through_relays: bool = False,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.index = RoomIndex(vrooms)
         self._through_relays = through_relays
         self.signals = Signals(signals if signals is not None else MemoryTable())
+        self.traces = Traces(tracer)
         self.counters = Counters()
         self._identity = (instance, generation)
         self._counter = 0
@@ -152,6 +160,8 @@ class Core:
         self.counters.records_in += len(records)
         for record in records:
             if record[4] == signal:
+                if record[5] & Flag.TRACED:
+                    self.traces.arrived(record)
                 self.signals.take(record)
                 continue
             key = int.from_bytes(record[24:32], "little")
@@ -165,10 +175,15 @@ class Core:
                 self.counters.damaged += 1
                 continue
             body = record[bounds[0] : bounds[1]]
-            if record[5] & Flag.TOPIC:
-                channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
-            else:
+            if not record[5] & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if record[4] == room else users.get(key) if record[4] == chat else None
+            else:
+                if record[5] & Flag.TOPIC:
+                    channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+                else:
+                    channel = rooms.get(key) if record[4] == room else users.get(key) if record[4] == chat else None
+                if record[5] & Flag.TRACED and channel is not None:
+                    self.traces.take(channel, record)
             if channel is None:
                 self.counters.without_members += 1
                 (self.rooms if record[4] == room else self.users).missing(key)
@@ -361,7 +376,10 @@ class Core:
         if self._held and not self._proxy_routes.held:
             effects += self._published()
         answers = self._end_signals() if self.signals else []
+        traced = self.traces.finish() if self.traces else []
         effects += self._deliveries()
+        if traced:
+            effects.append(KeepTraces(traced))
         return effects + answers
 
     def _end_signals(self) -> list[Effect]:
@@ -369,6 +387,8 @@ class Core:
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
             self._dirty[channel] = None
+            if record[5] & Flag.TRACED:
+                self.traces.take(channel, record)
             if channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:

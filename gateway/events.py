@@ -246,6 +246,13 @@ class SendDelivered:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepTraces:
+    """These traced records have left, with this gateway's stamp: their traces are finished."""
+
+    records: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long, and goes on."""
 
@@ -254,4 +261,4 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | Answer | Disconnect | Fenced
+Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | KeepTraces | Answer | Disconnect | Fenced

@@ -6,8 +6,10 @@ Source: DESIGN section 15.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -41,11 +43,16 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+CONNECT_SPREAD_S = 1.0
+"""Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
+one turn of the loop, while nobody is served, and come back together."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a client that is closed may take to read what was written before."""
 REFUSAL_DELAY_S = 1.0
 """A client that is refused because too many connect is told after half of this to all of it, at random: it has no other
 way to learn when to come again, and many try at once."""
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+"""Linger for no time at all."""
 MAX_RETRIES = 3
 """How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
 
@@ -193,13 +200,13 @@ class MQTTConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client did not take all: messages wait in the backlog."""
         self._paused = True
-        self._backlog.leaving(self._hub.now())
+        self._backlog.leaving(self._hub.slow.now())
         self._hub.slow.add(self)
 
     def resume_writing(self) -> None:
         """The client took what was written: write what waits, at once or, when it is behind, in a while."""
         self._paused = False
-        grade = self._backlog.grade(self._hub.now())
+        grade = self._backlog.grade(self._hub.slow.now())
         self._backlog.left()
         if self._backlog and grade is not Grade.PROMPT:
             self._hub.slow.catch_up_in_a_batch(self)
@@ -244,7 +251,7 @@ class MQTTConnection(asyncio.Protocol):
             self._transport.write(data)
             return
         before = self._backlog.dropped
-        patient = self._backlog.put(data, count, self._hub.now())
+        patient = self._backlog.put(data, count, self._hub.slow.now())
         if self._backlog.dropped != before:
             self._hub.count_dropped(self._backlog.dropped - before)
         if not patient:
@@ -411,11 +418,20 @@ class MQTTConnection(asyncio.Protocol):
         self._hub.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self._transport is not None:
             if effect.reason is CloseReason.SLOW_CONSUMER:
-                self._transport.abort()  # who does not read would keep what is buffered for ever
+                self._reset()
                 return
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+                self._loop.call_later(CLOSE_TIMEOUT_S, self._reset)
+
+    def _reset(self) -> None:
+        """Drop the connection with all that it has not taken: who does not read would keep it in our memory, and, after an
+        ordinary close, for minutes in the kernel's."""
+        if self._transport is not None:
+            sock: socket.socket = self._transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            self._transport.abort()
 
     def _read(self, wanted: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -496,7 +512,10 @@ class MQTTConnection(asyncio.Protocol):
         if self._timer is None and self._session is not None:
             deadline = self._session.next_deadline()
             if deadline is not None:
-                self._timer = self._loop.call_later(max(deadline - self._hub.now(), 0.01), self._timeout)
+                wait_s = max(deadline - self._hub.now(), 0.01)
+                if self._client_id is None:
+                    wait_s += random.uniform(0.0, CONNECT_SPREAD_S)
+                self._timer = self._loop.call_later(wait_s, self._timeout)
 
     def _timeout(self) -> None:
         self._timer = None

@@ -58,6 +58,15 @@ class Options(RoleOptions):
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)
     """Seconds over which clients are moved when the gateway drains, so that they do not reconnect all at once."""
 
+    trace_dir: str = ""
+    """Folder for the finished traces of messages that this gateway delivers, as JSON lines. Empty: they are not kept."""
+    trace_file_mb: int = bounded(16, 1, 1024)
+    """MiB of the largest file of traces."""
+    trace_files: int = bounded(16, 1, 100_000)
+    """Complete files in trace_dir, of all gateways that write to it; the oldest are removed."""
+    trace_file_s: float = bounded(60.0, 1.0, 86_400.0)
+    """Seconds after which a file of traces is complete at the latest, and can be read."""
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
         yield from super().problems()

@@ -34,6 +34,7 @@ from gateway.events import (
     FenceReceived,
     HealingReceived,
     Join,
+    KeepTraces,
     Leave,
     Opened,
     ProxiesChanged,
@@ -60,6 +61,8 @@ from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
+from gateway.trace_files import TraceWriter, open_traces
+from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
@@ -69,7 +72,9 @@ from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
 from pixiu.softstore import encode_messages
+from pixiu.trace import Hop
 from pixiu.vrooms import VRooms
 from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
 
@@ -77,7 +82,8 @@ MAX_REMEMBERED_CLIENTS = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended; the oldest go first."""
 DRAIN_POLL_S = 0.05
 SIGNAL_TABLE_IN_MEMORY = "signal_table_in_memory"
-ACCEPTS_A_TURN = 64
+ACCEPTS_A_TURN = 16
+"""About a millisecond, in which nobody else is served."""
 LISTEN_BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 RETRY_SPREAD_S = 1.0
@@ -128,6 +134,8 @@ class Service:
         self._draining = False
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
+        self._tracer = tracer_of(context, Hop.GATEWAY)
+        self._traces: TraceWriter | None = None
         self._closed_by_reason: dict[str, int] = {}
         self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0, "chat_offline": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
@@ -140,12 +148,15 @@ class Service:
         found = await self._identity.acquire()
         port = await self._listen()
         table = self._open_signal_table(port)
+        options, name = self.options, f"{self._context.endpoint_id:016x}"
+        self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
         self._core = Core(
             instance=found.instance,
             generation=found.generation,
             signals=table,
             vrooms=self.vrooms,
             through_relays=self._context.cluster.fanout == "relay",
+            tracer=self._tracer,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=self.options.mqtt_host, mqtt_port=port)
 
@@ -182,6 +193,8 @@ class Service:
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await asyncio.gather(self._publisher.close(), self._big_publisher.close())
+        if self._traces is not None:
+            await self._traces.close()
         if self._signal_table is not None:
             # A gateway that ends in good order has moved its clients; one that crashed will be back for them.
             self._signal_table.close(remove=self._draining or not self._signal_table.count())
@@ -194,9 +207,18 @@ class Service:
             "connections": len(self._connections),
             "presences": core.index.presences if core else 0,
             "devices": len(core.devices) if core else 0,
+            "members_digests": self._digests("router"),
+            "devices_digests": self._digests("relay") if self.serves_users else {},
             "unconfirmed": core.unconfirmed if core else 0,
             "degraded": self._degraded() or None,
         }
+
+    def _digests(self, role: str) -> dict[str, str]:
+        """By partition of routers or relays: what their maps, and brokers', say of this gateway when they are equal to it."""
+        partitions = self._context.view.layout.partitions(role)
+        core = self._core
+        sums = (core.rooms if role == "router" else core.users).presence.own.digest if core is not None else Digest()
+        return {str(partition): str(sums.total(Rule(partition, partitions))) for partition in range(partitions)}
 
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
@@ -366,7 +388,8 @@ class Service:
         return table
 
     def _degraded(self) -> str:
-        return self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        problem = self._signal_problem or (self._signal_table.problem if self._signal_table is not None else "")
+        return problem or (self._traces.problem if self._traces is not None else "")
 
     async def _listen(self) -> int:
         host, port = self.options.mqtt_host, self.options.mqtt_port
@@ -457,6 +480,9 @@ class Service:
                     links.send_control(peer, [answer.SerializeToString()])
             elif isinstance(effect, SendControl):
                 links.send_control(effect.peer, effect.messages)
+            elif isinstance(effect, KeepTraces):
+                if self._traces is not None:
+                    self._traces.put(effect.records)
             elif isinstance(effect, Answer):
                 self._answer(effect)
             elif isinstance(effect, Disconnect):
@@ -519,4 +545,7 @@ class Service:
                 samples[f"{name}feedback_left_out_total"] = reports.feedback.left_out
             samples["devices"] = len(self._core.devices)
             samples["devices_unconfirmed"] = self._core.users.presence.unconfirmed
+            samples["traces_left_out_total"] = self._core.traces.left_out
+        if self._traces is not None:
+            samples |= self._traces.samples()
         return samples

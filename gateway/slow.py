@@ -1,6 +1,7 @@
 """The slow clients of a gateway: a timer for those that catch up in batches, and one that finds those that do not at all.
 
-Only clients that are behind are here, so that the others cost nothing.
+Only clients that are behind are here, so that the others cost nothing. How far they are behind is told by a clock that stands
+still while the event loop is late: a gateway that gets no CPU writes nothing, and must not hold that against its clients.
 
 Source: DESIGN section 14, rule 3; the grades are those of `gateway.connections`.
 """
@@ -33,11 +34,15 @@ class SlowConsumers:
     """See the module.
 
     Args:
-        now: monotonic seconds.
+        monotonic: seconds.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._due: float | None = None
+        """When the next look should come."""
+        self._late_s = 0.0
+        """By how much all looks came late, together."""
         self._loop = asyncio.get_running_loop()
         self._behind: dict[int, Slow] = {}
         self._grades: dict[int, Grade] = {}
@@ -47,13 +52,18 @@ class SlowConsumers:
         self.entered = dict.fromkeys(Grade, 0)
         """How often a connection came to be of a grade."""
 
+    def now(self) -> float:
+        """Seconds without those in which the loop was late, as far as somebody is behind. Never goes back."""
+        at = self._monotonic()
+        return (at if self._due is None else min(at, self._due)) - self._late_s
+
     def add(self, connection: Slow) -> None:
         """A connection does not take all that it gets."""
         if connection.id not in self._behind:
             self._behind[connection.id] = connection
             self._note(connection.id, Grade.PROMPT)
         if self._check is None:
-            self._check = self._loop.call_later(CHECK_S, self._look)
+            self._look_later()
 
     def discard(self, connection: Slow) -> None:
         """A connection has caught up, or is gone."""
@@ -91,12 +101,19 @@ class SlowConsumers:
         for connection in batched.values():
             connection.catch_up()
 
+    def _look_later(self) -> None:
+        self._due = self._monotonic() + CHECK_S
+        self._check = self._loop.call_later(CHECK_S, self._look)
+
     def _look(self) -> None:
         self._check = None
-        now = self._now()
+        if self._due is not None:
+            self._late_s += max(self._monotonic() - self._due, 0.0)
+            self._due = None
+        now = self.now()
         for number, connection in list(self._behind.items()):
             grade = connection.check(now)
             if number in self._behind:
                 self._note(number, grade)
         if self._behind:
-            self._check = self._loop.call_later(CHECK_S, self._look)
+            self._look_later()

@@ -28,6 +28,8 @@ MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_CHANNELS_A_REQUEST = 10_000
 HELLO_TIMEOUT_S = 5.0
+LATE_S = 0.5
+"""A time-out that comes so late says that this process got no CPU: what came meanwhile is not read yet, and gets this time."""
 FINISH_TIMEOUT_S = 2.0
 """How long a write under way may take when the stream ends."""
 REASON_LEFT, REASON_SEND_FAILED, REASON_MOVED, REASON_KICKED = 1, 3, 4, 5
@@ -46,9 +48,6 @@ class Hub(Protocol):
     options: Options
     vrooms: VRooms
     slow: SlowConsumers
-
-    def now(self) -> float:
-        """Monotonic seconds."""
 
     def arrived(self, connection: _Stream) -> int:
         """A number for a new connection, which has not said who it is yet."""
@@ -108,7 +107,7 @@ class _Stream:
         return self._backlog.grade(now)
 
     def deliver(self, data: bytes, count: int) -> None:
-        now, before = self._hub.now(), self._backlog.dropped
+        now, before = self._hub.slow.now(), self._backlog.dropped
         self._backlog.put(data, count, now)
         if self._backlog.behind_s(now) >= BATCHED_FROM_S:
             self._hub.slow.add(self)
@@ -155,7 +154,7 @@ class _Stream:
                 for reply in replies:
                     await context.write(reply)
                 if self._backlog:
-                    if self._backlog.grade(self._hub.now()) is not Grade.PROMPT:
+                    if self._backlog.grade(self._hub.slow.now()) is not Grade.PROMPT:
                         await asyncio.sleep(BATCH_S)
                     chunks, count = self._backlog.take(MAX_BATCH_BYTES)
                     dropped = self._backlog.dropped - self._told_dropped
@@ -232,7 +231,11 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
     async def _first(self, stream: _Stream, requests: AsyncIterator[wire_pb2.SubscribeRequest]) -> wire_pb2.SubscribeRequest:
         stream.hello = hello = asyncio.ensure_future(anext(requests))
+        loop = asyncio.get_running_loop()
+        end = loop.time() + HELLO_TIMEOUT_S
         await asyncio.wait({hello}, timeout=HELLO_TIMEOUT_S)
+        if not hello.done() and loop.time() > end + LATE_S:
+            await asyncio.wait({hello}, timeout=LATE_S)
         if hello.cancelled():
             raise Overloaded("too many streams of this gateway have not said who they are", retry_after_ms=1_000)
         if not hello.done() or isinstance(hello.exception(), StopAsyncIteration):

@@ -47,11 +47,18 @@ class Rule(NamedTuple):
     partitions: int
 
 
+ALL_ROOMS: Final = Rule(0, 1)
+
+
 class Sum(NamedTuple):
     """Of some live entries."""
 
     xor: int
     entries: int
+
+    def __str__(self) -> str:
+        """As people compare it."""
+        return f"{self.xor:016x}/{self.entries}"
 
 
 def bucket_of(room: int) -> int:

@@ -14,13 +14,15 @@
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
-    │   ├── NotLeader            this replica does not lead its partition: ask the leader
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   ├── OldSession           a newer session of the device was opened
     │   ├── StaleWriter          an append of a stream that a newer one replaced: open a new one
+    │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
+    │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
+    │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
     │   └── Draining             the process is going: use another
     ├── StorageError           a disk is at fault
     │   ├── DiskFull             nothing was written: free space, then try again
@@ -128,12 +130,6 @@ class RegistryUnavailable(Unavailable):
     code = "REGISTRY_UNAVAILABLE"
 
 
-class NotLeader(Unavailable):
-    """This replica does not lead its partition."""
-
-    code = "NOT_LEADER"
-
-
 class Dropped(RemoteError):
     """A message was accepted and then lost on the way."""
 
@@ -173,6 +169,28 @@ class StaleWriter(RemoteError):
     higher generation and send everything unconfirmed again, in order."""
 
     code = "STALE_WRITER"
+
+
+class NotLeader(RemoteError):
+    """The replica does not lead its partition. `leader`: host:port of the one that does; empty when nobody is known to."""
+
+    code = "NOT_LEADER"
+
+    def __init__(self, text: str, leader: str = "") -> None:
+        super().__init__(text)
+        self.leader = leader
+
+
+class TooFewInSync(RemoteError):
+    """Too few replicas are in sync for a write at level replicated. Nothing was written."""
+
+    code = "TOO_FEW_IN_SYNC"
+
+
+class OutcomeUnknown(RemoteError):
+    """The leader stopped leading before the write was replicated: it may be kept or not."""
+
+    code = "OUTCOME_UNKNOWN"
 
 
 class Draining(RemoteError):
@@ -264,11 +282,13 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "NOT_LEADER": grpc.StatusCode.UNAVAILABLE,
     "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
     "DROPPED": grpc.StatusCode.ABORTED,
     "OFFLINE": grpc.StatusCode.NOT_FOUND,
     "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
+    "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_FEW_IN_SYNC": grpc.StatusCode.UNAVAILABLE,
+    "OUTCOME_UNKNOWN": grpc.StatusCode.ABORTED,
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "STORAGE": grpc.StatusCode.INTERNAL,
     "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,

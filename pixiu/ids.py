@@ -55,6 +55,12 @@ MAX_DEVICE_CLASS: Final = (1 << 15) - 1
 TOPIC_ROOM: Final = 1 << 62
 """The room of filters with a wildcard in their first level."""
 
+PROBE_BITS: Final = 20
+PROBE_ROOM: Final = MAX_ROOM + 1 - (1 << PROBE_BITS)
+"""RoomIDs from this one to MAX_ROOM are those of `pixiu probe`."""
+PROBE_UIN: Final = MAX_ID + 1 - (1 << PROBE_BITS)
+"""UINs from this one to MAX_ID are those of the pseudo-users of `pixiu probe`."""
+
 assert SNOWFLAKE_TIME_BITS + SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS == 63
 assert GATEWAY_INSTANCE_BITS + GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS == 63
 

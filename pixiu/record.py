@@ -37,7 +37,11 @@ ROUTE: Final = struct.Struct("<IBBB9xQQ")
 """size, kind, flags, type, SnowflakeID, key: what a hop reads in place."""
 ROUTE_SIZE: Final = 32
 
+WALK: Final = struct.Struct("<IHB9xQQ")
+"""The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
+
 assert HEADER.size == HEADER_SIZE
+assert WALK.size == ROUTE_SIZE
 assert STAMP.size == STAMP_SIZE
 assert ROUTE.size == ROUTE_SIZE
 
@@ -66,6 +70,8 @@ class Flag:
 
 
 ALL_FLAGS: Final = 63
+PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
+"""What `WALK` finds in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
 TYPE_NORMAL: Final = LANE_NORMAL << 6

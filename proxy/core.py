@@ -16,7 +16,8 @@ from typing import Final
 
 from pixiu import errors
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.trace import UNTRACED, Sampler, Tracer
 from pixiu.vrooms import VRooms
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.chat import OfflineNotices
@@ -105,6 +106,8 @@ class Core:
         rates: what publishers and rooms may send.
         kinds: what is taken: "room", "chat".
         receipts: False where the gateways belong to another cluster, whose proxies alone hear from them.
+        tracer: stamps traced records.
+        sampler: chooses which messages are traced; None: no more than those that are.
     """
 
     def __init__(
@@ -117,6 +120,8 @@ class Core:
         rates: Rates = NO_LIMITS,
         kinds: frozenset[str] = ALL_KINDS,
         receipts: bool = True,
+        tracer: Tracer = UNTRACED,
+        sampler: Sampler | None = None,
     ) -> None:
         self._max_size = max_record_bytes - SIZE_FIELD
         self._kinds = kinds
@@ -137,6 +142,8 @@ class Core:
         self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
+        self._tracer = tracer
+        self._sampler = sampler
         self.counters = Counters()
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -337,24 +344,34 @@ class Core:
             batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
 
     def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, effects: list[Effect]) -> None:
-        brokers, unpack, largest, room = self._brokers.routes, ROUTE.unpack_from, self._max_size, self._room_kind
-        cache = brokers.cache
+        if self._sampler is not None:
+            data, start, end = self._sampler.mark(data, start, end, count)
+        brokers, unpack, largest, room = self._brokers.routes, WALK.unpack_from, self._max_size, self._room_kind
+        cache, plain = brokers.cache, PLAIN_ROOM if room == ROOM else NO_KIND
         touched: list[_Target] = []
         refused: list[tuple[int, type[errors.PixiuError], str]] = []
-        position = start
+        position, traced_us = start, 0
         for index in range(count):
             if position + HEADER_SIZE > end:
                 break
-            size, kind, flags, type_, snowflake, key = unpack(data, position)
+            size, what, type_, snowflake, key = unpack(data, position)
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind == room:
+            if what == plain:
                 target = cache.get(key) or brokers.target(key)
             else:
-                target = self._target_of_other(kind, flags, snowflake, key, batch)
+                kind, flags = what & 255, what >> 8
+                if flags & Flag.TRACED:
+                    traced_us = traced_us or self._tracer.now_us()
+                elif kind == room:
+                    plain = what  # as a rule the next record's as well
+                if kind == room:
+                    target = cache.get(key) or brokers.target(key)
+                else:
+                    target = self._target_of_other(kind, flags, snowflake, key, batch)
             if target is None or size > largest:
-                refused.append((index, *self._refusal(kind, flags, size, key)))
+                refused.append((index, *self._refusal(what & 255, what >> 8, size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)
@@ -363,15 +380,18 @@ class Core:
         else:
             if position == end:
                 self.counters.records_in += count
-                self._send(touched, batch, effects)
+                self._send(touched, batch, effects, traced_us)
                 self._refuse(refused, batch)
                 return
         for target in touched:
             target.normal, target.first = [], []
         self._malformed(batch, effects)
 
-    def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect]) -> None:
+    def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect], traced_us: int) -> None:
         for target in touched:
+            if traced_us:
+                self._tracer.stamp_all(target.first, traced_us)
+                self._tracer.stamp_all(target.normal, traced_us)
             if target.divert is not None:
                 target.divert(target.first + target.normal, batch)
                 target.normal, target.first = [], []

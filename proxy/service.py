@@ -18,6 +18,8 @@ from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.links.quality import Quality
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
+from pixiu.trace import Hop, Sampler
 from pixiu.vrooms import VRooms
 from pixiu.weights import Weights
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
@@ -58,7 +60,9 @@ class Service:
     def __init__(self, context: Context[Options]) -> None:
         self.options = context.options
         self._context = context
-        options = context.options
+        options, cluster = context.options, context.cluster
+        fraction = cluster.trace_fraction
+        self._sampler = Sampler(fraction, cluster.max_record_bytes) if fraction else None
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
@@ -73,6 +77,8 @@ class Service:
                 burst_s=options.limit_burst_s,
             ),
             receipts=not context.cluster.router_root,
+            tracer=tracer_of(context, Hop.PROXY),
+            sampler=self._sampler,
         )
         # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
         self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
@@ -287,6 +293,7 @@ class Service:
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
+            "traces_begun_total": self._sampler.marked if self._sampler is not None else 0,
         }
         if self._context.cluster.weighted_routing:
             brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -69,6 +69,7 @@ class Membership:
         self._zookeeper = zookeeper
         self._root = paths.check_root(root)
         self._on_registered = on_registered
+        self._before: Callable[[Node], Awaitable[Node]] | None = None
         self._conflict_wait_s = conflict_wait_s
         self._node: Node | None = None
         self._path = ""
@@ -84,6 +85,10 @@ class Membership:
     def node(self) -> Node | None:
         """The node as it was last registered and set; None while not registered."""
         return self._node
+
+    def before_registering_again(self, renew: Callable[[Node], Awaitable[Node]]) -> None:
+        """Have what is registered after a lost session made from the node before; what raises is tried again."""
+        self._before = renew
 
     async def register(self, node: Node) -> Node:
         """Register the process; the node with its replica ID and incarnation.
@@ -290,6 +295,8 @@ class Membership:
                     await self._zookeeper.set(self._path, node.to_json())
                     self._unwritten = False
                 return
+            if self._before is not None:
+                node = await self._before(node)
             self._node = await self._create(node)
             await self._zookeeper.exists(self._path, self._on_watch)
             again = self._node

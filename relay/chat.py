@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from pixiu.addressed import take_apart
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.trace import UNTRACED, Tracer
 from relay.events import SendRecords
 
 
@@ -62,6 +63,7 @@ class ChatFanout:
         serves: whether this partition serves a user.
         elsewhere: where to pass on the records of a user that it does not serve; None: nowhere.
         connected: the targets of all of a user's connections, for rooms' messages.
+        tracer: stamps traced records.
     """
 
     def __init__(
@@ -70,31 +72,42 @@ class ChatFanout:
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
         connected: Callable[[int], tuple[Target, ...]],
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self._connected = connected
         self._gateways = gateways
         self._serves = serves
         self._elsewhere = elsewhere
+        self._tracer = tracer
         self.counters = ChatCounters()
 
     def route(self, data: bytes, start: int, end: int, count: int) -> Routed | None:
         """What to send for a batch, one parcel for each destination and lane. None: the batch is malformed; nothing of it
         is sent. One user's records keep their order."""
-        unpack, chat, signal, counters = ROUTE.unpack_from, int(Kind.CHAT), int(Kind.SIGNAL), self.counters
+        unpack, chat, signal, counters = WALK.unpack_from, int(Kind.CHAT), int(Kind.SIGNAL), self.counters
         touched: dict[Target, None] = {}
         routed = Routed()
-        position = start
+        position, plain, traced_us = start, chat, 0
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
-            size, kind, flags, type_, snowflake, uin = unpack(data, position)
+            size, what, type_, snowflake, uin = unpack(data, position)
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind == chat or (kind == signal and not flags & Flag.TO_ROOM):
+            if what == plain:
                 targets, record = self._targets(uin, snowflake, routed), b""
             else:
-                targets, record = self._addressed(kind, data, position, after)
+                kind, flags = what & 255, what >> 8
+                if kind == chat or (kind == signal and not flags & Flag.TO_ROOM):
+                    targets, record = self._targets(uin, snowflake, routed), b""
+                    if kind == chat and not flags & Flag.TRACED:
+                        plain = what  # as a rule the next record's as well
+                else:
+                    targets, record = self._addressed(kind, data, position, after)
+                    flags = record[5] if record else 0
+                if flags & Flag.TRACED:
+                    traced_us = traced_us or self._tracer.now_us()
             if targets:
                 record, lane = record or data[position:after], min(type_ >> 6, 1)
                 for target in targets:
@@ -105,7 +118,7 @@ class ChatFanout:
             if position == end:
                 counters.records_in += count
                 counters.records_offline += len(routed.offline)
-                routed.parcels = self._parcels(touched)
+                routed.parcels = self._parcels(touched, traced_us)
                 return routed
         for target in touched:
             target.lanes = ([], [])
@@ -140,11 +153,13 @@ class ChatFanout:
         connected = self._connected
         return tuple({target: None for uin in uins for target in connected(uin)}), record
 
-    def _parcels(self, touched: dict[Target, None]) -> list[SendRecords]:
+    def _parcels(self, touched: dict[Target, None], traced_us: int) -> list[SendRecords]:
         parcels: list[SendRecords] = []
         for target in touched:
             for lane, records in enumerate(target.lanes):
                 if records:
+                    if traced_us:
+                        self._tracer.stamp_all(records, traced_us)
                     parcels.append(SendRecords(target.endpoint, records, lane))
                     self.counters.copies_out += len(records)
             target.lanes = ([], [])

@@ -23,6 +23,7 @@ from pixiu.replicas.core import ReplicaCore
 from pixiu.replicas.events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl
 from pixiu.replicas.forwards import Group, Outcome
 from pixiu.softstore import Applied, Change
+from pixiu.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 from relay.chat import ChatFanout, Target
 from relay.events import RecordsReceived, Relayed
@@ -44,7 +45,8 @@ class UserPresence:
 
 
 class Core(ReplicaCore):
-    """Decides; arguments as `ReplicaCore` has them, the devices empty. `step` never raises on what comes from the network."""
+    """Decides; arguments as `ReplicaCore` has them, the devices empty, and what
+    stamps traced records. `step` never raises on what comes from the network."""
 
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("relay",)
     MAX_CONFIRMS: ClassVar[int] = 64
@@ -60,6 +62,7 @@ class Core(ReplicaCore):
         poll_interval_s: float,
         gone_gateway_s: float,
         devices: Devices | None = None,
+        tracer: Tracer = UNTRACED,
     ) -> None:
         self.devices = devices if devices is not None else Devices()
         super().__init__(
@@ -72,7 +75,7 @@ class Core(ReplicaCore):
             membership=self.devices,
             role="relay",
         )
-        self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets)
+        self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets, tracer)
         self.replaced = 0
         """Connections whose gateways were told that a newer login took their place."""
         self._gateways: dict[int, Target] = {}

@@ -15,6 +15,8 @@ from pixiu.ids import EndpointID
 from pixiu.replicas.service import ReplicaService
 from pixiu.replicas.state import State
 from pixiu.runtime.context import Context
+from pixiu.runtime.tracing import tracer_of
+from pixiu.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
 from relay.events import RecordsReceived
@@ -34,6 +36,7 @@ class Service(ReplicaService):
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
             devices=Devices(policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries),
+            tracer=tracer_of(context, Hop.RELAY, options.partition),
         )
         super().__init__(context, "relay", self._relay, options.store_mb, others=("proxy", "broker"))
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)

@@ -18,6 +18,7 @@ import typer
 from pixiu.cli import status as status_module
 from pixiu.cli.messages import listen, presence, send
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.probe import probe
 from pixiu.cli.replay import replay
 from pixiu.version import __version__
 
@@ -63,6 +64,7 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 app.command()(replay)
 app.command()(send)
 app.command()(listen)
+app.command()(probe)
 app.command()(presence)
 
 

@@ -190,8 +190,8 @@ class Room(Destination):
         Args:
             payload: what to send; this and what is not named here as in `send`.
             receipt: awaiting what is returned waits until a gateway has delivered the signal to somebody, and not only for a
-                broker's acceptance. The signal is sent again after 200 ms without it, three times, with the same ID; then
-                awaiting raises `Undelivered`.
+                broker's acceptance; of a room on several gateways the first is enough. The signal is sent again after 200 ms
+                without it, three times, with the same ID; then awaiting raises `Undelivered`.
 
         Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
         Source: DESIGN section 9, "Signal".

@@ -2,7 +2,8 @@
 
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
-     "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0}
+     "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
+     "member": "0000000000000000", "member_incarnation": 0}
 
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
 not known are ignored, so that processes of two versions can live in one cluster.
@@ -75,8 +76,8 @@ def text(fields: dict[str, object], key: str, default: str | None = None) -> str
     return value
 
 
-def _hex(fields: dict[str, object], key: str) -> int:
-    value = text(fields, key)
+def _hex(fields: dict[str, object], key: str, default: str | None = None) -> int:
+    value = text(fields, key, default)
     if len(value) != 16 or not set(value) <= set("0123456789abcdef") or int(value, 16) > MAX_ID:
         raise MalformedData(f"{key} must be 16 hex digits below 2^63, not {value[:40]!r}")
     return int(value, 16)
@@ -94,7 +95,7 @@ class Node:
     state: NodeState
     host: str
     port: int
-    """gRPC (TCP) and links (UDP)."""
+    """gRPC (TCP), and links (UDP) where udp_port is 0."""
     http_port: int
     endpoint: EndpointID
     """The run of the process: survives the loss of a ZooKeeper session. Links and routing use it."""
@@ -112,6 +113,19 @@ class Node:
     """The generation of a gateway's instance."""
     mqtt_host: str = ""
     mqtt_port: int = 0
+    udp_host: str = ""
+    """Where datagrams of links are to be sent; empty: to `host`."""
+    udp_port: int = 0
+    """0: to `port`."""
+    member: int = 0
+    """The MemberID of a replica's data directory, where there is one (`pixiu.replication`); 0 otherwise."""
+    member_incarnation: int = 0
+    """Which of the member's registrations this is; kept with its log."""
+
+    @property
+    def udp_address(self) -> tuple[str, int]:
+        """Host and port for the datagrams of links."""
+        return self.udp_host or self.host, self.udp_port or self.port
 
     @property
     def address(self) -> str:
@@ -137,6 +151,10 @@ class Node:
             "generation": self.generation,
             "mqtt_host": self.mqtt_host,
             "mqtt_port": self.mqtt_port,
+            "udp_host": self.udp_host,
+            "udp_port": self.udp_port,
+            "member": hex_id(self.member),
+            "member_incarnation": self.member_incarnation,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -180,4 +198,8 @@ class Node:
             generation=integer(fields, "generation", -1, LAST_GENERATION, -1),
             mqtt_host=text(fields, "mqtt_host", ""),
             mqtt_port=integer(fields, "mqtt_port", 0, MAX_PORT, 0),
+            udp_host=text(fields, "udp_host", ""),
+            udp_port=integer(fields, "udp_port", 0, MAX_PORT, 0),
+            member=_hex(fields, "member", "0" * 16),
+            member_incarnation=integer(fields, "member_incarnation", 0, MAX_ID, 0),
         )

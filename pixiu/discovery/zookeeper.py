@@ -391,6 +391,10 @@ class ZooKeeper:
         )
         return str(made)
 
+    async def sync(self, path: str) -> None:
+        """Let the server that this session speaks to catch up: reads that begin after it are not older than this call."""
+        await self._run(path, lambda client: client.sync_async(path))
+
     async def ensure_path(self, path: str) -> None:
         """Create a persistent node and its parents where they are missing. Raises `RegistryUnavailable`."""
         await self._run(path, lambda client: client.ensure_path_async(path))

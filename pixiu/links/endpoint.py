@@ -56,8 +56,10 @@ class Endpoint(Links):
         secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
+        udp_address_of: Callable[[EndpointID], tuple[str, int] | None] = lambda _id: None,
     ) -> None:
         """`secret` is the cluster's; None: datagrams are not authenticated. `on_warning(event, **fields)` logs.
+        `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
 
         Raises `ConfigurationError` and `InvalidArgument`.
         """
@@ -65,6 +67,7 @@ class Endpoint(Links):
         self._options = options
         self._core = LinkCore(endpoint, options, handler, secret=secret, layout_version=layout_version, on_warning=on_warning)
         self._on_warning = on_warning
+        self._udp_address_of = udp_address_of
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._buffer = bytearray(self._core.max_datagram_bytes + 1)
@@ -76,6 +79,8 @@ class Endpoint(Links):
         self._send_errors: dict[str, int] = {}
         self._receive_errors: dict[str, int] = {}
         self._peers: dict[EndpointID, Peer] = {}
+        self._udp: dict[EndpointID, tuple[str, int]] = {}
+        """Where each peer's datagrams go: a host, which may be a name, and a port."""
         self._addresses: dict[tuple[str, int], Address] = {}
         self._resolver: asyncio.Task[None] | None = None
         self._outgoing: dict[EndpointID, OutgoingStream] = {}
@@ -151,12 +156,14 @@ class Endpoint(Links):
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """See `Links`."""
         self._peers = {peer.id: peer for peer in peers if peer.id != self._core.endpoint}
+        self._udp = {id_: self._udp_address_of(id_) or (peer.host, peer.port) for id_, peer in self._peers.items()}
         loop = self._loop
         if loop is None:
             return
         located: dict[EndpointID, tuple[Peer, Address | None]] = {}
         for peer in self._peers.values():
-            located[peer.id] = (peer, _literal(peer.host, peer.port) or self._addresses.get((peer.host, peer.port)))
+            where = self._udp[peer.id]
+            located[peer.id] = (peer, _literal(*where) or self._addresses.get(where))
         now = loop.time()
         self._core.set_peers(located, now)
         for id_ in [id_ for id_ in self._outgoing if id_ not in self._peers and not self._core.stream_wanted(id_)]:
@@ -367,33 +374,29 @@ class Endpoint(Links):
         """Look up the addresses of peers that are given by name, until all are known."""
         back_off = RESOLVE_BACK_OFF_S
         while self._loop is not None:
-            missing = [
-                peer
-                for peer in self._peers.values()
-                if _literal(peer.host, peer.port) is None and (peer.host, peer.port) not in self._addresses
-            ]
+            missing = [id_ for id_, where in self._udp.items() if _literal(*where) is None and where not in self._addresses]
             if not missing:
                 return
-            for peer in missing:
-                await self._look_up(peer)
+            for id_ in missing:
+                await self._look_up(id_)
             await asyncio.sleep(back_off * (0.5 + random.random()))
             back_off = min(back_off * 2, LAST_RESOLVE_BACK_OFF_S)
 
-    async def _look_up(self, peer: Peer) -> None:
-        loop, sock = self._loop, self._socket
-        if loop is None or sock is None:
+    async def _look_up(self, id_: EndpointID) -> None:
+        loop, sock, where = self._loop, self._socket, self._udp.get(id_)
+        if loop is None or sock is None or where is None:
             return
         try:
-            found = await loop.getaddrinfo(peer.host, peer.port, family=sock.family, type=socket.SOCK_DGRAM)
+            found = await loop.getaddrinfo(*where, family=sock.family, type=socket.SOCK_DGRAM)
         except OSError as error:
-            self._on_warning("link_name_not_resolved", peer=peer.id, host=peer.host, error=str(error))
+            self._on_warning("link_name_not_resolved", peer=id_, host=where[0], error=str(error))
             return
         address: Address = found[0][4]  # type: ignore[assignment]
-        current = {(one.host, one.port) for one in self._peers.values()}
+        current = set(self._udp.values())
         self._addresses = {key: value for key, value in self._addresses.items() if key in current}
-        self._addresses[peer.host, peer.port] = address
+        self._addresses[where] = address
         if self._loop is not None:
-            self._core.locate(peer.id, address, self._loop.time())
+            self._core.locate(id_, address, self._loop.time())
             self._schedule_flush()
 
     # ---- streams --------------------------------------------------------------------------------------------------------

@@ -438,7 +438,7 @@ class ReplicaCore:
         if own:
             self._forward(event.peer, own, sender is not None and sender.partition == self.partition, group, effects)
             self._persist(self._apply(own, now, effects), effects)
-        if len(own) < len(valid):
+        if len(own) < len(valid) and sender is None:  # once: a child would give back what it gets from its parent, for ever
             served = set(own)
             self._pass_on(event.peer, [m for m in valid if m not in served], view, group, now, effects)
         group.waiting -= 1

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS
@@ -152,6 +153,7 @@ class ReplicaService:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
+            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
             "rooms": core.membership.rooms,
             "peers": len(core.peers),
             "subscribers": len(core.subscribers),

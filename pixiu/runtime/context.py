@@ -6,7 +6,7 @@ Source: DESIGN section 3; the shape of a daemon follows nsqd's `apps/*`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -28,6 +28,9 @@ class Membership(Protocol):
     @property
     def node(self) -> Node | None:
         """The node as it was last registered and set; None while not registered."""
+
+    def before_registering_again(self, renew: Callable[[Node], Awaitable[Node]]) -> None:
+        """Have what is registered after a lost session made from the node before."""
 
     async def register(self, node: Node) -> Node:
         """Create the node; returns it with its replica and incarnation. Registers again by itself after a lost session.

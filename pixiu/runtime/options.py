@@ -22,7 +22,7 @@ from pixiu.addressed import OVERHEAD as ADDRESSED_OVERHEAD
 from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.zookeeper import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
-from pixiu.ids import MAX_ROOM
+from pixiu.ids import PROBE_ROOM
 from pixiu.links.options import LEAST_MTU_BYTES, MOST_MTU_BYTES, LinkOptions
 from pixiu.record import MAX_RECORD_BYTES
 from pixiu.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
@@ -88,6 +88,8 @@ class ClusterOptions(Options):
     router_root: str = ""
     """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
     Empty: the cluster has its own."""
+    trace_fraction: float = bounded(0.0, 0.0, 1.0)
+    """Fraction of real-time messages that collect the time of every hop; gateways with a trace_dir keep these traces."""
     secret_file: str = ""
     """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
     Empty: datagrams are not signed."""
@@ -105,7 +107,7 @@ class ClusterOptions(Options):
                 "big_rooms",
                 (
                     f"[0, 0] for none, or [low, high] with 0 < low < high <= {VROOMS} * low "
-                    f"and {VROOMS} * high at most 2^62, because the VRooms take the numbers from {VROOMS} * low to {VROOMS} * high"
+                    f"and {VROOMS} * high at most 2^62 - 2^20, because the VRooms are from {VROOMS} * low to {VROOMS} * high"
                 ),
             )
 
@@ -164,6 +166,11 @@ class RoleOptions(Options):
     """Address that others are told. Empty: host."""
     port: int = bounded(0, 0, 65_535)
     """Port of gRPC (TCP) and links (UDP). 0: any that is free for both."""
+    advertised_udp_host: str = ""
+    """Address that others are told for the datagrams of links, where it is another than for gRPC: behind an address
+    translator or in a container. Empty: advertised_host."""
+    advertised_udp_port: int = bounded(0, 0, 65_535)
+    """Port that others are told for the datagrams of links. 0: port."""
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
     poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
@@ -204,6 +211,8 @@ class RoleOptions(Options):
         elif wrong.keys().isdisjoint(("host", "advertised_host")) and is_wildcard(self.address_host):
             key = "advertised_host" if self.advertised_host else "host"
             yield key, "an address at which others reach the process; with a wildcard host set advertised_host"
+        if is_wildcard(self.advertised_udp_host):
+            yield "advertised_udp_host", "an address at which datagrams reach the process, or empty for advertised_host"
         if wrong.keys().isdisjoint(("port", "http_port")) and self.port and self.http_port == self.port:
             yield "http_port", "another port than port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
@@ -239,8 +248,8 @@ Table = TypeVar("Table", bound=Options)
 
 
 def are_big_rooms(low: int, high: int) -> bool:
-    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below 2^62."""
-    return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= MAX_ROOM + 1)
+    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below those of probes."""
+    return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
 
 
 def is_wildcard(host: str) -> bool:

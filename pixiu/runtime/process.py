@@ -169,6 +169,7 @@ class Process(Generic[OptionsT]):
                 secret=secret,
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
+                udp_address_of=self._udp_address_of,
             )
 
         self._endpoint, port = await bind_both(options, self._server, new_endpoint)
@@ -218,6 +219,8 @@ class Process(Generic[OptionsT]):
             settings_hash=self._cluster.settings_hash(),
             started_ms=time.time_ns() // 1_000_000,
             pid=os.getpid(),
+            udp_host=self._options.advertised_udp_host,
+            udp_port=self._options.advertised_udp_port,
         )
 
     async def _drain(self) -> None:
@@ -315,6 +318,10 @@ class Process(Generic[OptionsT]):
         if delay is not None:
             self._counts["layout_refreshes_total"] += 1
             self._discovery.poll_within(delay)
+
+    def _udp_address_of(self, endpoint: EndpointID) -> tuple[str, int] | None:
+        node = self._discovery.view.by_endpoint(endpoint)
+        return node.udp_address if node is not None else None
 
     def _crash(self, error: BaseException) -> None:
         if self._error is None:

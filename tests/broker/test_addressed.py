@@ -10,6 +10,7 @@ from broker.fanout import Target
 from pixiu.addressed import MAX_UINS, OVERHEAD, address, take_apart, uin_list
 from pixiu.ids import EndpointID
 from pixiu.record import HEADER_SIZE, ROUTE, Flag, Kind, encode
+from pixiu.trace import Hop, Stamp, Tracer, as_traced, stamps_of
 
 EVEN, ODD, SPARE = EndpointID(1), EndpointID(2), EndpointID(3)
 
@@ -117,3 +118,19 @@ def test_other_partitions_rooms_are_passed_on_as_they_are_and_nonsense_is_counte
     assert (counters.records_unroutable, counters.records_wrong_kind, counters.records_without_members) == (1, 1, 1)
     assert made.route(data[:-1], 0, len(data) - 1, 4) is None
     assert counters.batches_malformed == 1
+
+
+def test_a_traced_record_is_stamped_inside_its_list_of_users() -> None:
+    relay = Target(EndpointID(7))
+    tracer = Tracer(Hop.BROKER, lambda: 100, replica=lambda: 6)
+    fanout = AddressedFanout(lambda _: ((relay, uin_list([5])),), lambda _: True, lambda _: None, tracer)
+    plain = encode(Kind.ROOM, 42, b"hello", 1, flags=Flag.TO_ROOM)
+    batch = plain + as_traced(plain)
+    routed = fanout.route(batch, 0, len(batch), 2)
+    assert routed is not None
+    (parcel,) = routed[0]
+    first, second = (take_apart(record, 0, len(record)) for record in parcel.records)
+    assert first is not None
+    assert second is not None
+    assert first[1] == plain
+    assert stamps_of(second[1]) == [Stamp(Hop.BROKER, 0, 6, 100, 100)]

@@ -25,6 +25,7 @@ from broker.events import (
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.record import Flag, Kind, encode
 from pixiu.softstore import Change
+from pixiu.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.v1 import control_pb2
 
 ME, ROUTER, PROXY = EndpointID(20), EndpointID(10), EndpointID(40)
@@ -209,3 +210,32 @@ def test_while_brokers_learn_of_a_doubling_one_after_the_other_a_record_goes_rou
                     if isinstance(effect, SendRecords):
                         seen.append(effect.peer - 100)
             assert len(seen) == len(set(seen))
+
+
+def test_every_gateways_copy_of_a_traced_record_is_stamped_once() -> None:
+    times = iter(range(100, 200))
+    core = Core(
+        endpoint=ME,
+        partition=0,
+        heartbeat_s=1.0,
+        poll_interval_s=60.0,
+        gone_gateway_s=3600.0,
+        tracer=Tracer(Hop.BROKER, lambda: next(times), partition=0, replica=lambda: 6),
+    )
+    core.step(view(), 0.0)
+    core.step(SnapshotFinished(ROUTER, None), 0.0)
+    core.step(MessagesReceived(ROUTER, [login(1, 42), login(2, 42)]), 0.0)
+    signal = as_traced(encode(Kind.SIGNAL, 42, b"go", 4, flags=Flag.TO_ROOM))
+    effects = send(core, room_record(42, 1), as_traced(room_record(42, 2)), as_traced(room_record(42, 3, type=0)), signal)
+    parcels = [effect for effect in effects if isinstance(effect, SendRecords)]
+    assert {parcel.peer for parcel in parcels} == {G1, G2}
+    for parcel in parcels:
+        for record in parcel.records:
+            stamps = stamps_of(record)
+            if record == room_record(42, 1):
+                assert stamps is None
+            else:
+                assert stamps is not None
+                assert [(s.role, s.partition, s.replica, s.in_us) for s in stamps] == [(Hop.BROKER, 0, 6, 100)]
+                assert stamps[0].out_us > 100
+    assert sum(len(parcel.records) for parcel in parcels) == 8

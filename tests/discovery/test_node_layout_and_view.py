@@ -25,6 +25,16 @@ def test_a_node_is_read_back_as_it_was_written() -> None:
     assert b"replica" not in node.to_json()
 
 
+def test_datagrams_go_to_the_process_or_where_it_wants_them() -> None:
+    node = make_node(host="10.0.0.5", port=7000)
+    assert node.udp_address == ("10.0.0.5", 7000)
+    translated = replace(node, udp_host="203.0.113.9", udp_port=17_000)
+    assert Node.from_json(translated.to_json()).udp_address == ("203.0.113.9", 17_000)
+    assert replace(node, udp_port=17_000).udp_address == ("10.0.0.5", 17_000)
+    of_an_older_version = {key: value for key, value in json.loads(node.to_json()).items() if not key.startswith("udp")}
+    assert Node.from_json(json.dumps(of_an_older_version).encode()) == node
+
+
 def test_ids_are_hex_and_unknown_keys_are_ignored() -> None:
     node = make_node(endpoint=EndpointID(255))
     fields = json.loads(node.to_json())

@@ -1,4 +1,5 @@
-"""kill -9 of a gateway: its users are gone from every router and broker replica, and nobody else notices."""
+"""kill -9 of a gateway: its users are gone from every router and broker replica, and nobody else notices. Users who move between
+gateways are reached wherever they are."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ import os
 import queue
 import re
 import signal
+import time
 import urllib.request
 from typing import Any
 
 import paho.mqtt.client as paho
+import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+import pixiu
 from tests.support.cluster import LocalCluster, wait_for
+from tests.support.fleet import Fleet, Player, until
 
 ROOMS = range(3000, 3040)
 """So that every partition and replica has some."""
@@ -56,6 +61,7 @@ def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cl
             counts = [found for process, found in zip(everybody, known, strict=True) if process["role"] == role]
             assert sum(found.get(victim["instance"], 0) for found in counts) == 2 * len(ROOMS), "two replicas of each partition"
         os.kill(victim["pid"], signal.SIGKILL)
+        start = time.monotonic()
         sent: list[bytes] = []
 
         def gone() -> bool:
@@ -65,6 +71,7 @@ def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cl
             return all(victim["instance"] not in members(process) for process in everybody)
 
         wait_for(gone, "the end of its members everywhere")
+        print(f"\nits users are gone everywhere after {time.monotonic() - start:.1f} s")
         assert [members(process).get(other["instance"]) for process in everybody] == [k[other["instance"]] for k in known]
         got = [clients[1].messages.get(timeout=60) for _ in sent]
         assert sorted(got) == sorted(sent)
@@ -73,3 +80,38 @@ def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cl
         for client in clients:
             client.close()
     cluster.wait_healthy()
+
+
+async def reached(player: Player, wanted: list[bytes]) -> None:
+    """Wait until a user has had these, and nothing else or twice."""
+    await until(lambda: set(wanted) <= set(player.got), lambda: f"{len(player.got)} of {len(wanted)} came to port {player.port}")
+    assert player.got == dict.fromkeys(wanted, 1)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["leaves_then_comes", "comes_then_leaves"])
+async def test_a_user_who_moves_is_reached_at_once_on_either_gateway(cluster: LocalCluster, overlap: bool) -> None:
+    """From a higher instance number to a lower one and back: whose messages are compared by their IDs alone would lose one move.
+
+    Each message is sent once, right after the subscription was confirmed.
+    """
+    fleet = Fleet(cluster)
+    high, low = sorted(fleet.of("gateway"), key=lambda process: -int(process["instance"]))[:2]
+    assert high["instance"] > low["instance"]
+    uin = 600_000 + overlap
+    user: Player | None = None
+    async with pixiu.connect(cluster.target) as px:
+        for process in (high, low, high, low, high):
+            before = user
+            user = Player(int(process["mqtt"].rpartition(":")[2]), uin, ROOMS)
+            if before is not None and not overlap:
+                await before.client.close()
+            await user.come()
+            if before is not None and overlap:
+                await before.client.close()
+            wanted = [b"%d on %d" % (room, process["instance"]) for room in ROOMS]
+            for room, payload in zip(ROOMS, wanted, strict=True):
+                await px.room(room).send_and_wait(payload)
+            await reached(user, wanted)
+        assert user is not None
+        await user.client.close()
+    await fleet.until_equal()

@@ -86,3 +86,16 @@ def test_chunks_leave_in_order_and_at_least_one() -> None:
     assert backlog.take(100) == ([b"a" * 50, b"b" * 50], 4)
     assert backlog.take(100) == ([b"c" * 500], 2)
     assert backlog.take(100) == ([], 0)
+
+
+def test_who_caught_up_long_ago_has_all_patience_again() -> None:
+    """Also when nobody looked in between: two short delays are not one long one."""
+    backlog = Backlog(1_000_000, 5.0)
+    backlog.leaving(0.0)
+    assert backlog.put(b"first", 1, 2.0)
+    backlog.left()
+    backlog.take(1000)
+    backlog.left()
+    backlog.leaving(100.0)
+    assert backlog.put(b"second", 1, 102.0)
+    assert not backlog.put(b"third", 1, 107.0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.connections import Grade
-from gateway.slow import SlowConsumers
+import pytest
+
+from gateway.connections import Backlog, Grade
+from gateway.slow import CHECK_S, SlowConsumers
 
 
 class Connection:
@@ -40,6 +42,44 @@ async def test_who_is_behind_is_looked_at_and_counted_by_grade() -> None:
     slow.discard(first)
     assert slow.counts() == {"prompt": 1, "batched": 0, "stalled": 0}
     slow.close()
+
+
+async def test_the_time_for_which_the_loop_was_late_is_not_counted() -> None:
+    """A gateway without CPU for a minute: its clock of slow clients goes on by what is left until the next look, no more."""
+    at = 100.0
+    slow = SlowConsumers(lambda: at)
+    assert slow.now() == 100.0
+    at = 160.0
+    assert slow.now() == 160.0, "nobody is behind: nothing is measured"
+    backlog = Backlog(1000, patience_s=10.0)
+    connection = Connection(1)
+    backlog.leaving(slow.now())
+    slow.add(connection)
+    at = 220.0
+    assert slow.now() == 160.0 + CHECK_S
+    assert backlog.put(b"message", 1, slow.now()), "a healthy client was given up"
+    assert backlog.grade(slow.now()) is Grade.BATCHED
+    await asyncio.wait_for(connection.checked.wait(), 30)
+    assert slow.now() == 160.0 + CHECK_S, "the clock jumped when the loop came back"
+    at = 220.1
+    assert slow.now() == pytest.approx(160.1 + CHECK_S)
+    slow.close()
+
+
+async def test_who_stays_behind_while_the_loop_turns_is_given_up() -> None:
+    at = 0.0
+    slow = SlowConsumers(lambda: at)
+    backlog = Backlog(1000, patience_s=10.0)
+    connection = Connection(1)
+    backlog.leaving(slow.now())
+    slow.add(connection)
+    patient = []
+    for _ in range(50):
+        at = slow.now() + CHECK_S
+        slow._look()
+        patient.append(backlog.patient(slow.now()))
+    slow.close()
+    assert patient.index(False) * CHECK_S == pytest.approx(11.0, abs=2 * CHECK_S), "a second until it is stalled, then its patience"
 
 
 async def test_who_catches_up_in_batches_is_called_and_who_is_gone_is_not() -> None:

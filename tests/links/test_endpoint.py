@@ -108,6 +108,58 @@ async def test_records_and_control_arrive_and_settle(processes: list[Process], s
     assert stats.peers[alice.id].rtt_us > 0
 
 
+class Translator:
+    """Stands before one endpoint: what is sent to its port goes on to the endpoint, from a port of its own for each sender."""
+
+    def __init__(self, inside: Process) -> None:
+        self._inside = ("127.0.0.1", inside.port)
+        self._outside = self._bind(self._inward)
+        self._ports: dict[tuple[str, int], socket.socket] = {}
+        self.address: tuple[str, int] = self._outside.getsockname()
+
+    def _bind(self, forward: Callable[[socket.socket], None]) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        asyncio.get_running_loop().add_reader(sock.fileno(), forward, sock)
+        return sock
+
+    def _inward(self, sock: socket.socket) -> None:
+        data, sender = sock.recvfrom(1 << 16)
+        if sender not in self._ports:
+            self._ports[sender] = self._bind(lambda own: self._outward(own, sender))
+        self._ports[sender].sendto(data, self._inside)
+
+    def _outward(self, sock: socket.socket, sender: tuple[str, int]) -> None:
+        self._outside.sendto(sock.recvfrom(1 << 16)[0], sender)
+
+    def close(self) -> None:
+        for sock in (self._outside, *self._ports.values()):
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            sock.close()
+
+
+async def test_a_peer_behind_an_address_translator_gets_datagrams_where_it_wants_them(processes: list[Process]) -> None:
+    """Streams go to its own address. It does not know us, and answers to where the datagrams come from."""
+    where: dict[EndpointID, tuple[str, int]] = {}
+    inside, outside = Process(), Process()
+    outside.endpoint = Endpoint(outside.id, LinkOptions(), outside.handler, secret=SECRET, udp_address_of=where.get)
+    for process in (inside, outside):
+        processes.append(await process.start())
+    translator = Translator(inside)
+    try:
+        where[inside.id] = translator.address
+        outside.endpoint.set_peers([inside.peer])
+        await until(lambda: outside.endpoint.state(inside.id) is PeerState.ALIVE)
+        records = [make_record(1), make_record(2, 100_000), make_record(3)]
+        outside.endpoint.send_records(inside.id, records, token=1)
+        await until(lambda: outside.handler.settled)
+        assert outside.handler.settled == [(1, True)]
+        assert inside.handler.records == records
+    finally:
+        translator.close()
+
+
 async def test_a_parcel_settles_promptly_on_an_idle_link(processes: list[Process]) -> None:
     alice, bob = await two(processes)
     for token in range(1, 21):

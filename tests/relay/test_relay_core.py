@@ -34,6 +34,7 @@ from pixiu.replicas.events import (
 )
 from pixiu.replicas.state import State
 from pixiu.softstore import Change, decode_messages
+from pixiu.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.v1 import control_pb2
 from relay.core import Core
 from relay.events import RecordsReceived, Relayed, SendRecords
@@ -321,3 +322,31 @@ def test_a_rooms_message_goes_once_to_each_gateway_of_its_users() -> None:
     assert offline(relayed) == []
     # Who only reads rooms is not online, and replaces nobody.
     assert [u.devices for u in core.presence([9])] == [0]
+
+
+def test_every_gateways_copy_of_a_traced_message_is_stamped() -> None:
+    times = iter(range(100, 200))
+    core = Core(
+        endpoint=ME,
+        partition=0,
+        heartbeat_s=1.0,
+        dead_after=4,
+        poll_interval_s=60.0,
+        gone_gateway_s=10.0,
+        devices=Devices(),
+        tracer=Tracer(Hop.RELAY, lambda: next(times), replica=lambda: 6),
+    )
+    core.step(StoreOpened(None), 0.0)
+    core.step(view(), 0.0)
+    tell(core, connect(1), connect(2, instance=4, device=2))
+    signal = as_traced(chat(7, 4, kind=Kind.SIGNAL))
+    relayed = arrive(
+        core, chat(7, 1), as_traced(chat(7, 2)), as_traced(chat(7, 3, lane=0)), signal, chat(7, 5, flags=Flag.LOAD_TEST)
+    )
+    assert {parcel.peer for parcel in relayed.parcels} == {GATEWAY, SECOND}
+    for parcel in relayed.parcels:
+        for record in parcel.records:
+            number, stamps = record[16], stamps_of(record)
+            assert (stamps is None) == (number in (1, 5))
+            assert [(s.role, s.replica, s.in_us) for s in stamps or ()] == [(Hop.RELAY, 6, 100)] * (number not in (1, 5))
+    assert sorted(record[16] for parcel in relayed.parcels for record in parcel.records) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

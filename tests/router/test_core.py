@@ -239,6 +239,18 @@ def test_a_stale_sender_s_message_is_passed_on_and_the_sender_told() -> None:
     assert notices(core.step(MessagesReceived(GATEWAY, [login(4, 5)]), 2.5)) == [(GATEWAY, 1)]
 
 
+def test_what_another_partition_s_router_sends_is_not_passed_back() -> None:
+    """A parent forwards to its child until the child's subscription ends, also what the child has ceased to serve at the flip.
+
+    Passed on, it would come back to the child, in as many copies as the partition has replicas, again and again.
+    """
+    parent = EndpointID(15)
+    child = running(Replica(parent, 0, True), partition=1, partitions=2)
+    assert child.step(MessagesReceived(parent, [login(1, 4)]), 1.0) == []
+    (kept,) = of(Persist, child.step(MessagesReceived(parent, [login(2, 5), login(3, 4)]), 1.1))
+    assert kept.puts == [login(2, 5)]
+
+
 def test_a_message_that_nobody_serves_is_not_confirmed() -> None:
     core = running(partitions=2)
     effects = core.step(MessagesReceived(GATEWAY, [login(1, 5), login(2, 4)]), 1.0)

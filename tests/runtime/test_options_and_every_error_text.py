@@ -113,6 +113,8 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ('[router]\nhost = "a\\u001bb"\n', 'FILE: [router] host = "a\\u001bb": must be a text of at most 4096 characters'),
         ('[router]\nhost = ""\n', 'FILE: [router] host = "": must be an address, such as 127.0.0.1'),
         ('[router]\nhost = "0.0.0.0"\n', 'host = "0.0.0.0": must be an address at which others reach the process; with a wildcard'),
+        ('[router]\nadvertised_udp_host = "0.0.0.0"\n', "must be an address at which datagrams reach the process, or empty"),
+        ("[router]\nadvertised_udp_port = 65536\n", "advertised_udp_port = 65536: must be an integer from 0 to 65535"),
         ('[router]\nadvertised_host = "::"\n', 'advertised_host = "::": must be an address at which others reach the process'),
         (
             '[router]\nregistry = "localhost"\n',
@@ -127,7 +129,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ("[cluster]\nbig_rooms = [0, 9]\n", "FILE: [cluster] big_rooms = [0, 9]: must be [0, 0] for none, or [low, high]"),
         ("[cluster]\nbig_rooms = [9, 9]\n", "must be [0, 0] for none, or [low, high] with 0 < low < high <= 64 * low"),
         ("[cluster]\nbig_rooms = [2, 129]\n", "must be [0, 0] for none, or [low, high] with 0 < low < high <= 64 * low"),
-        (f"[cluster]\nbig_rooms = [{2**55}, {2**56 + 1}]\n", "and 64 * high at most 2^62"),
+        (f"[cluster]\nbig_rooms = [{2**55}, {2**56 + 1}]\n", "and 64 * high at most 2^62 - 2^20"),
         ("[cluster]\ndead_after = 2\n", "FILE: [cluster] dead_after = 2: must be above suspect_after, which is 2"),
         (
             "[cluster]\nmtu_bytes = 9000\n",
@@ -214,6 +216,7 @@ def test_the_hash_of_settings_covers_every_cluster_value_and_the_secret_but_not_
         replace(base, big_rooms=(10, 20)),
         replace(base, router_root="/pubsub"),
         replace(base, weighted_routing=True),
+        replace(base, trace_fraction=0.5),
     ]
     assert len(others) == len(specs(ClusterOptions)) - 1  # all but secret_file, below
     for name, secret in (("one", "0123456789abcdef"), ("two", "0123456789abcdef\n"), ("three", "fedcba9876543210")):

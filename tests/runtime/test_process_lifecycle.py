@@ -166,11 +166,13 @@ async def reflected(port: int) -> set[str]:
 
 async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> None:
     root = "/lifecycle"
-    async with connected(registry) as zookeeper, started(f"registry=zk://{registry}{root}", "partition=3") as role:
+    options = (f"registry=zk://{registry}{root}", "partition=3", "advertised_udp_host=203.0.113.9", "advertised_udp_port=17000")
+    async with connected(registry) as zookeeper, started(*options) as role:
         line = await role.running()
         port = int(line["address"].rpartition(":")[2])
         [node] = await nodes(zookeeper, root, partition=3)
         assert (node.role, node.partition, node.state, node.port) == ("router", 3, NodeState.RUNNING, port)
+        assert (node.host, *node.udp_address) == ("127.0.0.1", "203.0.113.9", 17_000)
         assert (node.pid, node.http_port, node.mqtt_host) == (role.process.pid, line["http_port"], "prepared")
         assert (line["role"], line["partition"], line["replica"]) == ("router", 3, node.replica)
 

@@ -193,3 +193,166 @@ class ReplicaMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ReplicaMessage: _TypeAlias = ReplicaMessage  # noqa: Y015
+
+@_typing.final
+class SnapshotPart(_message.Message):
+    """Of a snapshot: a `begin`, the files' bytes in order, an `end`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Begin(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        EPOCH_FIELD_NUMBER: _builtins.int
+        POSITION_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        epoch: _builtins.int
+        bytes: _builtins.int
+        @_builtins.property
+        def position(self) -> Global___ReplicaMessage.Position:
+            """The committed position that the state is at."""
+
+        def __init__(
+            self,
+            *,
+            epoch: _builtins.int = ...,
+            position: Global___ReplicaMessage.Position | None = ...,
+            bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "epoch", b"epoch", "position", b"position"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Data(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PATH_FIELD_NUMBER: _builtins.int
+        OFFSET_FIELD_NUMBER: _builtins.int
+        DATA_FIELD_NUMBER: _builtins.int
+        CRC_FIELD_NUMBER: _builtins.int
+        path: _builtins.str
+        """Relative, with `/` between its levels. A file's bytes come in order; empty files have one part."""
+        offset: _builtins.int
+        data: _builtins.bytes
+        crc: _builtins.int
+        """CRC-32 of `data`."""
+        def __init__(
+            self,
+            *,
+            path: _builtins.str = ...,
+            offset: _builtins.int = ...,
+            data: _builtins.bytes = ...,
+            crc: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "data", b"data", "offset", b"offset", "path", b"path"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class End(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILES_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        files: _builtins.int
+        bytes: _builtins.int
+        def __init__(
+            self,
+            *,
+            files: _builtins.int = ...,
+            bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def begin(self) -> Global___SnapshotPart.Begin: ...
+    @_builtins.property
+    def data(self) -> Global___SnapshotPart.Data: ...
+    @_builtins.property
+    def end(self) -> Global___SnapshotPart.End: ...
+    def __init__(
+        self,
+        *,
+        begin: Global___SnapshotPart.Begin | None = ...,
+        data: Global___SnapshotPart.Data | None = ...,
+        end: Global___SnapshotPart.End | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "data", b"data", "end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "data", b"data", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin", "data", "end"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___SnapshotPart: _TypeAlias = SnapshotPart  # noqa: Y015
+
+@_typing.final
+class SnapshotReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotReceipt: _TypeAlias = SnapshotReceipt  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """Who asks, and why: both go into the audit log."""
+    reason: _builtins.str
+    member: _builtins.int
+    """The member that is asked to lead: nobody else's process takes it for itself."""
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        member: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "operator", b"operator", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+
+@_typing.final
+class PromoteReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteReply: _TypeAlias = PromoteReply  # noqa: Y015

@@ -341,7 +341,7 @@ class SubscribeHello(_message.Message):
     chat: _builtins.bool
     """take the messages to the user, too; answered as a join"""
     device: _builtins.int
-    """DeviceID, 1 to 65535; 0: derived from the client's name"""
+    """DeviceID, 1 to 2^47-1; 0: derived from the client's name, where it takes messages"""
     device_class: _builtins.str
     """such as "phone", at most 64 bytes; empty: none"""
     def __init__(

@@ -1,11 +1,12 @@
-"""The production map, with what must never happen to it checked at every change, and the faults that a test puts back."""
+"""The production map, with what must never happen to it checked at every change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from pixiu.devices import Devices
 from pixiu.ids import gateway_instance
-from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Chunk, Key, Membership
+from pixiu.softstore import Applied, Change, Chunk, Key, Membership, Purged
 
 
 class Watched(Membership):
@@ -32,6 +33,13 @@ class Watched(Membership):
             assert change.id >= self.highest.get(key, 0), f"{key} went back to an older message"
             self.highest[key] = change.id
         return applied
+
+    def purge_partition(self, partition: int, partitions: int) -> Purged:
+        """What belongs to another partition since a doubling goes, wherever its users are."""
+        self.watching = False
+        purged = super().purge_partition(partition, partitions)
+        self.watching = True
+        return purged
 
     def lose(self, key: Key) -> None:
         """A live entry goes, as no message would make it go."""
@@ -62,40 +70,5 @@ class Watched(Membership):
             assert not self.is_true(key, id_), f"{key} was removed although its gateway has it"
 
 
-class ByGateway(Watched):
-    """Fault: a message applies when it is the newest of its gateway, as the seed has it."""
-
-    def __init__(self, is_true: Callable[[Key, int], bool]) -> None:
-        super().__init__(is_true)
-        self._newest: dict[int, int] = {}
-
-    def apply(self, batch: Iterable[Change], now: float) -> Applied:
-        """In the order of the gateway's numbers only."""
-        kept = []
-        for change in batch:
-            instance = change.id >> INSTANCE_SHIFT
-            if change.id > self._newest.get(instance, 0):
-                self._newest[instance] = change.id
-                kept.append(change)
-        return super().apply(kept, now)
-
-
-class WithoutTombstones(Watched):
-    """Fault: a logout leaves nothing."""
-
-    def _bury(self, key: Key, id_: int, now: float) -> None:
-        return
-
-
-class HastyFeedback(Watched):
-    """Fault: negative feedback removes everybody on the gateway, also who came after it was said."""
-
-    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
-        """Without a look at the GatewayMsgIDs."""
-        instance = gateway_instance(as_of)
-        gone = []
-        for room in rooms:
-            for uin in list(self._rooms.get(room, {}).get(instance, {})):
-                self._remove(room, uin, instance)
-                gone.append(Change(as_of, room, uin, False))
-        return Applied(gone, list(rooms))
+class WatchedDevices(Watched, Devices):
+    """The same for relay data."""

@@ -1,0 +1,127 @@
+"""Writes that wait: for the leader's disk, for their commit, for what the state machine answers.
+
+Source: DESIGN sections 11 and 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pixiu.errors import PixiuError
+
+
+class Level(IntEnum):
+    """How safe a write is."""
+
+    ACCEPTED = 1
+    """In the leader's log, and on its way to the others."""
+    PERSISTED = 2
+    """Synced on the leader's disk."""
+    REPLICATED = 3
+    """Synced on every member of the maximal in-sync set, and applied here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write."""
+
+    epoch: int
+    first: int
+    """The counter of its first entry; the others follow it."""
+    level: Level
+    """What it has reached; may be more than was asked for."""
+    copies: int
+    """Replicas that have it on their disks, as far as is known here."""
+    answers: Sequence[object]
+    """What the state machine answered to each payload; empty below REPLICATED."""
+
+
+class Proposal:
+    """A write in the leader's log.
+
+    Args:
+        epoch: the leader's.
+        first: the counter of its first entry.
+        size: how many entries.
+    """
+
+    __slots__ = ("_answers", "_error", "_waiting", "copies", "epoch", "first", "last", "level")
+
+    def __init__(self, epoch: int, first: int, size: int) -> None:
+        self.epoch, self.first, self.last = epoch, first, first + size - 1
+        self.level = Level.ACCEPTED
+        self.copies = 0
+        self._answers: list[object] = []
+        self._error: PixiuError | None = None
+        self._waiting: list[tuple[Level, asyncio.Future[None]]] = []
+
+    async def reached(self, level: Level) -> Written:
+        """Wait until it is so safe. Raises `OutcomeUnknown` when this replica stops leading before that."""
+        if self.level < level:
+            if self._error is not None:
+                raise self._error
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((level, future))
+            await future
+        return Written(self.epoch, self.first, self.level, self.copies, self._answers if self.level is Level.REPLICATED else ())
+
+    def rise(self, level: Level, copies: int) -> None:
+        """It is so safe now."""
+        self.level, self.copies = level, copies
+        for wanted, future in self._waiting:
+            if wanted <= level and not future.done():
+                future.set_result(None)
+
+    def answered(self, answers: Sequence[object]) -> None:
+        """The state machine's answers to its next entries."""
+        self._answers += answers
+
+    def fail(self, error: PixiuError) -> None:
+        """No more will be known of it here."""
+        self._error = error
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Proposals:
+    """The writes of one leader that are not replicated yet, in the order of the log. Bounded by `max_uncommitted` entries."""
+
+    def __init__(self) -> None:
+        self._unsynced: deque[Proposal] = deque()
+        self._unapplied: deque[Proposal] = deque()
+
+    def __len__(self) -> int:
+        return len(self._unapplied)
+
+    def add(self, proposal: Proposal) -> None:
+        """One that follows all others."""
+        self._unsynced.append(proposal)
+        self._unapplied.append(proposal)
+
+    def persisted(self, counter: int) -> None:
+        """The leader's disk has everything up to here."""
+        while self._unsynced and self._unsynced[0].last <= counter:
+            self._unsynced.popleft().rise(Level.PERSISTED, 1)
+
+    def applied(self, first: int, answers: Sequence[object], copies: int) -> None:
+        """Entries from a counter on were applied, with these answers."""
+        end = first + len(answers)
+        while self._unapplied and self._unapplied[0].first < end:
+            proposal = self._unapplied[0]
+            begin = max(proposal.first, first)
+            proposal.answered(answers[begin - first : proposal.last + 1 - first])
+            if proposal.last >= end:
+                return
+            self._unapplied.popleft().rise(Level.REPLICATED, copies)
+
+    def fail(self, error: PixiuError) -> None:
+        """This replica leads no more."""
+        failed, self._unapplied = self._unapplied, deque()
+        self._unsynced.clear()
+        for proposal in failed:
+            proposal.fail(error)

@@ -1,0 +1,64 @@
+"""A Subscribe stream says hello in time, as far as the gateway's own loop lets it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway import subscriber
+from gateway.subscriber import SubscriberService, _Stream
+from pixiu.errors import InvalidArgument
+from pixiu.wire.v1 import wire_pb2
+
+HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
+HOPS = 20
+"""Turns of the loop between the bytes of a request and the request."""
+
+
+class Options:
+    connection_buffer_bytes = 1 << 20
+    slow_consumer_timeout_s = 10.0
+
+
+class Hub:
+    """As much of the service as a stream needs before its hello."""
+
+    options = Options()
+
+    def arrived(self, _stream: object) -> int:
+        return 1
+
+
+async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequest]:
+    await there.wait()
+    for _ in range(HOPS):
+        await asyncio.sleep(0)
+    yield HELLO
+
+
+async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
+    hub: Any = Hub()
+    return await SubscriberService(hub)._first(_Stream(hub), requests(there))
+
+
+async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "HELLO_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(subscriber, "LATE_S", 0.2)
+    there = asyncio.Event()
+
+    def stand_still() -> None:
+        time.sleep(0.5)
+        there.set()
+
+    asyncio.get_running_loop().call_soon(stand_still)
+    assert await first(there) == HELLO
+
+
+async def test_a_stream_without_a_hello_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "HELLO_TIMEOUT_S", 0.1)
+    with pytest.raises(InvalidArgument, match="the first request"):
+        await first(asyncio.Event())

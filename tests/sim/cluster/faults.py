@@ -1,0 +1,154 @@
+"""The faults that a test can put back: each is a switch of `Variant`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import broker.core
+import gateway.core
+import proxy.core
+import relay.core
+import router.core
+from broker.fanout import Target
+from pixiu.devices import Connection
+from pixiu.ids import EndpointID, gateway_instance
+from pixiu.partition import serves
+from pixiu.replicas.events import MessagesReceived
+from pixiu.replicas.forwards import Group
+from pixiu.replicas.state import ClusterView
+from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key
+from tests.sim.cluster.watched import Watched, WatchedDevices
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is built into a cluster: the production cores, unless a test says otherwise."""
+
+    membership: type[Watched] = Watched
+    router: type[router.core.Core] = router.core.Core
+    broker: type[broker.core.Core] = broker.core.Core
+    gateway: type[gateway.core.Core] = gateway.core.Core
+    proxy: type[proxy.core.Core] = proxy.core.Core
+    relay: type[relay.core.Core] = relay.core.Core
+    devices: type[WatchedDevices] = WatchedDevices
+    digests: bool = True
+    serve_before_snapshot: bool = False
+    keep_signals: bool = True
+    """Whether a gateway's table of signals outlives it."""
+
+
+class ByGateway(Watched):
+    """Fault: a message applies when it is the newest of its gateway, as the seed has it."""
+
+    def __init__(self, is_true: Callable[[Key, int], bool]) -> None:
+        super().__init__(is_true)
+        self._newest: dict[int, int] = {}
+
+    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+        """In the order of the gateway's numbers only."""
+        kept = []
+        for change in batch:
+            instance = change.id >> INSTANCE_SHIFT
+            if change.id > self._newest.get(instance, 0):
+                self._newest[instance] = change.id
+                kept.append(change)
+        return super().apply(kept, now)
+
+
+class WithoutTombstones(Watched):
+    """Fault: a logout leaves nothing."""
+
+    def _bury(self, key: Key, id_: int, now: float) -> None:
+        return
+
+
+class HastyFeedback(Watched):
+    """Fault: negative feedback removes everybody on the gateway, also who came after it was said."""
+
+    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
+        """Without a look at the GatewayMsgIDs."""
+        instance = gateway_instance(as_of)
+        gone = []
+        for room in rooms:
+            for uin in list(self._rooms.get(room, {}).get(instance, {})):
+                self._remove(room, uin, instance)
+                gone.append(Change(as_of, room, uin, False))
+        return Applied(gone, list(rooms))
+
+
+class BySnowflakeID(set[Any]):
+    """A set of identities that compares their first half."""
+
+    def add(self, identity: tuple[int, int]) -> None:
+        """A message was seen."""
+        super().add(identity[0])
+
+    def __contains__(self, identity: object) -> bool:
+        return isinstance(identity, tuple) and super().__contains__(identity[0])
+
+
+class DedupeBySnowflakeID(gateway.core.Core):
+    """Fault: a big room's copies are told apart by their SnowflakeID alone, which all of them share."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._seen = BySnowflakeID()
+
+
+class DeafBroker(broker.core.Core):
+    """Fault: records of a room that has moved are dropped, and nobody is told."""
+
+    def _elsewhere(self, room: int) -> Target | None:
+        return None
+
+    def _notice(self, sender: EndpointID, now: float, effects: list[Any]) -> None:
+        return
+
+
+class SilentBroker(broker.core.Core):
+    """Fault: records of a room that has moved are passed on, but a stale sender is not answered."""
+
+    def _notice(self, sender: EndpointID, now: float, effects: list[Any]) -> None:
+        return
+
+
+class GreedyRouter(router.core.Core):
+    """Fault: a stale sender's messages are confirmed, and not passed on."""
+
+    def _pass_on(
+        self, sender: EndpointID, messages: list[Change], view: ClusterView, group: Group, now: float, effects: list[Any]
+    ) -> None:
+        return
+
+
+class EndlessRouter(router.core.Core):
+    """Fault: what another partition's router sends is passed on as well, so that it comes back."""
+
+    def _take(self, event: MessagesReceived, now: float, effects: list[Any]) -> None:
+        super()._take(event, now, effects)
+        sender = self._view.replicas.get(event.peer) if self._view is not None else None
+        if self._view is not None and sender is not None:
+            foreign = [m for m in event.messages if not serves(self.partition, m.room, self._view.partitions)]
+            if foreign:
+                self._pass_on(event.peer, foreign, self._view, Group(None, []), now, effects)
+
+
+class NewestByMessage(WatchedDevices):
+    """Fault: of a device's connections the one with the highest GatewayMsgID is current, whose top bits are the gateway's
+    instance, and not the one that connected last."""
+
+    def entries(self, uin: int) -> list[Connection]:
+        """The GatewayMsgID in the place of the connect time."""
+        found = []
+        for entry in super().entries(uin):
+            register = self.get(uin, entry.key, entry.instance)
+            assert register is not None
+            found.append(entry._replace(connect_time=register[0]))
+        return found
+
+    def newer(self, change: Change) -> int:
+        """As `Devices.newer`."""
+        highest = max((rival.connect_time for rival in self.rivals(change)), default=0)
+        return highest if highest > change.id else 0

@@ -1,0 +1,397 @@
+"""The shells of router, relay and broker: control messages, heartbeats with digests, snapshots, databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import broker.core
+import broker.events as be
+import pixiu.replicas.events as re
+import relay.core
+from pixiu.healing import is_healing
+from pixiu.ids import EndpointID, gateway_instance
+from pixiu.links.api import PeerState
+from pixiu.replicas.core import ReplicaCore
+from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
+from pixiu.wire.v1 import control_pb2
+from relay.events import RecordsReceived
+from tests.sim.cluster.process import Process
+from tests.sim.cluster.registry import POLL_S
+
+LOST_WRITES = 3
+"""Changes that a crash takes with it, because databases are written behind."""
+GONE_GATEWAY_S = 3.0
+LOAD_S = 0.05
+NO_SNAPSHOT_S = 0.2
+
+
+class StoreProcess(Process):
+    """What all of them have in common."""
+
+    core: Any
+
+    def tick(self) -> None:
+        """See `Process`."""
+        self.step(self.events().Tick())
+
+    def deadline(self) -> float | None:
+        """See `Process`."""
+        return self.core.next_deadline()  # type: ignore[no-any-return]
+
+    def events(self) -> Any:
+        """The role's events."""
+        raise NotImplementedError
+
+    def step(self, event: Any) -> None:
+        """Give the core an event and do what it asks for."""
+        if self.alive:
+            for effect in self.core.step(event, self.world.now):
+                self.perform(effect)
+
+    def perform(self, effect: Any) -> None:
+        """One effect."""
+        raise NotImplementedError
+
+    def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
+        """As a shell's `on_control`."""
+        events, changes = self.events(), list[Change]()
+        for data in messages:
+            control = control_pb2.Control.FromString(data)
+            if control.HasField("gateway_messages"):
+                changes += decode_messages(control.gateway_messages)
+            elif control.HasField("absence"):
+                self.world.counts["feedback"] += 1
+                self.step(events.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+            elif is_healing(control):
+                self.step(events.HealingReceived(peer, control))
+        if changes:
+            self.step(events.MessagesReceived(peer, changes))
+
+    def take_state(self, peer: EndpointID, state: PeerState) -> None:
+        """See `Process`."""
+        if state is PeerState.DEAD:
+            self.step(self.events().PeerDead(peer))
+        elif state is PeerState.ALIVE:
+            self.step(self.events().PeerAlive(peer))
+
+    def take_answer(self, peer: EndpointID, attachment: bytes) -> None:
+        """A router or gateway answered our heartbeat."""
+        state = control_pb2.SubscriptionState.FromString(attachment)
+        digest = state.digest if state.HasField("digest") and self.world.variant.digests else None
+        self.step(self.events().SubscriptionReply(peer, state.subscribed, digest))
+
+
+class ReplicaProcess(StoreProcess):
+    """A router or relay replica. `place.kept` is its database: what was written, in order; a Key is a delete."""
+
+    core: ReplicaCore
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """The role's core."""
+        raise NotImplementedError
+
+    def start_core(self) -> None:
+        """See `Process`."""
+        world = self.world
+        self.core = self.make_core(
+            endpoint=self.endpoint,
+            partition=self.place.partition,
+            heartbeat_s=world.heartbeat_s,
+            dead_after=world.link_options.dead_after,
+            poll_interval_s=POLL_S,
+            gone_gateway_s=GONE_GATEWAY_S,
+        )
+        if self.place.kept is None:
+            self.place.kept = []
+        age = world.rng.choice([1.0, 200.0, 400.0]) if self.place.runs > 1 else None
+        world.wire.after(0.01, lambda: self.do(lambda: self.step(re.StoreOpened(age))))
+
+    def events(self) -> Any:
+        """See `StoreProcess`."""
+        return re
+
+    def on_view(self) -> None:
+        """See `Process`."""
+        view, role = self.view, self.place.role
+        replicas = tuple(re.Replica(n.endpoint, n.partition, n.running) for n in view.of_role(role) if n.endpoint != self.endpoint)
+        gateways = tuple(re.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway"))
+        brokers = frozenset(node.endpoint for node in view.of_role("broker") if role == "router")
+        self.step(re.ClusterChanged(view.version, view.count(role), replicas, brokers, gateways))
+
+    def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """See `Process`."""
+        self.step(re.Settled(settled))
+
+    def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """See `Process`."""
+        if reply:
+            self.take_answer(peer, attachment)
+        elif attachment:
+            rule = control_pb2.BrokerSubscription.FromString(attachment)
+            return self.core.heartbeat(peer, rule.partition, rule.partitions, self.world.now).SerializeToString()
+        return b""
+
+    def perform(self, effect: re.Effect) -> None:
+        """See `StoreProcess`."""
+        match effect:
+            case re.SendControl(peer, messages, token):
+                self.confirming(messages)
+                self.links.send_control(peer, messages, token, self.world.now)
+            case re.SetAttachment(peer, attachment):
+                self.links.set_attachment(peer, attachment, self.world.now)
+            case re.Persist(puts, deletes):
+                self.place.kept += [*puts, *deletes]
+            case re.RewriteStore(chunks):
+                self.place.kept[:] = [change for chunk in chunks for change in changes_of(chunk)]
+            case re.LoadStore():
+                self.world.wire.after(LOAD_S, lambda: self.do(self._load))
+            case re.TakeSnapshot(source, partition, partitions):
+                self.world.snapshots.take(self, source, partition, partitions)
+            case re.BecomeInit():
+                self.set_state("Init")
+            case re.BecomeRunning():
+                self.set_state("Running")
+
+    def confirming(self, messages: list[bytes]) -> None:
+        """Control messages leave, confirmations among them."""
+
+    def _load(self) -> None:
+        stored: dict[Key, Change] = {}
+        for item in self.place.kept:
+            if isinstance(item, Key):
+                stored.pop(item, None)
+            else:
+                stored[Key(item.room, item.uin, gateway_instance(item.id))] = item
+        kept = Membership()
+        kept.apply(stored.values(), 0.0)
+        for chunk in kept.snapshot():
+            self.step(re.StoreChunk(chunk))
+        self.step(re.StoreLoaded())
+
+    def crash(self) -> None:
+        """See `Process`."""
+        super().crash()
+        del self.place.kept[max(0, len(self.place.kept) - LOST_WRITES) :]
+
+
+class RouterProcess(ReplicaProcess):
+    """A router replica."""
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """See `ReplicaProcess`."""
+        return self.world.variant.router(membership=self.world.variant.membership(self.world.is_true), **options)
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ("router", "broker", "gateway")
+
+    def confirming(self, messages: list[bytes]) -> None:
+        """See `ReplicaProcess`."""
+        self.world.watch.confirmations(self, messages)
+
+
+class RelayProcess(ReplicaProcess):
+    """A relay replica."""
+
+    core: relay.core.Core
+
+    def make_core(self, **options: Any) -> ReplicaCore:
+        """See `ReplicaProcess`."""
+        return self.world.variant.relay(devices=self.world.variant.devices(self.world.is_true_device), **options)
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ("relay", "proxy", "gateway")
+
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """See `Process`."""
+        relayed = self.core.records_received(RecordsReceived(peer, data, start, end, count), self.world.now)
+        assert relayed is not None, "a relay calls a whole batch malformed"
+        self.world.watch.relayed(self, data[start:end], relayed)
+        for parcel in relayed.parcels:
+            self.links.send_records(parcel.peer, parcel.records, parcel.lane, 0, self.world.now)
+        for control in relayed.controls:
+            self.links.send_control(control.peer, control.messages, 0, self.world.now)
+        return True
+
+
+class BrokerProcess(StoreProcess):
+    """A broker replica."""
+
+    def start_core(self) -> None:
+        """See `Process`."""
+        world = self.world
+        self.core: broker.core.Core = world.variant.broker(
+            endpoint=self.endpoint,
+            partition=self.place.partition,
+            heartbeat_s=world.heartbeat_s,
+            poll_interval_s=POLL_S,
+            gone_gateway_s=GONE_GATEWAY_S,
+            membership=world.variant.membership(world.is_true),
+        )
+        self.taking: dict[EndpointID, list[Change]] = {}
+        """What came of snapshots that are under way."""
+        self.layout_at = world.now
+        """Since when it goes by its view's number of brokers."""
+        self._count = 1
+        self.loaded: list[Change] | None = None
+        """What the snapshots that were taken whole contained; None before the first."""
+        world.wire.after(0.01, lambda: self.do(self.tick))
+        if world.variant.serve_before_snapshot:
+            self.core.state = broker.core.State.RUNNING
+            world.wire.after(0.03, lambda: self.do(self._serve))
+
+    def events(self) -> Any:
+        """See `StoreProcess`."""
+        return be
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ("router", "gateway", "broker")
+
+    def on_view(self) -> None:
+        """See `Process`."""
+        view = self.view
+        if view.count("broker") != self._count:
+            self._count, self.layout_at = view.count("broker"), self.world.now
+        self.step(
+            be.ClusterChanged(
+                view.version,
+                view.count("broker"),
+                view.count("router"),
+                view.next("router"),
+                tuple(be.Replica(n.endpoint, n.partition) for n in view.running("router")),
+                tuple(be.Replica(n.endpoint, n.partition) for n in view.running("broker") if n.endpoint != self.endpoint),
+                tuple(be.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway")),
+            )
+        )
+
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        """See `Process`."""
+        effects = self.core.step(be.RecordsReceived(peer, data, start, end, count), self.world.now)
+        self.world.watch.handled(self, peer, data[start:end], effects)
+        for effect in effects:
+            self.perform(effect)
+        return True
+
+    def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """See `Process`."""
+        if reply:
+            self.take_answer(peer, attachment)
+        return b""
+
+    def perform(self, effect: be.Effect) -> None:
+        """See `StoreProcess`."""
+        match effect:
+            case be.SendRecords(peer, records, lane):
+                self.links.send_records(peer, records, lane, 0, self.world.now)
+            case be.SendControl(peer, messages):
+                self.links.send_control(peer, messages, 0, self.world.now)
+            case be.SetAttachment(peer, attachment):
+                self.links.set_attachment(peer, attachment, self.world.now)
+            case be.TakeSnapshot(source, partition, partitions):
+                self.taking[source] = []
+                self.world.snapshots.take(self, source, partition, partitions)
+            case be.BecomeInit():
+                self.set_state("Init")
+            case be.BecomeRunning():
+                self._serve()
+            case be.MalformedBatch():
+                raise AssertionError("a broker calls a whole batch malformed")
+
+    def _serve(self) -> None:
+        """A broker that serves knows all that its snapshots contained."""
+        assert self.loaded is not None, "a broker serves that has taken no snapshot"
+        for change in self.loaded:
+            instance = gateway_instance(change.id)
+            known = self.core.membership.get(change.room, change.uin, instance)
+            old = change.id < self.core.membership.floor(instance)
+            assert old or (known is not None and known[0] >= change.id), "a broker serves that lacks what its snapshot had"
+        self.set_state("Running")
+
+
+@dataclass(eq=False)
+class _Taking:
+    asker: StoreProcess
+    source: ReplicaProcess
+    chunks: Iterator[Chunk]
+    over: bool = False
+
+
+class Snapshots:
+    """Snapshots between processes, by gRPC: in order and without loss, or broken off. A new one ends the one before."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self._under_way: dict[tuple[EndpointID, EndpointID], _Taking | None] = {}
+
+    def take(self, asker: StoreProcess, source: EndpointID, partition: int, partitions: int) -> None:
+        """Begin."""
+        key = (asker.endpoint, source)
+        before = self._under_way.get(key)
+        if before is not None:
+            before.over = True
+        self._under_way[key] = None
+        wire = self._world.wire
+
+        def begin() -> None:
+            found = self._world.by_endpoint.get(source)
+            if not asker.alive:
+                return
+            unreachable = not isinstance(found, ReplicaProcess) or not found.alive or found.paused
+            if unreachable or self._apart(asker, found) or wire.chance(0.1):
+                wire.after(NO_SNAPSHOT_S, lambda: self._finish(asker, source, "unreachable"))
+                return
+            request = re.SnapshotRequested(1, asker.endpoint, asker.place.role, partition, partitions)
+            (effect,) = found.core.step(request, self._world.now)
+            if isinstance(effect, re.ServeSnapshot):
+                taking = self._under_way[key] = _Taking(asker, found, effect.chunks)
+                wire.after(wire.hop(), lambda: self._part(taking))
+            else:
+                wire.after(wire.hop(), lambda: self._finish(asker, source, "refused"))
+
+        wire.after(wire.hop(), begin)
+
+    def _part(self, taking: _Taking) -> None:
+        asker, source, wire = taking.asker, taking.source, self._world.wire
+        if taking.over or not asker.alive:
+            return
+        if not source.alive or self._apart(asker, source) or wire.chance(0.02):
+            wire.after(NO_SNAPSHOT_S, lambda: self._finish(asker, source.endpoint, "broken"))
+            return
+        if source.paused:
+            wire.after(NO_SNAPSHOT_S, lambda: self._part(taking))
+            return
+        chunk = next(taking.chunks, None)
+        if chunk is None:
+            self._finish(asker, source.endpoint, None)
+            return
+
+        def take() -> None:
+            if isinstance(asker, BrokerProcess):
+                asker.taking.setdefault(source.endpoint, []).extend(changes_of(chunk))
+            asker.step(asker.events().SnapshotChunk(source.endpoint, chunk))
+
+        asker.do(take)
+        wire.after(wire.hop(), lambda: self._part(taking))
+
+    def _finish(self, asker: StoreProcess, source: EndpointID, error: str | None) -> None:
+        self._under_way.pop((asker.endpoint, source), None)
+
+        def take() -> None:
+            if isinstance(asker, BrokerProcess) and error is None:
+                asker.loaded = (asker.loaded or []) + asker.taking.pop(source, [])
+            asker.step(asker.events().SnapshotFinished(source, error))
+
+        asker.do(take)
+
+    def _apart(self, one: Process, other: Process) -> bool:
+        wire = self._world.wire
+        return bool(wire.is_cut(one.address, other.address) or wire.is_cut(other.address, one.address))
+
+
+def changes_of(chunk: Chunk) -> list[Change]:
+    """The logins and logouts of a part of a snapshot."""
+    return Membership().merge(chunk, 0.0).changes

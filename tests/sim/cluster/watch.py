@@ -1,0 +1,316 @@
+"""What must hold, looked at whenever something happens.
+
+A record's way is followed hop by hop, so that a loss has to be somebody's: a publisher's accepted record was handled by a
+broker; a broker sends it to every gateway on which the cluster has known a member for a while; what a link lost it counted;
+a gateway delivers what it got to everybody in the room, at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import broker.events as be
+from broker.feeds import FeedState
+from pixiu.ids import EndpointID, gateway_instance
+from pixiu.links.api import PeerState
+from pixiu.links.head import CONTROL, RECORDS
+from pixiu.partition import serves
+from pixiu.record import Kind
+from pixiu.softstore import Change, Membership
+from pixiu.vrooms import vrooms_of
+from pixiu.wire.v1 import control_pb2
+from relay.events import Relayed
+from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
+from tests.sim.cluster.edges import GatewayProcess
+from tests.sim.cluster.registry import POLL_S
+from tests.sim.cluster.stores import BrokerProcess, RelayProcess, RouterProcess
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.process import Process
+    from tests.sim.cluster.world import World
+
+HARMLESS = {"duplicate", "old_counter", "unknown_sender", "destination", "sender"}
+"""Why links refuse datagrams on a network that repeats and reorders, and where processes follow each other at a port."""
+
+
+def records_of(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(kind, SnowflakeID, key) of records laid end to end."""
+    position = 0
+    while position < len(data):
+        yield data[position + 4], int.from_bytes(data[position + 16 : position + 24], "little"), key_of(data, position)
+        position += 4 + int.from_bytes(data[position : position + 4], "little")
+
+
+def key_of(data: bytes, position: int = 0) -> int:
+    """The RoomID or UIN of a record."""
+    return int.from_bytes(data[position + 24 : position + 32], "little")
+
+
+class Watch:
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.said: dict[int, Change] = {}
+        """GatewayMsgID → what gateways said with it."""
+        self.logins: list[Change] = []
+        self.messages: dict[int, Message] = {}
+        self._handled: set[tuple[int, int]] = set()
+        """(SnowflakeID, key) of what some broker handled."""
+        self._arrived: dict[EndpointID, set[tuple[int, int]]] = {}
+        self._expected: list[tuple[Connection, int, int, int]] = []
+        """(connection, SnowflakeID, room, the join that makes it so)."""
+        self._signals: set[tuple[str, int, int]] = set()
+        """(gateway's place, UIN, SnowflakeID) of delivered signals."""
+        self._delivered_signals: set[int] = set()
+        self._noticed: dict[tuple[EndpointID, EndpointID], float] = {}
+        self.checked: Counter[str] = Counter()
+
+    # --- membership
+
+    def joined(self, room: int, uin: int, id_: int) -> None:
+        """Somebody joined: an old login for a map to be haunted by."""
+        self.logins.append(Change(id_, self._world.vrooms.room_of_user(room, uin), uin, True))
+
+    def confirmations(self, process: RouterProcess, messages: Iterable[bytes]) -> None:
+        """At the moment of a confirmation every broker subscribed here knows the change, or a newer one of the key; what is
+        not for this router's partition is with a router that serves it."""
+        ids = [i for data in messages for i in control_pb2.Control.FromString(data).gateway_confirm.ids]
+        for change in [self.said[i] for i in ids]:
+            if serves(process.core.partition, change.room, process.view.count("router")):
+                for target in self._world.running(BrokerProcess):
+                    self._confirmed_at(process, target, change)
+            else:
+                self._passed_on(process, change)
+
+    def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Change) -> None:
+        feed = target.core.feeds.get(process.core.partition)
+        if target.endpoint not in process.core.subscribers or feed is None:
+            return
+        wants = serves(target.core.partition, change.room, target.view.count("broker"))
+        if feed.source == process.endpoint and feed.state is FeedState.LIVE and wants:
+            known = target.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            old = change.id < target.core.membership.floor(gateway_instance(change.id))
+            old = old or (target.endpoint, change.room, change.uin) in self._world.scrambled
+            assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
+            self.checked["confirmations"] += 1
+
+    def _passed_on(self, process: RouterProcess, change: Change) -> None:
+        partition = change.room % process.view.count("router")
+        mine = process.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+        if mine is not None and mine[0] >= change.id:
+            return  # it came just before the layout changed, and was this router's own then
+        for other in self._world.alive(RouterProcess):
+            known = other.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            floor = other.core.membership.floor(gateway_instance(change.id))
+            if other.core.partition == partition and (other.core.queued or change.id < floor or (known and known[0] >= change.id)):
+                self.checked["passed on"] += 1
+                return
+        raise AssertionError("a stale sender's message was confirmed that no replica of its partition has")
+
+    # --- records
+
+    def accepted(self, message: Message) -> None:
+        """A publisher was told that its message is with a broker."""
+        big = message.kind is Kind.ROOM and self._world.vrooms.is_big(message.room)
+        keys = vrooms_of(message.room) if big else [message.room]
+        assert all((message.id, key) in self._handled for key in keys), "a message was accepted that nobody has handled"
+        self.checked["accepted chat" if message.kind is Kind.CHAT else "accepted big" if big else "accepted"] += 1
+
+    def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[be.Effect]) -> None:
+        """A broker got records, and sends this."""
+        sent: dict[tuple[int, int], list[EndpointID]] = {}
+        for effect in effects:
+            if isinstance(effect, be.SendRecords):
+                for _, id_, key in records_of(b"".join(effect.records)):
+                    sent.setdefault((id_, key), []).append(effect.peer)
+            elif isinstance(effect, be.SendControl):
+                self._noticed[process.endpoint, effect.peer] = self._world.now
+        here = Counter((id_, key) for _, id_, key in records_of(data))
+        for id_, key in here:
+            self._handled.add((id_, key))
+            targets = sent.get((id_, key), [])
+            # Copies of one signal may come together.
+            assert len(targets) == len(set(targets)) * here[id_, key], "a broker sends a gateway two copies of a record"
+            if serves(process.core.partition, key, process.view.count("broker")):
+                self._sent_everywhere(process, key, targets)
+            else:
+                self._stale(process, peer, key, targets)
+
+    def _stale(self, process: BrokerProcess, peer: EndpointID, key: int, targets: list[EndpointID]) -> None:
+        """The sender's layout is old: for two poll intervals the record is passed on, and the sender is told."""
+        now, view = self._world.now, process.view
+        others = [n for n in view.running("broker") if n.partition == key % view.count("broker")]
+        reachable = [n.endpoint for n in others if process.links.state(n.endpoint) is not PeerState.DEAD]
+        if now >= process.layout_at + 2 * POLL_S or not reachable:
+            return
+        assert targets, "a broker dropped a record whose room has moved to another broker"
+        assert now - self._noticed.get((process.endpoint, peer), -9.0) < 1.1, "a broker did not answer a stale sender"
+        self.checked["stale"] += 1
+
+    def _sent_everywhere(self, process: BrokerProcess, key: int, targets: list[EndpointID]) -> None:
+        world = self._world
+        partitions = world.registry.view.count("router")
+        fed = [place for place in world.places_of("router") if serves(place.partition, key, partitions)]
+        if not world.is_quiet(process.place, *fed):
+            return
+        for target in world.running(GatewayProcess):
+            found = self._world.clients.on_gateway(target, key)
+            since = min((c.known.get(world.vrooms.shown(key), world.now) for c in found), default=world.now)
+            if since + world.recovery_s <= world.now and world.is_quiet(target.place):
+                assert target.endpoint in targets, f"a broker left out a gateway that has long had a member of {key}"
+                self.checked["sent"] += 1
+
+    def relayed(self, process: RelayProcess, data: bytes, relayed: Relayed) -> None:
+        """A relay got records, and sends this: to where a user is, from the moment at which the user was told so."""
+        world = self._world
+        sent: dict[tuple[int, int], list[EndpointID]] = {}
+        for parcel in relayed.parcels:
+            for _, id_, key in records_of(b"".join(parcel.records)):
+                sent.setdefault((id_, key), []).append(parcel.peer)
+        count = world.registry.view.count("relay")
+        for _, id_, key in records_of(data):
+            self._handled.add((id_, key))
+            fed = [place for place in world.places_of("relay") if serves(place.partition, key, count)]
+            user = world.clients.users.get(key)
+            here = user.connection if user is not None else None
+            served = serves(process.core.partition, key, process.view.count("relay")) and process.view.count("relay") == count
+            if served and here is not None and here.online and world.is_quiet(*fed, *world.places_of("gateway")):
+                assert here.gateway.endpoint in sent.get((id_, key), []), "a relay left out the gateway where a user is"
+                self.checked["chat sent"] += 1
+
+    def arrived(self, process: GatewayProcess, data: bytes) -> None:
+        """A gateway got records: at the turn's end everybody in their rooms has them."""
+        seen = self._arrived.setdefault(process.endpoint, set())
+        for kind, id_, key in records_of(data):
+            if kind == Kind.ROOM and (id_, key) not in seen:
+                seen.add((id_, key))
+                shown = self._world.vrooms.shown(key)
+                self._expected += [(c, id_, shown, c.rooms[shown]) for c in self._world.clients.on_gateway(process, key)]
+
+    def turn_ended(self, process: GatewayProcess) -> None:
+        """Look at what `arrived` noted."""
+        for connection, id_, room, join in self._expected:
+            left = connection.number not in self._world.clients.connections or connection.rooms.get(room) != join
+            assert left or id_ in connection.seen, "a gateway did not deliver what it got to somebody in the room"
+            self.checked["delivered"] += 1
+        self._expected.clear()
+
+    def delivered(self, process: GatewayProcess, connections: tuple[int, ...], data: bytes, count: int) -> None:
+        """A gateway writes records to its clients."""
+        found = list(records_of(data))
+        assert len(found) == count
+        written: set[tuple[str, int, int]] = set()
+        for number in connections:
+            if number in self._world.clients.closing:
+                continue
+            connection = self._world.clients.connections.get(number)
+            assert connection is not None, "a gateway writes to a connection that is closed"
+            assert connection.gateway is process
+            for kind, id_, room in found:
+                self._received(connection, kind, self.messages[id_], room)
+                if kind == Kind.SIGNAL:
+                    written.add((process.place.name, connection.uin, id_))
+        # A user who has two connections here gets it on both, at once.
+        self._signals |= written
+
+    def _received(self, connection: Connection, kind: int, message: Message, room: int) -> None:
+        assert (kind, room) == (message.kind, message.room), "a message changed on its way"
+        if kind == Kind.CHAT:
+            assert room == connection.uin, "somebody got another user's message"
+            self.checked["chat"] += 1
+        else:
+            assert room in connection.rooms, "somebody got a message of a room that they are not in"
+        if kind == Kind.SIGNAL:
+            once = (connection.gateway.place.name, connection.uin, message.id)
+            assert once not in self._signals, "a signal was delivered twice"
+            assert message.id not in connection.seen, "a signal was delivered twice at once"
+            connection.seen.add(message.id)
+            self._delivered_signals.add(message.id)
+            self.checked["signals"] += 1
+            return
+        assert message.id not in connection.seen, "a message was delivered twice"
+        connection.seen.add(message.id)
+        before = connection.last.get((message.session, kind, room))
+        if before is not None and before.number > message.number:
+            assert not self._world.keeps_order(message.sent_at), "a sender's messages to a room came out of order"
+            return
+        connection.last[message.session, kind, room] = message
+        self.checked["in order"] += not self._world.wire.reorder
+
+    def receipt(self, id_: int) -> None:
+        """A sender was told that its signal is delivered."""
+        assert id_ in self._delivered_signals, "a receipt for what was not delivered"
+        self.checked["receipts"] += 1
+
+    # --- at the end
+
+    def differences(self) -> list[str]:
+        """What is not as it must be five heartbeats after the last fault."""
+        found = [*self.maps(), *self._unconfirmed(), *self._gaps()]
+        for process in self._world.processes():
+            if process.state != "Running":
+                found.append(f"{process.place.name} does not run")
+            refused = {reason: number for reason, number in process.links.refusals.counts.items() if reason not in HARMLESS}
+            if refused:
+                found.append(f"{process.place.name} refused {refused}")
+        if self._world.clients.unresolved:
+            found.append(f"{self._world.clients.unresolved} publishers' messages and signals have no outcome")
+        if self._world.clients.unanswered:
+            found.append(f"{self._world.clients.unanswered} joins have no answer")
+        return found
+
+    def maps(self) -> Iterator[str]:
+        """Where routers, brokers and relays differ from what is on the gateways."""
+        view = self._world.registry.view
+        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.presence.own, self._rooms())}
+        held: list[tuple[Process, Membership, int]] = [
+            *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
+            *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
+        ]
+        users = range(USERS + 1)
+        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.presence.own, users)}
+        held += [(r, r.core.devices, view.count("relay")) for r in self._world.alive(RelayProcess)]
+        for process, membership, partitions in held:
+            known, keys = (devices, users) if isinstance(process, RelayProcess) else (everything, self._rooms())
+            truth = {e for e in known if serves(process.place.partition, e[1], partitions)}
+            mine = set(entries(membership, keys))
+            if truth != mine:
+                yield f"{process.place.name} lacks {sorted(truth - mine)}, has too much {sorted(mine - truth)}"
+
+    def _unconfirmed(self) -> Iterator[str]:
+        for process in self._world.alive(GatewayProcess):
+            if process.core.unconfirmed:
+                yield f"{process.place.name} waits for {process.core.unconfirmed} confirmations"
+
+    def _rooms(self) -> list[int]:
+        return [*range(ROOMS), *(v for room in range(self._world.vrooms.low, self._world.vrooms.high) for v in vrooms_of(room))]
+
+    def _gaps(self) -> list[str]:
+        """Items that the network lost on the way between two live processes are those that the receiver counts as missing."""
+        found: list[str] = []
+        for process in self._world.processes():
+            for other in self._world.processes():
+                link = process.links._links.get(other.endpoint)
+                if link is None or other is process:
+                    continue
+                for type_, tracker in ((int(RECORDS), link.receivers[0].records), (int(CONTROL), link.receivers[0].control)):
+                    lost = self._world.wire.missing[other.endpoint, process.endpoint, type_]
+                    self.checked["gaps"] += lost
+                    if lost != tracker.lost:
+                        text = f"counts {tracker.lost} lost items of type {type_} from {other.place.name}, it was {lost}"
+                        found.append(f"{process.place.name} {text}")
+        return found
+
+
+def entries(membership: Membership, rooms: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """(GatewayMsgID, room, UIN, value) of all that is live."""
+    found: list[tuple[int, int, int, int]] = []
+    for room in rooms:
+        for key in membership.live_keys(room):
+            value = membership.get(*key)
+            assert value is not None
+            found.append((value[0], key.room, key.uin, membership.value(*key)))
+    return sorted(found)

@@ -1,0 +1,76 @@
+"""A whole cluster of production cores and production links on a seeded network, with every invariant of `tests.sim.cluster`.
+
+A failing seed prints itself; `python -m tests.sim.cluster.run SEED` runs it alone. `make sim` runs a thousand.
+
+Source: DESIGN sections 2, 8, 9, 10 and 14; docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.cluster.run import report, run
+
+SEEDS = int(os.environ.get("PIXIU_SIM_SEEDS", "50"))
+ROOT = Path(__file__).resolve().parents[2]
+HAPPENED: Counter[str] = Counter()
+"""What the runs of this session had in them."""
+RUNS: list[int] = []
+LEAST = {
+    "crashes": 1.0, "pauses": 0.5, "cuts": 0.5, "one-way cuts": 0.3, "scrambled": 2, "doublings": 0.3, "feedback": 1,
+    "confirmations": 100, "passed on": 0.1, "accepted": 100, "accepted big": 0.1, "sent": 10, "stale": 0.01,
+    "delivered": 100, "in order": 50, "signals": 20, "receipts": 5, "gaps": 20,
+    "accepted chat": 50, "chat": 50, "chat sent": 20, "replaced": 0.1, "overtaken": 0.1,
+}  # fmt: skip
+"""What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_cluster_keeps_its_promises(seed: int) -> None:
+    found, world = report(seed)
+    assert not found, "\n".join(found)
+    assert world is not None
+    HAPPENED.update(dict(world.pairs()))
+    RUNS.append(seed)
+
+
+def test_the_runs_have_faults_in_them() -> None:
+    """Of the runs above; alone it makes some itself."""
+    happened, runs = HAPPENED, len(RUNS)
+    if runs < 16:
+        runs, happened = 16, Counter()
+        for seed in range(runs):
+            found, world = report(seed)
+            assert world is not None, found
+            happened.update(dict(world.pairs()))
+    assert {name: happened[name] / runs for name, least in LEAST.items() if happened[name] < least * runs} == {}
+
+
+def test_the_same_seed_gives_the_same_run_byte_for_byte() -> None:
+    """In another process too, whose sets of strings are in another order."""
+    program = "from tests.sim.cluster.run import run; world = run(13); print(world.wire.trace, world.wire.deliveries)"
+    told = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        result = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True
+        )
+        told.add(result.stdout)
+    world = run(13)
+    assert told == {f"{world.wire.trace} {world.wire.deliveries}\n"}
+    assert run(14).wire.trace != world.wire.trace
+
+
+def test_a_seed_runs_alone() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.sim.cluster.run", "3"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("seed 3: ")
+    assert result.stdout.rstrip().endswith("every promise kept")
