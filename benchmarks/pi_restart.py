@@ -38,7 +38,9 @@ def fail(error: PixiuError) -> None:
 
 def machine(folder: Path) -> Machine:
     """The state in a folder."""
-    return Machine(folder / "inboxes", 4 << 30, 200_000, 1.0, fail)
+    made = Machine(folder / "inboxes", 4 << 30, 200_000, 1.0, fail)
+    made.open()
+    return made
 
 
 async def fill(folder: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,7 @@ from pixiu.errors import (
     InvalidArgument,
     NotLeader,
     OldSession,
+    OutcomeUnknown,
     Overloaded,
     PixiuError,
     StaleWriter,
@@ -78,7 +79,7 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_REQUEST_READS: Final = 1000
 MAX_WAITING_BYTES: Final = 64 << 20
 """Operations that wait for their commit. Policy: more are refused with OVERLOADED."""
-MAX_ENTRY_BYTES: Final = 4 << 20
+MAX_ENTRY_BYTES: Final = 1 << 20
 """Of one entry; what came in one turn beyond it goes into the next one."""
 MAX_WRITERS_A_STREAM: Final = 64
 """Writers on one stream. Policy: more are refused with INVALID_ARGUMENT."""
@@ -88,7 +89,10 @@ _CODES: Final = {
 
 
 class Inboxes(Protocol):
-    """What the core reads: `pi.state.State`."""
+    """What the core reads: `pi.state.State`, and the lease of this replica."""
+
+    def may_read(self) -> bool:
+        """Whether what was just read is the newest there is: asked after reading."""
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
         """Entries of an inbox. Raises Refusal, StateDamaged."""
@@ -112,14 +116,14 @@ class Core:
 
     Args:
         partition: that this replica serves.
-        state: for reads.
+        inboxes: for reads.
         limits: that this replica sets as leader.
         clock_interval_s: a leader appends the time at least so often while its log has anything in it.
     """
 
-    def __init__(self, *, partition: int, state: Inboxes, limits: Limits, clock_interval_s: float) -> None:
+    def __init__(self, *, partition: int, inboxes: Inboxes, limits: Limits, clock_interval_s: float) -> None:
         self.partition = partition
-        self.state = state
+        self._inboxes = inboxes
         self.epoch = 0
         """In which this replica leads; 0: it does not."""
         self.committed = 0
@@ -188,7 +192,7 @@ class Core:
             self._check_users([read.uin for read in event.reads])
             if self._waiting_bytes + len(event.operations) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this partition; try again later", 200)
-            reads = [self._read(read, event.may_read) for read in event.reads]
+            reads = self._read_all(event.reads)
         except PixiuError as refused:
             self._end_writers(event.stream, operations)
             self._refuse(event.stream, event.request, refused, out)
@@ -257,12 +261,16 @@ class Core:
     def _on_stream_closed(self, event: StreamClosed, now: float, out: list[Effect]) -> None:
         self._ended.pop(event.stream, None)
 
-    def _read(self, read: ReadRequest, may_read: bool) -> ReadFound:
+    def _read_all(self, reads: Sequence[ReadRequest]) -> list[ReadFound]:
+        found = [self._read(read) for read in reads]
+        if found and not self._inboxes.may_read():
+            return [ReadFound([], code=Unavailable.code) for _ in reads]
+        return found
+
+    def _read(self, read: ReadRequest) -> ReadFound:
         self.counters["reads"] += 1
-        if not may_read:
-            return ReadFound([], code=Unavailable.code)
         try:
-            return ReadFound(*self.state.read(*read))
+            return ReadFound(*self._inboxes.read(*read))
         except Refusal as refusal:
             return ReadFound([], code=_CODES[refusal.code])
         except StateDamaged as damage:
@@ -335,7 +343,7 @@ class Core:
             for waiting in unknown:
                 self._waiting_bytes -= waiting.size
                 self._end_writers(waiting.stream, waiting.operations)
-                error = NotLeader("this replica no longer leads; the outcome is unknown: send it again to the new leader")
+                error = OutcomeUnknown("this replica no longer leads; send it again to the new leader, with the same MsgIDs")
                 self._refuse(waiting.stream, waiting.request, error, out)
             self._logged, self._proposed, self._turn, self._turn_bytes = {}, {}, [], 0
             self._to_persist.clear()
@@ -348,7 +356,7 @@ class Core:
         if now < self.next_deadline():
             return
         self._clock_at = now
-        if self.epoch and event.may_propose:
+        if self.epoch:
             self._token += 1
             self._proposed[self._token] = []
             out.append(Propose(self._token, encode([Clock(self._limits)]), replicated=False))

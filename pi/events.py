@@ -34,14 +34,13 @@ class ReadRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A request of a stream. `may_read`: what is committed here is the newest there is."""
+    """A request of a stream."""
 
     stream: int
     request: int
     operations: bytes
     level: Level
     reads: Sequence[ReadRequest]
-    may_read: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,6 @@ class LayoutChanged:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline is due."""
-
-    may_propose: bool
 
 
 Event = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pi.state import Read, Results, State
-from pi.store import FILE_NAME, LOCK_NAME, StateStore, install
+from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
 from pixiu.errors import DiskFull, PixiuError, StateDamaged
 from pixiu.replication.model import Entry
 
@@ -34,16 +34,15 @@ class Machine:
         map_bytes: the most that it may grow to.
         heads: kept in memory.
         flush_interval_s: between two transactions.
-        on_failed: called when nothing more can be applied or written.
+        on_failed: called when nothing more can be written, and with the first StateDamaged of the scrub.
 
-    Raises StateDamaged, DiskFull, DiskFailed.
+    `open` comes first. Raises StateDamaged, DiskFull, DiskFailed.
     """
 
     def __init__(
         self, folder: Path, map_bytes: int, heads: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
     ) -> None:  # fmt: skip
         self._folder, self._map_bytes, self._heads = folder, map_bytes, heads
-        self._open()
         self.full = ""
         """Why nothing can be written now; empty: it can."""
         self.damaged = ""
@@ -55,6 +54,16 @@ class Machine:
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    def open(self) -> bool:
+        """Open the store. Whether a damaged one was set aside, and this one is empty."""
+        aside = set_aside(self._folder)
+        self._open()
+        return aside
+
+    def mark_damaged(self, reason: str) -> None:
+        """At its next start this replica sets its store aside, and takes the state from the log or another replica."""
+        mark(self._folder, reason)
 
     def _open(self) -> None:
         self.store = StateStore(self._folder, self._map_bytes)
@@ -75,7 +84,12 @@ class Machine:
 
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
         """Committed entries. Raises StateDamaged: then this state must not be used any more."""
-        found = self.state.apply(entries)
+        try:
+            found = self.state.apply(entries)
+        except StateDamaged as damage:
+            self.damaged = str(damage)
+            self._on_failed(damage)
+            raise
         if self.state.unwritten >= FLUSH_CHANGES:
             self._wake.set()
         return found
@@ -166,6 +180,7 @@ class Machine:
                     after = await asyncio.to_thread(self.store.verify, after or b"", SCRUB_KEYS)
             except StateDamaged as damage:
                 self.damaged = str(damage)
+                self._on_failed(damage)
                 return
             except PixiuError as failed:
                 self._on_failed(failed)

@@ -6,22 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pi.operations import Limits
+from pixiu.replication.role_options import ReplicatedOptions
 from pixiu.runtime.fields import bounded, choice
-from pixiu.runtime.options import PartitionedOptions
 
 DAY_S = 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PartitionedOptions):
+class Options(ReplicatedOptions):
     """The [pi] table. `data_dir` holds the log and the inboxes; it must be given, and belongs to one process."""
 
-    session_timeout_ms: int = bounded(6_000, 1000, 120_000)
-    """Milliseconds after which ZooKeeper takes a silent process out."""
     store_mb: int = bounded(65_536, 16, 1 << 24)
     """MiB that the inboxes may grow to: about 250 bytes an entry. The file grows as it is needed."""
-    segment_mb: int = bounded(64, 1, 4096)
-    """MiB of a file of the log."""
     inbox_cap: int = bounded(100_000, 1, 1_000_000_000)
     """Entries of an inbox (a user's lane) that can be read."""
     inbox_full: str = choice("drop_oldest", "drop_oldest", "refuse")
@@ -49,8 +45,6 @@ class Options(PartitionedOptions):
         """(key, what it must be) of every option that is wrong."""
         wrong = dict(super().problems())
         yield from wrong.items()
-        if not self.data_dir:
-            yield "data_dir", "the folder of this replica's log and inboxes"
         if wrong.keys().isdisjoint(("age_s", "dedupe_s", "history_s")) and self.age_s < max(self.dedupe_s, self.history_s):
             yield "age_s", "at least dedupe_s and history_s"
 

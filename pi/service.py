@@ -1,5 +1,8 @@
 """A Pi replica's shell: gRPC streams, the replicated log and the inboxes around its core.
 
+    DATA_DIR/replica    the log, and snapshots on their way
+    DATA_DIR/inboxes    the state
+
 Source: seed 004 §6.2; DESIGN sections 9 ("Mail"), 11, 12 and 14.
 """
 
@@ -20,6 +23,7 @@ from pi.events import (
     Event,
     LayoutChanged,
     LeaderChanged,
+    Level,
     LogPersisted,
     Notify,
     ProposalAccepted,
@@ -32,29 +36,23 @@ from pi.events import (
     TurnEnded,
 )
 from pi.machine import Machine
+from pi.operations import ENTRY_KIND
 from pi.options import Options
-from pi.sole import SoleReplica
+from pi.state import Read, Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
-from pixiu.discovery.node import NodeState
-from pixiu.discovery.paths import partition_state
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, NotLeader, Overloaded, PixiuError
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
 from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
-from pixiu.replication.events import Rejection
-from pixiu.replication.model import Damage, Entry
+from pixiu.replication import proposals
+from pixiu.replication.replica import Replica
 from pixiu.runtime.context import Context
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
-REJECTIONS: Final = {
-    Rejection.NOT_LEADER: (NotLeader.code, "this replica does not lead"),
-    Rejection.DRAINING: (Draining.code, "this replica is going; use the next leader"),
-    Rejection.OVERLOADED: (Overloaded.code, "too much waits for its commit; try again later"),
-    Rejection.TOO_FEW_IN_SYNC: ("UNAVAILABLE", "too few replicas are in sync for level replicated; try again later"),
-    Rejection.DISK_FULL: (DiskFull.code, "the disk of this partition's leader is full; nothing was written"),
-}
-"""Code and text of each."""
+DAMAGED: Final = "pi_state_damaged"
+SET_ASIDE: Final = "pi_state_set_aside"
 
 
 class Service:
@@ -63,28 +61,22 @@ class Service:
     def __init__(self, context: Context[Options]) -> None:
         self._context = context
         options = context.options
-        self._folder = Path(options.data_dir)
-        began = time.monotonic()
+        folder = Path(options.data_dir)
         self._machine = Machine(
-            self._folder / "inboxes", options.store_mb << 20, options.heads_cached, options.flush_interval_s, self.failed,
+            folder / "inboxes", options.store_mb << 20, options.heads_cached, options.flush_interval_s, self._failed,
         )  # fmt: skip
         self._core = Core(
-            partition=options.partition,
-            state=self._machine.state,
-            limits=options.limits(),
-            clock_interval_s=options.clock_interval_s,
+            partition=options.partition, inboxes=self, limits=options.limits(), clock_interval_s=options.clock_interval_s
         )
-        self._core.committed = self._machine.applied
-        self._replica = SoleReplica(
-            self._folder / "log", options.segment_mb << 20, context.zookeeper,
-            partition_state(context.root, "pi", options.partition), self._machine.applied, self,
+        self._replica = Replica(
+            context, self._machine, folder / "replica", options.replication(),
+            on_leading=self._leading, on_deposed=self._deposed, segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
-        self._opened_s = time.monotonic() - began
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._damage = ""
-        self._leads = asyncio.Event()
+        self._opened_s = 0.0
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._notified = 0
@@ -95,43 +87,49 @@ class Service:
 
     # --- what the runtime calls
 
+    async def prepare(self, node: Node) -> Node:
+        """Open the inboxes and the log; returns the node with this replica's member."""
+        began = time.monotonic()
+        if await asyncio.to_thread(self._machine.open):
+            self._context.log.error(SET_ASIDE, folder=self._context.options.data_dir)
+        found = await self._replica.prepare(node)
+        self._opened_s = time.monotonic() - began
+        return found
+
     def on_view(self, view: View) -> None:
-        """The own place in the registry, and where other partitions are."""
-        mine = self._context.membership.node
-        if mine is not None and mine.replica >= 0:
-            self._replica.registered(mine.replica, mine.incarnation)
+        """Where other partitions are."""
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._step(LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
 
     async def start(self) -> None:
-        """Until this replica leads: it is the only one. A damaged log waits for its operator, and says so."""
+        """Take part: who leads is found out by and by."""
         self._machine.start(self._context.options.scrub_keys_per_s)
-        self._arm()
-        await self._leads.wait()
+        await self._replica.start()
+        self._tick()
 
     async def drain(self) -> None:
-        """Take no new streams; answer what is under way."""
+        """Take no new streams, answer what is under way, hand over."""
         self._draining = True
         while self._core.under_way:
             await asyncio.sleep(DRAIN_POLL_S)
+        await self._replica.drain()
 
     async def stop(self) -> None:
         """Write what is left and close everything."""
         for timer in (self._timer, self._turn):
             if timer is not None:
                 timer.cancel()
-        await self._replica.close()
+        await self._replica.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._machine.close()
 
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
         return {
-            "replication": self._replica.state,
-            "epoch": self._core.epoch,
-            "applied": self._machine.applied,
+            **self._replica.status(),
             "streams": len(self._streams),
             "disk_full": self._machine.full,
-            "damage": self._damage or self._core.damaged or self._machine.damaged,
+            "damage": self._damage,
             "opened_s": round(self._opened_s, 3),
         }
 
@@ -169,8 +167,9 @@ class Service:
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """A request."""
-        level, reads = level_of(request), reads_of(request)
-        self._step(Requested(number, request.request, request.operations, level, reads, self._replica.may_read()))
+        if not self._core.epoch:
+            self._step(LeaderChanged(0, self._replica.leader_address))
+        self._step(Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
 
@@ -183,41 +182,77 @@ class Service:
         self._turn = None
         self._step(TurnEnded())
 
-    # --- what the replica says
+    # --- what the core reads
 
-    def accepted(self, token: int, epoch: int, counter: int) -> None:
-        """A proposal is in the log."""
-        self._step(ProposalAccepted(token, epoch, counter))
+    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
+        """Entries of an inbox. Raises Refusal, StateDamaged."""
+        try:
+            return self._machine.read(uin, number, lane, session, start, count)
+        except StateDamaged as damage:
+            self._damaged(str(damage))
+            raise
 
-    def rejected(self, token: int, reason: Rejection) -> None:
-        """A proposal is not."""
-        self._step(ProposalRejected(token, *REJECTIONS[reason]))
+    def may_read(self) -> bool:
+        """Whether what was just read is the newest there is."""
+        return self._replica.lease_valid()
 
-    def persisted(self, counter: int) -> None:
-        """The log is on the disk up to here."""
-        self._step(LogPersisted(counter))
+    # --- the replica
 
-    def committed(self, entries: Sequence[Entry], copies: int) -> None:
-        """Apply these. Raises StateDamaged."""
-        for entry, results in zip(entries, self._machine.apply(entries), strict=True):
-            self._step(EntryApplied(entry.counter, results, copies))
+    def _leading(self, epoch: int) -> None:
+        self._step(LeaderChanged(epoch, ""))
 
-    def leading(self, epoch: int) -> None:
-        """This replica leads; 0: no longer."""
-        node = self._context.membership.node
-        self._step(LeaderChanged(epoch, node.address if node is not None and epoch else ""))
-        self._context.log.info("pi_leads" if epoch else "pi_deposed", epoch=epoch)
-        if epoch:
-            self._leads.set()
+    def _deposed(self, epoch: int) -> None:
+        self._step(LeaderChanged(0, ""))
 
-    def damage(self, damage: Damage) -> None:
-        """The log is damaged: nothing is served before an operator's word."""
-        self._damage = f"the log ends at {damage.position}, {damage.sealed} was acknowledged: {damage.reason}"
-        self._context.log.error("pi_log_damaged", damage=self._damage)
+    def _propose(self, effect: Propose) -> None:
+        """Write an entry, and say what becomes of it."""
+        level = proposals.Level.REPLICATED if effect.replicated else proposals.Level.PERSISTED
+        try:
+            if self._machine.full:
+                raise DiskFull(self._machine.full)
+            if self._machine.behind:
+                raise Overloaded("the inboxes' disk does not follow; try again later")
+            proposal = self._replica.submit([(ENTRY_KIND, effect.payload)], level)
+        except PixiuError as refused:
+            self._step(ProposalRejected(effect.token, refused.code, str(refused)))
+            return
+        self._step(ProposalAccepted(effect.token, proposal.epoch, proposal.first))
+        task = asyncio.create_task(self._follow(proposal))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def failed(self, error: PixiuError) -> None:
-        """Nothing more can be promised by this process."""
-        self._context.crash(error)
+    async def _follow(self, proposal: proposals.Proposal) -> None:
+        try:
+            await proposal.reached(proposals.Level.PERSISTED)
+            self._step(LogPersisted(proposal.first))
+            written = await proposal.reached(proposals.Level.REPLICATED)
+        except OutcomeUnknown:  # whoever waits was told when this replica was deposed
+            return
+        (results,) = written.answers
+        assert isinstance(results, list)
+        applied: list[Results] = results
+        self._step(EntryApplied(proposal.first, applied, written.copies))
+
+    # --- damage
+
+    @property
+    def _damage(self) -> str:
+        return self._core.damaged or self._machine.damaged
+
+    def _damaged(self, text: str) -> None:
+        """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
+        in_sync = self._replica.status().get("in_sync")
+        if isinstance(in_sync, list) and len(in_sync) > 1:
+            self._machine.mark_damaged(text)
+            self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
+
+    def _failed(self, error: PixiuError) -> None:
+        """The inboxes cannot be written, or are broken."""
+        self._context.log.error(DAMAGED, error=str(error), code=error.code)
+        if isinstance(error, StateDamaged):
+            self._damaged(str(error))
+        else:
+            self._context.crash(error)
 
     # --- the core
 
@@ -227,12 +262,7 @@ class Service:
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Propose):
-            if self._machine.full:
-                self._step(ProposalRejected(effect.token, DiskFull.code, self._machine.full))
-            elif self._machine.behind:
-                self._step(ProposalRejected(effect.token, *REJECTIONS[Rejection.OVERLOADED]))
-            else:
-                self._replica.propose(effect.token, effect.payload, effect.replicated)
+            self._propose(effect)
         elif isinstance(effect, Reply):
             stream = self._streams.get(effect.stream)
             if stream is not None:
@@ -240,14 +270,10 @@ class Service:
         elif isinstance(effect, Notify):
             self.on_appended(effect.appended)
 
-    def _arm(self) -> None:
+    def _tick(self) -> None:
+        self._step(Tick())
         delay = min(max(self._core.next_deadline() - self._context.now(), 0.05), self._context.options.clock_interval_s)
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
-
-    def _tick(self) -> None:
-        self._replica.flushed(self._machine.flushed)
-        self._step(Tick(not self._machine.full and self._replica.may_read()))
-        self._arm()
 
     def _count_notified(self, appended: Sequence[Appended]) -> None:
         self._notified += len(appended)
@@ -257,15 +283,16 @@ class Service:
         return {
             **{f"{name}_total": value for name, value in self._core.counters.items()},
             "leads": int(bool(self._core.epoch)),
-            "epoch": self._core.epoch,
-            "applied": machine.applied,
             "dropped_entries_total": machine.state.dropped,
             "transactions_total": machine.transactions,
             "unwritten_changes": machine.state.unwritten,
             "store_bytes": machine.store.bytes_used,
             "disk_full": int(bool(machine.full)),
-            "damaged": int(bool(self._damage or self._core.damaged or machine.damaged)),
+            "damaged": int(bool(self._damage)),
             "scrubbed_values_total": machine.scrubbed,
             "notified_total": self._notified,
             "streams": len(self._streams),
         }
+
+
+assert Level.REPLICATED == pi_pb2.PI_LEVEL_REPLICATED, "a request without a level is the safest"

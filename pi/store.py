@@ -23,6 +23,8 @@ from pixiu.errors import DiskFailed, DiskFull, StateDamaged
 COPY_SUFFIX: Final = ".copy"
 FILE_NAME: Final = "data.mdb"
 LOCK_NAME: Final = "lock.mdb"
+DAMAGED_NAME: Final = "damaged"
+"""Holds why this state is to be set aside at the next start."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -144,6 +146,35 @@ class StateStore:
         return DiskFailed(text)
 
 
+def mark(folder: Path, reason: str) -> None:
+    """Have `set_aside` set a state aside, durably."""
+    with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
+        file.write(reason)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def set_aside(folder: Path) -> bool:
+    """Set a state aside that was marked: its file is kept beside, the newest one alone. Whether there was one."""
+    if not (folder / DAMAGED_NAME).exists():
+        return False
+    if (folder / FILE_NAME).exists():
+        (folder / FILE_NAME).replace(folder / f"{FILE_NAME}.damaged")
+        _sync_folder(folder)
+    (folder / DAMAGED_NAME).unlink()
+    _sync_folder(folder)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def install(snapshot: Path, folder: Path) -> None:
     """Put a snapshot in the place of a state that is closed. Whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,11 +184,7 @@ def install(snapshot: Path, folder: Path) -> None:
         with open(begun, "rb+") as file:
             os.fsync(file.fileno())
         begun.replace(folder / FILE_NAME)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_folder(folder)
     except OSError as error:
         begun.unlink(missing_ok=True)
         kind = DiskFull if error.errno in _FULL else DiskFailed

@@ -38,6 +38,11 @@ T = TypeVar("T")
 class Shelf:
     """Answers reads by the device's number."""
 
+    lease = True
+
+    def may_read(self) -> bool:
+        return self.lease
+
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
         if number == 1:
             raise Refusal(Code.OLD_SESSION)
@@ -47,7 +52,7 @@ class Shelf:
 
 
 def leader(epoch: int = 5) -> Core:
-    core = Core(partition=1, state=Shelf(), limits=Limits(cap=9), clock_interval_s=10.0)
+    core = Core(partition=1, inboxes=Shelf(), limits=Limits(cap=9), clock_interval_s=10.0)
     core.step(LayoutChanged(3, 2, {0: "there:1"}), 0.0)
     core.step(LeaderChanged(epoch, "here:1" if epoch else "other:1"), 0.0)
     return core
@@ -55,10 +60,9 @@ def leader(epoch: int = 5) -> Core:
 
 def ask(
     core: Core, *operations: Operation, request: int = 1, stream: int = 1, level: Level = Level.REPLICATED, reads: int = 0,
-    may_read: bool = True,
 ) -> list[Effect]:  # fmt: skip
     wanted = [ReadRequest(7, device, 1, 1, None, 10) for device in range(reads)]
-    return core.step(Requested(stream, request, encode(operations), level, wanted, may_read), 1.0)
+    return core.step(Requested(stream, request, encode(operations), level, wanted), 1.0)
 
 
 def all_of(effects: list[Effect], kind: type[T]) -> list[T]:
@@ -133,9 +137,9 @@ def test_what_can_never_be_is_refused_before_the_log(operation: Operation, code:
 
 def test_broken_bytes_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     core = leader()
-    assert one(core.step(Requested(1, 1, b"\xff", Level.REPLICATED, (), True), 0.0), Reply).code == "MALFORMED"
+    assert one(core.step(Requested(1, 1, b"\xff", Level.REPLICATED, ()), 0.0), Reply).code == "MALFORMED"
     large = bytes(module.MAX_REQUEST_BYTES + 1)
-    assert one(core.step(Requested(1, 2, large, Level.REPLICATED, (), True), 0.0), Reply).code == "INVALID_ARGUMENT"
+    assert one(core.step(Requested(1, 2, large, Level.REPLICATED, ()), 0.0), Reply).code == "INVALID_ARGUMENT"
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
     assert not ask(core, *[acknowledges(7, 1, 1)] * 2)
     assert one(ask(core, acknowledges(7, 1, 1)), Reply).code == "OVERLOADED"
@@ -167,26 +171,26 @@ def test_who_is_deposed_says_that_the_outcome_is_unknown() -> None:
     step(core, TurnEnded())
     ask(core, appends(5, (message(3), 7)), request=3)
     replies = all_of(step(core, LeaderChanged(0, "other:1")), Reply)
-    assert [(reply.request, reply.code) for reply in replies] == [(1, "NOT_LEADER"), (2, "NOT_LEADER"), (3, "NOT_LEADER")]
+    assert [(reply.request, reply.code) for reply in replies] == [(number, "OUTCOME_UNKNOWN") for number in (1, 2, 3)]
     assert core.under_way == 0
     assert not step(core, EntryApplied(100, [[1]], 1))
     step(core, LeaderChanged(7, "here:1"))
     assert one(ask(core, appends(7, (message(1), 7))), Reply).code == "STALE_WRITER"
 
 
-def test_reads_need_the_lease_and_each_has_its_own_error() -> None:
+def test_reads_need_the_lease_and_each_has_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     core = leader()
     found = one(ask(core, reads=3), Reply).reads
     assert [(read.entries, read.code) for read in found] == [([(4, 44)], ""), ([], "OLD_SESSION"), ([], "STATE_DAMAGED")]
     assert (found[0].floor, found[0].gap, found[0].last, found[0].dropped) == (3, 2, 4, 2)
     assert core.damaged == "broken"
-    assert one(ask(core, reads=1, may_read=False), Reply).reads[0].code == "UNAVAILABLE"
+    monkeypatch.setattr(Shelf, "lease", False)
+    assert [(read.entries, read.code) for read in one(ask(core, reads=1), Reply).reads] == [([], "UNAVAILABLE")]
 
 
 def test_the_leader_alone_appends_the_clock_with_its_limits() -> None:
     core = leader()
-    assert decode(one(core.step(Tick(True), 50.0), Propose).payload) == [Clock(Limits(cap=9))]
-    assert not core.step(Tick(True), 59.0)
-    assert not core.step(Tick(False), 61.0)
-    assert core.step(Tick(True), 72.0)
-    assert not leader(0).step(Tick(True), 50.0)
+    assert decode(one(core.step(Tick(), 50.0), Propose).payload) == [Clock(Limits(cap=9))]
+    assert not core.step(Tick(), 59.0)
+    assert core.step(Tick(), 72.0)
+    assert not leader(0).step(Tick(), 50.0)

@@ -34,6 +34,7 @@ def entries(first: int, last: int, each: int = 10) -> list[Entry]:
 @asynccontextmanager
 async def machine(folder: Path, map_mb: int = 64, failed: list[PixiuError] | None = None) -> AsyncIterator[Machine]:
     made = Machine(folder, map_mb << 20, 100, 0.01, (failed if failed is not None else []).append)
+    made.open()
     try:
         yield made
     finally:
