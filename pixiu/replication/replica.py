@@ -117,9 +117,9 @@ class Replica:
         self._peers = Peers(context, options, self._received, lambda: self.member)
         self._registry = PartitionRegistry(context, self._state_read, self._swapped, self._presence)
         self._syncer = Syncer(self._synced)
-        self._applier = Applier(machine, self._applied, context.crash)
+        self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
-        self._receiver = SnapshotReceiver(self._folder, self._snapshot_received)
+        self._receiver = SnapshotReceiver(self._folder, lambda: self._applier.installing, self._snapshot_received)
         self._peers.serve(self._receiver.receive, self.force_promotion)
         context.metrics.collect_from(self._samples)
 
@@ -236,7 +236,9 @@ class Replica:
     def check_leader(self) -> None:
         """Raises `NotLeader`, which names the leader, or `Draining`."""
         if not self.is_leader:
-            raise self._refusal(ev.Rejection.DRAINING if self._core is not None and self._core.draining else ev.Rejection.NOT_LEADER)
+            raise self._refusal(
+                ev.Rejection.DRAINING if self._core is not None and self._core.draining else ev.Rejection.NOT_LEADER
+            )
 
     async def propose(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Written:
         """Write payloads, (kind, bytes) each, and wait until they are so safe. What is proposed in one turn of the event
@@ -318,7 +320,9 @@ class Replica:
             raise InvalidArgument("a write has at least one payload")
         for kind, payload in payloads:
             if len(payload) > MAX_ENTRY_BYTES or not EntryKind.NOOP < kind < 256:
-                raise InvalidArgument(f"a payload of kind {kind} and {len(payload)} bytes: at most {MAX_ENTRY_BYTES}, kinds 2 to 255")
+                raise InvalidArgument(
+                    f"a payload of kind {kind} and {len(payload)} bytes: at most {MAX_ENTRY_BYTES}, kinds 2 to 255"
+                )
 
     def _flush_turn(self) -> None:
         """Write what was proposed in this turn; consecutive ones of one kind together."""
@@ -487,6 +491,9 @@ class Replica:
     def _synced(self, ticket: int, failure: str) -> None:
         self._step(ev.LogFailed(failure) if failure else ev.Synced(ticket))
 
+    def _log_failed(self, reason: str) -> None:
+        self._step(ev.LogFailed(reason))
+
     def _state_read(self, read: Versioned | None) -> None:
         self._step(ev.StateUnread() if read is None else ev.StateRead(read))
 
@@ -495,7 +502,7 @@ class Replica:
 
     def _presence(self, live: dict[MemberID, LiveReplica]) -> None:
         self._live = live
-        self._peers.set_addresses({member: found.address for member, found in live.items()})
+        self._peers.set_live({member: (found.address, found.presence.incarnation) for member, found in live.items()})
         self._check_registration()
         self._step(ev.PresenceChanged(tuple(found.presence for found in live.values())))
 

@@ -84,6 +84,9 @@ class Context(Generic[OptionsT_co]):
     layout_noticed: Callable[[int], None] = lambda _version: None
     """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
 
+    end_session: Callable[[], None] = lambda: None
+    """Ends the session with ZooKeeper, so that others may take this process's place; another one is opened by itself."""
+
     @property
     def view(self) -> View:
         """The newest view of the cluster."""

@@ -20,6 +20,7 @@ import secrets
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
@@ -202,6 +203,7 @@ class Process(Generic[OptionsT]):
             current_view=lambda: self._discovery.view,
             crash=self._crash,
             layout_noticed=self._layout_noticed,
+            end_session=self._end_session_soon,
         )
 
     def _node(self, port: int, http_port: int) -> Node:
@@ -343,14 +345,21 @@ class Process(Generic[OptionsT]):
 
     def _stalled(self, seconds: float, stack: str) -> None:
         """In the watchdog's thread: give up the place in the registry, which kazoo's thread would hold for ever."""
-        session = self._zookeeper.session
         self._log.error(log.LOOP_STALLED, seconds=round(seconds, 3), stack=stack)
+        self._end_session()
+
+    def _end_session(self) -> None:
+        session = self._zookeeper.session
         if session is None or not session[0]:
             return
         try:
             asyncio.run(_end_session(self._address.hosts, session, self._options.session_timeout_ms / 1000))
         except Exception as error:  # the watchdog must live; without a ZooKeeper the session ends by itself
             self._log.error(log.STALL_NOT_ENDED, error=str(error) or repr(error))
+
+    def _end_session_soon(self) -> None:
+        """In a thread, because the loop's own session must not be waited for."""
+        threading.Thread(target=self._end_session, name="end-session", daemon=True).start()
 
     def _turns_again(self) -> None:
         self._log.warning(log.LOOP_BACK, stalls=self._watchdog.stalls)

@@ -1,0 +1,169 @@
+"""A role whose state is a list: `python replicated_role.py --set …`. For tests of `pixiu.replication.Replica` in real processes.
+
+Its calls, with raw bytes: `test.List/Append` (a payload; answers with its place), `test.List/Read` (refused without the lease),
+`test.List/Dump` (what is here, whoever leads).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pixiu.discovery.node import Node
+from pixiu.discovery.view import View
+from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.ids import EndpointID
+from pixiu.links.api import PeerState
+from pixiu.replication.model import Entry, EntryKind
+from pixiu.replication.replica import Replica
+from pixiu.replication.role_options import ReplicatedOptions
+from pixiu.runtime.context import Context
+from pixiu.runtime.fields import bounded
+from pixiu.runtime.process import run_role
+from registry.membership import Membership
+
+FLUSH_EVERY = 100
+SERVICE = "test.List"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReplicatedOptions):
+    """What tests set."""
+
+    segment_bytes: int = bounded(64 << 20, 1024, 1 << 30)
+    """Of the log."""
+
+
+class ListMachine:
+    """Payloads in the order of the log, each once; in memory, and in a file every so many entries."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "state.json"
+        self.applied = 0
+        self.flushed = 0
+        self.places: dict[str, int] = {}
+
+    def open(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self._file.exists():
+            self._read(self._file)
+
+    def _read(self, file: Path) -> None:
+        found = json.loads(file.read_text())
+        self.applied = self.flushed = found["applied"]
+        self.places = found["places"]
+
+    def _write(self, file: Path) -> None:
+        fresh = file.with_suffix(".new")
+        with open(fresh, "w") as out:
+            json.dump({"applied": self.applied, "places": self.places}, out)
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.rename(file)
+
+    def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
+        assert entries[0].counter == self.applied + 1
+        answers: list[object] = []
+        for entry in entries:
+            if entry.kind == EntryKind.DATA:
+                answers.append(self.places.setdefault(entry.payload.decode(), entry.counter))
+            else:
+                answers.append(None)
+        self.applied = entries[-1].counter
+        if self.applied >= self.flushed + FLUSH_EVERY:
+            self._write(self._file)
+            self.flushed = self.applied
+        return answers
+
+    async def snapshot(self, folder: Path) -> int:
+        self._write(folder / "state.json")
+        return self.applied
+
+    async def load(self, folder: Path) -> None:
+        fresh = self._file.with_suffix(".new")
+        shutil.copyfile(folder / "state.json", fresh)
+        with open(fresh, "rb") as file:
+            os.fsync(file.fileno())
+        fresh.rename(self._file)
+        self._read(self._file)
+
+
+class Service:
+    """The role's shell."""
+
+    def __init__(self, context: Context[Options]) -> None:
+        options = context.options
+        folder = Path(options.data_dir)
+        self.machine = ListMachine(folder / "state")
+        self.replica = Replica(
+            context, self.machine, folder / "replica", options.replication(), segment_bytes=options.segment_bytes
+        )  # fmt: skip
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(call)
+            for name, call in (("Append", self._append), ("Read", self._read), ("Dump", self._dump))
+        }
+        context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def _append(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        try:
+            written = await self.replica.propose([(EntryKind.DATA, data)])
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        return str(written.answers[0]).encode()
+
+    async def _read(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        found = json.dumps(self.machine.places).encode()
+        if not self.replica.lease_valid():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no lease")
+        return found
+
+    async def _dump(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return json.dumps(self.machine.places).encode()
+
+    async def prepare(self, node: Node) -> Node:
+        await asyncio.to_thread(self.machine.open)
+        return await self.replica.prepare(node)
+
+    async def start(self) -> None:
+        await self.replica.start()
+
+    async def drain(self) -> None:
+        await self.replica.drain()
+
+    async def stop(self) -> None:
+        await self.replica.stop()
+
+    def health(self) -> dict[str, object]:
+        return {"replication": self.replica.status()}
+
+    def on_view(self, view: View) -> None:
+        """Replication sees its replicas by itself."""
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        return False
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        return False
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Nothing is sent."""
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """No peers."""
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        return b""
+
+
+if __name__ == "__main__":
+    sys.exit(run_role("xiu", Options, Service, sys.argv[1:], membership=Membership))
