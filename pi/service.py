@@ -295,4 +295,4 @@ class Service:
         }
 
 
-assert Level.REPLICATED == pi_pb2.PI_LEVEL_REPLICATED, "a request without a level is the safest"
+assert int(Level.REPLICATED) == int(pi_pb2.PI_LEVEL_REPLICATED), "a request without a level is the safest"

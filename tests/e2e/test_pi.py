@@ -20,12 +20,19 @@ UIN = 7
 
 
 async def connect(roles: Roles, name: str = "pi-0") -> tuple[PiClient, int]:
-    """A client of the running replica, and the epoch."""
+    """A client of the running replica, which leads by now, and the epoch."""
     node: Node = (await roles.running(name))[0]
     client = PiClient(node.address)
-    reply = await client.ask()
-    assert reply.epoch, reply
-    return client, reply.epoch
+    epoch = 0
+
+    async def leads() -> bool:
+        nonlocal epoch
+        reply = await client.ask()
+        epoch = reply.epoch
+        return bool(epoch)
+
+    await until("this replica leads", leads)
+    return client, epoch
 
 
 async def test_append_read_acknowledge_and_the_triple(roles: Roles) -> None:
