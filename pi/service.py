@@ -241,8 +241,9 @@ class Service:
 
     def _damaged(self, text: str) -> None:
         """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
-        in_sync = self._replica.status().get("in_sync")
-        if isinstance(in_sync, list) and len(in_sync) > 1:
+        status = self._replica.status()
+        in_sync = status.get("in_sync")
+        if isinstance(in_sync, list) and set(in_sync) - {status["member"]}:
             self._machine.mark_damaged(text)
             self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
 
