@@ -19,6 +19,7 @@ from pixiu.cli import status as status_module
 from pixiu.cli.messages import listen, presence, send
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.probe import probe
+from pixiu.cli.promote import promote
 from pixiu.cli.replay import replay
 from pixiu.version import __version__
 
@@ -66,6 +67,7 @@ app.command()(send)
 app.command()(listen)
 app.command()(probe)
 app.command()(presence)
+app.command()(promote)
 
 
 def add_plugins(to: typer.Typer) -> None:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.cli.http import fetch, samples
+from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
 from pixiu.discovery.view import View
@@ -39,6 +40,8 @@ class ProcessStatus:
     queue_drops: int = 0
     refused: int = 0
     """Datagrams and frames that it did not take."""
+    replica: ReplicaStatus | None = None
+    """Of a replicated partition."""
 
     @property
     def name(self) -> str:
@@ -89,6 +92,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
     dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
     problems = missing_processes(view, dead)
     problems += [f"{process.name} at {process.node.address}: {process.problem}" for process in processes if process.problem]
+    problems += replica_problems(process.replica for process in processes if process.replica is not None)
     return ClusterStatus(target, view, processes, problems)
 
 
@@ -151,6 +155,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         counts["links_lost_items"],
         counts["links_queue_drops_total"],
         counts["links_refused_total"],
+        read_replica(node, said),
     )
 
 
@@ -185,6 +190,7 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
                 "age_s": max(now_ms - process.node.started_ms, 0) // 1000,
                 "registry_connected": process.registry_connected,
                 "links": {"lost": process.lost, "queue_drops": process.queue_drops, "refused": process.refused},
+                **({"replication": process.replica.json()} if process.replica is not None else {}),
             }
             for process in status.processes
         ],
@@ -227,4 +233,6 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
         )
     verdict = "[green]✓ healthy[/]" if status.healthy else "[red]✗ not healthy[/]"
     head = f"{escape(status.target)}  layout version {layout.version}: {said or 'none'}"
-    return Group(head, "", table, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))
+    replicas = replica_table(process.replica for process in status.processes if process.replica is not None)
+    tables = [table, "", replicas] if replicas is not None else [table]
+    return Group(head, "", *tables, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))

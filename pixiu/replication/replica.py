@@ -173,13 +173,13 @@ class Replica:
                     await self._handed_over.wait()
 
     def _alone(self) -> bool:
-        """Whether this leader has nobody who could follow it."""
+        """Whether this leader has nobody who could follow it: nobody joins the set of one that drains."""
         core = self._core
         assert core is not None
         leader = core.leader
         if leader is None:
             return core.state is not State.HANDING_OVER
-        return not (leader.in_sync.maximal | core.context.live.keys()) - {self.member}
+        return not leader.in_sync.state.in_sync - {self.member}
 
     async def stop(self) -> None:
         """Release everything. Writes under way fail with OutcomeUnknown."""
@@ -400,6 +400,8 @@ class Replica:
                 for effect in core.step(self._events.pop(0), now):
                     self._do(effect)
         except Exception as error:  # a bug, or a disk that cannot keep what must be kept: nothing may follow
+            self._stopped = True
+            self._proposals.fail(OutcomeUnknown("this replica failed"))
             self._context.crash(error)
         finally:
             self._stepping = False

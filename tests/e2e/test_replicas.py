@@ -60,3 +60,118 @@ async def test_a_leader_that_is_killed_again_and_again_loses_nothing(make: Make)
         f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; writes {len(writers.acknowledged)}"
     )
     writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
+    replicas = await make("a", "b", "c")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        hung = await replicas.wait_leader()
+        replicas.send_signal(hung, signal.SIGSTOP)
+        waited = await writers.wait_more()
+        other = await replicas.wait_leader(hung)
+        replicas.send_signal(hung, signal.SIGCONT)
+        await replicas.wait_in_sync(3)
+        assert await replicas.leader() == other
+        await writers.wait_more()
+    print(f"\nfrom a leader that hangs to the next acknowledgement: {waited:.2f} s")
+    writers.check(await replicas.wait_equal("a", "b", "c"))
+
+
+async def test_a_follower_that_hangs_leaves_the_set_and_comes_back(make: Make) -> None:
+    replicas = await make("a", "b")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        leader = await replicas.wait_leader()
+        follower = "b" if leader == "a" else "a"
+        replicas.send_signal(follower, signal.SIGSTOP)
+        await writers.wait_more()
+        await replicas.wait_in_sync(1, follower)
+        replicas.send_signal(follower, signal.SIGCONT)
+        await replicas.wait_in_sync(2)
+        assert await replicas.leader() == leader
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_an_outage_of_zookeeper_stops_nothing_while_all_replicas_live(make: Make, own_server: EmbeddedZooKeeper) -> None:
+    replicas = await make("a", "b")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        leader = await replicas.wait_leader()
+        await asyncio.to_thread(own_server.kill)
+        await writers.wait_more(200)
+        await asyncio.to_thread(own_server.start)
+        await writers.wait_more(200)
+        assert (await replicas.status(leader))["state"] == "Leading"
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_sessions_that_end_make_new_incarnations(make: Make, own_server: EmbeddedZooKeeper) -> None:
+    replicas = await make("a", "b")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        before = await incarnations(replicas)
+        await asyncio.to_thread(own_server.kill)
+        await asyncio.sleep(1)
+        # ZooKeeper is back while no client is, for longer than the sessions last.
+        for name in ("a", "b"):
+            replicas.send_signal(name, signal.SIGSTOP)
+        await asyncio.to_thread(own_server.start)
+        await asyncio.sleep(4)
+        for name in ("a", "b"):
+            replicas.send_signal(name, signal.SIGCONT)
+        await writers.wait_more(100)
+
+        async def renewed() -> bool:
+            return all(now > before[name] for name, now in (await incarnations(replicas)).items())
+
+        await until("new incarnations", renewed)
+        await replicas.wait_in_sync(2)
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def incarnations(replicas: Replicas) -> dict[str, int]:
+    """Of every replica."""
+    return {name: (await replicas.status(name)).get("incarnation", 0) for name in replicas.live()}
+
+
+async def test_a_replica_that_was_away_for_long_takes_a_snapshot(make: Make) -> None:
+    replicas = await make("a", "b", segment_bytes=20_000)
+    async with Writers(replicas, payload_bytes=100) as writers:
+        await writers.wait_more(100)
+        leader = await replicas.wait_leader()
+        away = "b" if leader == "a" else "a"
+        replicas.send_signal(away, signal.SIGKILL)
+        await replicas.wait_in_sync(1)
+        await writers.wait_more(1000)
+
+        async def trimmed() -> bool:
+            return bool((await replicas.status(leader))["first"] > 1000)
+
+        await until("a log that begins later", trimmed)
+        replicas.start(away)
+        await replicas.wait_in_sync(2)
+        assert (await replicas.status(away))["first"] > 1000
+        await writers.wait_more(100)
+    writers.check(await replicas.wait_equal("a", "b"))
+    assert "replica_snapshot_sent" in replicas.log(leader)
+    for name in ("a", "b"):  # and it starts from the snapshot's state
+        replicas.send_signal(name, signal.SIGKILL)
+    replicas.start("a", "b")
+    await replicas.wait_in_sync(2)
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_a_drained_leader_hands_over_without_waiting_for_its_session(make: Make) -> None:
+    replicas = await make("a", "b", session_timeout_s=10.0)
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        leader = await replicas.wait_leader()
+        replicas.send_signal(leader, signal.SIGTERM)
+        assert await replicas.wait_end(leader) == 0
+        await writers.wait_more()
+        await replicas.wait_in_sync(1)
+    assert "drain_failed" not in replicas.log(leader)
+    other = await replicas.wait_leader()
+    writers.check(await replicas.dump(other))
+    assert "Traceback" not in replicas.log(leader)

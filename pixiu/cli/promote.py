@@ -1,0 +1,107 @@
+"""`pixiu promote`: an operator's word that ends the wait of a replica that must not lead by itself.
+
+Source: DESIGN section 12 ("An operator may force a promotion by a command that says what may be lost; it is audited").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+import time
+from typing import Annotated, Any, Final
+
+import grpc
+import grpc.aio
+import typer
+
+from pixiu.cli.output import DEFAULT_TARGET, Target, console, guarded
+from pixiu.cli.replicas import LEADING, ReplicaStatus
+from pixiu.cli.status import read_status
+from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.wire.v1 import replication_pb2 as pb
+from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
+
+CALL_S: Final = 10.0
+WAIT_S: Final = 30.0
+"""How long the replica has to take office."""
+POLL_S: Final = 0.5
+
+
+@guarded
+def promote(
+    role: Annotated[str, typer.Argument(help="xiu or pi.")],
+    partition: Annotated[int, typer.Argument(help="Number of the partition.")],
+    member: Annotated[str, typer.Argument(help="The replica that shall lead: its member, as `pixiu status` shows it.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the replica's audit log.")],
+    force: Annotated[bool, typer.Option("--force", help="Needed: there is no other promotion by hand.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    target: Target = DEFAULT_TARGET,
+) -> None:
+    """Make a replica lead with what it has, whatever is missing. Acknowledged messages may be lost: the last resort."""
+    if not force:
+        raise InvalidArgument("replicas elect their leaders by themselves; a promotion by hand may lose messages: add --force")
+    chosen, others = asyncio.run(_find(role, partition, member, target))
+    console().print(_warning(chosen, others), highlight=False, markup=False)
+    if not yes:
+        typer.confirm("Promote it?", abort=True)
+    epoch = asyncio.run(_promote(chosen, reason, target))
+    console().print(f"{member} leads {role} partition {partition} in epoch {epoch}", highlight=False)
+
+
+async def _replicas(role: str, partition: int, target: str) -> list[ReplicaStatus]:
+    status = await read_status(target)
+    found = (process.replica for process in status.processes)
+    return [
+        replica for replica in found if replica is not None and (replica.node.role, replica.node.partition) == (role, partition)
+    ]
+
+
+async def _find(role: str, partition: int, member: str, target: str) -> tuple[ReplicaStatus, list[ReplicaStatus]]:
+    found = await _replicas(role, partition, target)
+    chosen = [replica for replica in found if replica.member == member]
+    if not chosen:
+        there = ", ".join(replica.member for replica in found) or "none"
+        raise InvalidArgument(f"{role} partition {partition} has no live replica {member}; there are: {there}")
+    leaders = [replica for replica in found if replica.state == LEADING]
+    if leaders:
+        raise InvalidArgument(
+            f"{leaders[0].member} leads {role} partition {partition}: stop its process with SIGTERM: it hands over without a loss"
+        )
+    return chosen[0], [replica for replica in found if replica.member != member]
+
+
+def _warning(chosen: ReplicaStatus, others: list[ReplicaStatus]) -> str:
+    lines = [
+        f"{chosen.node.role} partition {chosen.node.partition}: {chosen.member} has entries up to {chosen.end}, "
+        f"{chosen.committed} of them known to be committed.",
+    ]
+    if chosen.degraded:
+        lines.append(f"It says: {chosen.degraded}")
+    missing = [member for member in chosen.in_sync if member != chosen.member]
+    if missing:
+        lines.append(f"In sync, and maybe with more: {', '.join(missing)}.")
+    lines += [f"{other.member} is live and has entries up to {other.end}." for other in others]
+    lines.append(
+        "Everything that was acknowledged and is not on this replica will be lost, also from the others when they follow it."
+    )
+    return "\n".join(lines)
+
+
+async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
+    request = pb.PromoteRequest(
+        operator=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason, member=int(chosen.member, 16)
+    )
+    async with grpc.aio.insecure_channel(chosen.node.address) as channel:
+        stub: Any = ReplicationStub(channel)
+        try:
+            await stub.Promote(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{chosen.node.address}: {error.details()}") from error
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        for replica in await _replicas(chosen.node.role, chosen.node.partition, target):
+            if replica.member == chosen.member and replica.state == LEADING:
+                return replica.epoch
+        await asyncio.sleep(POLL_S)
+    raise Unavailable(f"{chosen.member} does not lead after {WAIT_S:.0f} s; look at its log")

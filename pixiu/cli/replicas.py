@@ -1,0 +1,120 @@
+"""Replicated partitions in `pixiu status`: who leads, who is in sync, how far each one is. Pure.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.discovery.node import Node
+
+LEADING = "Leading"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """What a replica says of itself at /health."""
+
+    node: Node
+    state: str
+    member: str
+    leader: str
+    """The MemberID that ZooKeeper's state names, in hex."""
+    epoch: int
+    in_sync: tuple[str, ...]
+    end: int
+    committed: int
+    applied: int
+    lag: dict[str, int]
+    """A leader's: member → entries that it has not acknowledged."""
+    degraded: str
+
+    def json(self) -> dict[str, object]:
+        """The same as JSON values."""
+        return {
+            "state": self.state, "member": self.member, "leader": self.leader, "epoch": self.epoch, "in_sync": list(self.in_sync),
+            "end": self.end, "committed": self.committed, "applied": self.applied, "lag": self.lag, "degraded": self.degraded,
+        }  # fmt: skip
+
+
+def read_replica(node: Node, said: dict[str, object]) -> ReplicaStatus | None:
+    """The replica in a process's /health; None where there is none, or nothing that can be read."""
+    service = said.get("service")
+    found: Any = service.get("replication") if isinstance(service, dict) else None
+    if not isinstance(found, dict):
+        return None
+    try:
+        return ReplicaStatus(
+            node,
+            str(found["state"]),
+            str(found.get("member", "")),
+            str(found.get("leader", "")),
+            int(found.get("epoch", 0)),
+            tuple(map(str, found.get("in_sync", ()))),
+            int(found.get("end", 0)),
+            int(found.get("committed", 0)),
+            int(found.get("applied", 0)),
+            {str(member): int(lag) for member, lag in dict(found.get("lag", {})).items()},
+            str(found.get("degraded") or ""),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
+    """What is wrong with replicated partitions, in words."""
+    problems: list[str] = []
+    partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
+    for replica in replicas:
+        partitions.setdefault((replica.node.role, replica.node.partition), []).append(replica)
+        if replica.degraded:
+            problems.append(f"{replica.node.role} {replica.node.partition}/{replica.node.replica}: {replica.degraded}")
+    for (role, partition), found in sorted(partitions.items()):
+        leaders = [replica for replica in found if replica.state == LEADING]
+        if not leaders:
+            problems.append(f"{role} partition {partition}: nobody leads; writes are refused")
+            continue
+        leader = max(leaders, key=lambda replica: replica.epoch)
+        out = [replica.member for replica in found if replica.member not in leader.in_sync]
+        if out:
+            problems.append(f"{role} partition {partition}: {len(out)} of {len(found)} replicas are not in sync: {', '.join(out)}")
+    return problems
+
+
+def replica_table(replicas: Iterable[ReplicaStatus]) -> Table | None:
+    """The partitions as a table; None without any."""
+    found = sorted(replicas, key=lambda replica: (replica.node.role, replica.node.partition, replica.node.replica))
+    if not found:
+        return None
+    table = Table(box=None, pad_edge=False)
+    right = ("partition", "replica", "epoch", "end", "committed", "applied", "lag")
+    for name in ("role", "partition", "replica", "member", "state", "epoch", "in sync", "end", "committed", "applied", "lag"):
+        table.add_column(name, justify="right" if name in right else "left")
+    for replica in found:
+        leads = [
+            other
+            for other in found
+            if (other.node.role, other.node.partition) == (replica.node.role, replica.node.partition) and other.state == LEADING
+        ]
+        leader = max(leads, key=lambda other: other.epoch, default=None)
+        lag = leader.lag.get(replica.member) if leader is not None else None
+        table.add_row(
+            replica.node.role,
+            str(replica.node.partition),
+            str(replica.node.replica),
+            escape(replica.member),
+            escape(replica.state),
+            str(replica.epoch),
+            "yes" if replica.member in (leader or replica).in_sync else "no",
+            f"{replica.end:,}",
+            f"{replica.committed:,}",
+            f"{replica.applied:,}",
+            "" if lag is None else f"{lag:,}",
+        )
+    return table

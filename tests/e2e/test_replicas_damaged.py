@@ -1,0 +1,173 @@
+"""Replicas whose disks fail them: full, rotten, or lost, and the operator's word that ends the wait of the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from registry.embedded import EmbeddedZooKeeper
+from tests.support.cluster import PIXIU
+from tests.support.replicas import Replicas, Writers
+from tests.support.roles import until
+from tests.support.zookeeper import connected
+
+Make = Callable[..., Awaitable[Replicas]]
+
+
+@pytest.fixture
+async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
+    """Starts replicas by name, and ends them with the test."""
+    made: list[Replicas] = []
+
+    async def start(*names: str, folder: Path | None = None, **settings: object) -> Replicas:
+        replicas = Replicas(tmp_path, own_server, **settings)  # type: ignore[arg-type]
+        made.append(replicas)
+        zookeeper = await connected(own_server)
+        await replicas.layout(zookeeper)
+        await zookeeper.close()
+        replicas.start(names[0], folder=folder)
+        await replicas.wait_in_sync(1)
+        replicas.start(*names[1:])
+        await replicas.wait_in_sync(len(names))
+        return replicas
+
+    try:
+        yield start
+    finally:
+        for replicas in made:
+            await asyncio.to_thread(replicas.stop)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(mount)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the space that is left."""
+    ballast = disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+
+
+def flip_a_byte(log: Path) -> None:
+    """In the middle of the newest segment."""
+    segment = max(log.glob("*.log"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    segment.write_bytes(data)
+
+
+async def told(replicas: Replicas, name: str) -> bool:
+    """Whether a replica has said that it is damaged."""
+    return "replica_damaged" in replicas.log(name)
+
+
+async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, small_disk: Path) -> None:
+    replicas = await make("a", "b", folder=small_disk)
+    async with Writers(replicas, payload_bytes=100) as writers:
+        await writers.wait_more(100)
+        assert await replicas.leader() == "a"
+        ballast = fill(small_disk)
+
+        async def refused() -> bool:
+            return writers.refusals.get("DISK_FULL", 0) > 20
+
+        await until("refusals", refused)
+        assert await replicas.leader() == "a"
+        read = json.loads(await replicas.call("a", "Read"))
+        assert writers.acknowledged.keys() <= read.keys()
+        ballast.unlink()
+        await writers.wait_more(100)
+        assert await replicas.leader() == "a"
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_a_damaged_replica_is_repaired_by_the_leader(make: Make) -> None:
+    replicas = await make("a", "b")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(300)
+        leader = await replicas.wait_leader()
+        other = "b" if leader == "a" else "a"
+        replicas.send_signal(other, signal.SIGKILL)
+        flip_a_byte(replicas.folder / other / "replica/log")
+        replicas.start(other)
+        await until("damage that is told", lambda: told(replicas, other))
+        await replicas.wait_in_sync(2)
+        await writers.wait_more(50)
+    writers.check(await replicas.wait_equal("a", "b"))
+    assert list((replicas.folder / other / "replica/log").glob("*.damaged"))
+
+
+async def test_a_state_that_is_lost_is_taken_from_the_leader(make: Make) -> None:
+    replicas = await make("a", "b", segment_bytes=20_000)
+    async with Writers(replicas, payload_bytes=100) as writers:
+        await writers.wait_more(1000)
+        leader = await replicas.wait_leader()
+        other = "b" if leader == "a" else "a"
+        replicas.send_signal(other, signal.SIGKILL)
+        (replicas.folder / other / "state/state.json").unlink()
+        replicas.start(other)
+        await until("a loss that is told", lambda: told(replicas, other))
+        await replicas.wait_in_sync(2)
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says_so(
+    make: Make, own_server: EmbeddedZooKeeper
+) -> None:
+    replicas = await make("a")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(300)
+    replicas.send_signal("a", signal.SIGKILL)
+    flip_a_byte(replicas.folder / "a/replica/log")
+    replicas.start("a")
+
+    async def damaged() -> bool:
+        return (await replicas.status("a")).get("state") == "Damaged"
+
+    await until("a replica that says that it is damaged", damaged)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await replicas.call("a", "Append", b"x")
+    assert str(refused.value.details()).startswith("NOT_LEADER")
+    target = f"zk://{own_server.address}/pubsub"
+
+    def pixiu(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run([PIXIU, *arguments], input=said, capture_output=True, text=True, timeout=60, check=False)
+
+    shown = await asyncio.to_thread(pixiu, "status", "--target", target)
+    assert shown.returncode == 1
+    assert "operator" in " ".join(shown.stdout.split())
+    member = str((await replicas.status("a"))["member"])
+    command = ("promote", "xiu", "0", member, "--force", "--reason", "its disk rotted", "--target", target)
+    asked = await asyncio.to_thread(lambda: pixiu(*command, said="n\n"))
+    assert asked.returncode == 1
+    assert "lost" in asked.stdout
+    assert (await replicas.status("a"))["state"] == "Damaged"
+    done = await asyncio.to_thread(pixiu, *command, "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert await replicas.leader() == "a"
+    assert int(await replicas.call("a", "Append", b"goes on")) > 0
+    audit = json.loads((replicas.folder / "a/replica/audit.log").read_text())
+    assert audit["reason"] == "its disk rotted"
+    assert audit["member"] == member
