@@ -54,6 +54,9 @@ class Machine:
         self._interval_s = flush_interval_s
         self._on_failed = on_failed
         self._writing = asyncio.Lock()
+        self.opened = False
+        self._half_applied = False
+        """An entry broke off: what is in memory must never be written."""
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -70,6 +73,7 @@ class Machine:
     def _open(self) -> None:
         self.store = StateStore(self._folder, self._map_bytes)
         self.state = State(self.store, max_heads=self._heads)
+        self.opened = True
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
 
@@ -89,7 +93,7 @@ class Machine:
         try:
             found = self.state.apply(entries)
         except StateDamaged as damage:
-            self.damaged = str(damage)
+            self.damaged, self._half_applied = str(damage), True
             self._on_failed(damage)
             raise
         if self.state.unwritten >= FLUSH_CHANGES:
@@ -108,6 +112,8 @@ class Machine:
     async def flush(self) -> None:
         """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""
         async with self._writing:
+            if self._half_applied:
+                raise StateDamaged(self.damaged)
             counter = self.applied
             changes = self.state.freeze()
             written = asyncio.ensure_future(asyncio.to_thread(self._write, changes))
@@ -195,6 +201,8 @@ class Machine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.opened:
+            return
         with contextlib.suppress(PixiuError):
             await self.flush()
         self.store.close()

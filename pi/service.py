@@ -281,10 +281,13 @@ class Service:
 
     def _samples(self) -> dict[str, Any]:
         machine = self._machine
+        if not machine.opened:
+            return {}
         return {
             **{f"{name}_total": value for name, value in self._core.counters.items()},
             "leads": int(bool(self._core.epoch)),
             "dropped_entries_total": machine.state.dropped,
+            "malformed_entries_total": machine.state.damaged_entries,
             "transactions_total": machine.transactions,
             "unwritten_changes": machine.state.unwritten,
             "store_bytes": machine.store.bytes_used,

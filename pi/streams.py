@@ -20,7 +20,11 @@ from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000
 """Requests of one stream without an answer. Policy: no more are read from it."""
+WINDOW_BYTES: Final = 8 << 20
+"""Replies of one stream that wait to be sent. Policy: no more requests are read from it."""
 MAX_READ: Final = 1000
+MAX_READ_ENTRIES: Final = 50_000
+"""Entries of all reads of a request. Policy: the later reads find fewer, or none, and say where the inbox ends."""
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 
@@ -44,6 +48,7 @@ class Stream:
     def __init__(self) -> None:
         self._replies: deque[pi_pb2.PiReply] = deque()
         self._unanswered = 0
+        self._bytes = 0
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -62,6 +67,9 @@ class Stream:
     def answer(self, reply: pi_pb2.PiReply) -> None:
         """Send a reply."""
         self._replies.append(reply)
+        self._bytes += reply.ByteSize()
+        if self._bytes >= WINDOW_BYTES:
+            self._room.clear()
         self._wake.set()
 
     def end(self) -> None:
@@ -75,21 +83,25 @@ class Stream:
             await self._wake.wait()
             self._wake.clear()
             while self._replies:
-                yield self._replies.popleft()
+                reply = self._replies.popleft()
+                yield reply
                 # A caller that does not read its replies is not read from: they count until they have left.
                 self._unanswered -= 1
-                if self._unanswered < WINDOW_REQUESTS:
+                self._bytes -= reply.ByteSize()
+                if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
                     self._room.set()
 
 
 def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
     """The reads of a request."""
-    return [
-        ReadRequest(
-            read.uin, read.device, read.lane, read.session, read.start if read.HasField("start") else None, min(read.num, MAX_READ)
-        )
-        for read in request.reads
-    ]
+    found: list[ReadRequest] = []
+    left = MAX_READ_ENTRIES
+    for read in request.reads:
+        start = read.start if read.HasField("start") else None
+        num = min(read.num, MAX_READ, left)
+        left -= num
+        found.append(ReadRequest(read.uin, read.device, read.lane, read.session, start, num))
+    return found
 
 
 def level_of(request: pi_pb2.PiRequest) -> Level:

@@ -61,8 +61,8 @@ class Table:
 
     def keys(self, low: bytes, high: bytes, limit: int) -> list[bytes]:
         """The first keys from `low` to below `high`."""
-        changed = {**self.frozen, **self.changes}
-        found = {key for key, value in changed.items() if low <= key < high and value is not None}
+        changed = {key: value for part in (self.frozen, self.changes) for key, value in part.items() if low <= key < high}
+        found = {key for key, value in changed.items() if value is not None}
         stored = 0
         for key, _ in self._store.scan(low, high):
             if key not in changed:
