@@ -37,6 +37,7 @@ PURE_MODULES = {
     "pixiu/replication/core.py", "pixiu/replication/leader.py", "pixiu/replication/follower.py", "pixiu/replication/insync.py",
     "pixiu/replication/context.py", "pixiu/replication/events.py", "pixiu/replication/messages.py", "pixiu/replication/model.py",
     "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py", "pixiu/replication/wire.py",
+    "pixiu/replication/machine.py",
     "pi/operations.py", "pi/keys.py", "pi/inbox.py", "pi/table.py", "pi/caches.py", "pi/state.py", "pi/expiry.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip

@@ -17,7 +17,7 @@ from registry.embedded import EmbeddedZooKeeper
 from tests.support.replicas import Replicas, Writers
 from tests.support.zookeeper import connected
 
-ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
 Make = Callable[..., Awaitable[Replicas]]
 
 

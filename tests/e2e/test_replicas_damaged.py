@@ -103,6 +103,21 @@ async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on
     writers.check(await replicas.wait_equal("a", "b"))
 
 
+async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
+    replicas = await make("a", "b", "c")
+    async with Writers(replicas) as writers:
+        await writers.wait_more(100)
+        hung = await replicas.wait_leader()
+        replicas.send_signal(hung, signal.SIGUSR1)
+        other = await replicas.wait_leader(hung)
+        await writers.wait_more(100)
+        assert "replica_disk_hangs" in replicas.log(hung)
+        replicas.send_signal(hung, signal.SIGUSR2)
+        await replicas.wait_in_sync(3)
+        assert await replicas.leader() == other
+    writers.check(await replicas.wait_equal("a", "b", "c"))
+
+
 async def test_a_damaged_replica_is_repaired_by_the_leader(make: Make) -> None:
     replicas = await make("a", "b")
     async with Writers(replicas) as writers:

@@ -10,6 +10,7 @@ import pytest
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import partition_directory
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable
 from registry.embedded import EmbeddedZooKeeper
@@ -84,6 +85,31 @@ async def test_after_the_loss_of_a_session_a_process_registers_by_itself_with_a_
     assert await names(zookeeper, root) == [f"n{again[-1].replica:010}"]
     await member.unregister()
     assert await names(zookeeper, root) == []
+
+
+async def test_what_is_registered_again_is_made_anew_first_and_what_fails_there_is_tried_again(
+    zookeeper: ZooKeeper, root: str
+) -> None:
+    again: list[Node] = []
+    tries: list[int] = []
+
+    async def renew(node: Node) -> Node:
+        tries.append(node.member_incarnation)
+        if len(tries) == 1:
+            raise OSError("the disk is busy")
+        return replace(node, member_incarnation=node.member_incarnation + 1)
+
+    member = Membership(zookeeper, root, on_registered=again.append)
+    await member.register(make_node(member=5, member_incarnation=7))
+    member.before_registering_again(renew)
+    await expire(zookeeper)
+    await until(lambda: again)
+    assert tries == [7, 7]
+    assert (again[0].member, again[0].member_incarnation) == (5, 8)
+    directory = partition_directory(root, "router", 0)
+    (name,) = await names(zookeeper, root)
+    assert Node.from_json((await zookeeper.get(f"{directory}/{name}"))[0]).member_incarnation == 8
+    await member.unregister()
 
 
 async def test_a_node_that_an_earlier_session_left_is_replaced(

@@ -1,7 +1,7 @@
 """A role whose state is a list: `python replicated_role.py --set …`. For tests of `pixiu.replication.Replica` in real processes.
 
 Its calls, with raw bytes: `test.List/Append` (a payload; answers with its place), `test.List/Read` (refused without the lease),
-`test.List/Dump` (what is here, whoever leads).
+`test.List/Dump` (what is here, whoever leads). After SIGUSR1 its disk syncs nothing until SIGUSR2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,8 @@ from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS, PixiuError
 from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
-from pixiu.replication.model import Entry, EntryKind
+from pixiu.replication.log import SegmentedLog
+from pixiu.replication.model import Entry, EntryKind, Position
 from pixiu.replication.replica import Replica
 from pixiu.replication.role_options import ReplicatedOptions
 from pixiu.runtime.context import Context
@@ -100,10 +103,29 @@ class ListMachine:
         self._read(self._file)
 
 
+class HangingDisk:
+    """Lets every sync of the log wait between SIGUSR1 and SIGUSR2."""
+
+    def __init__(self) -> None:
+        self._may = threading.Event()
+        self._may.set()
+        production = SegmentedLog.sync
+
+        def sync(log: SegmentedLog) -> Position:
+            self._may.wait()
+            return production(log)
+
+        SegmentedLog.sync = sync  # type: ignore[method-assign, assignment]
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._may.clear)
+        loop.add_signal_handler(signal.SIGUSR2, self._may.set)
+
+
 class Service:
     """The role's shell."""
 
     def __init__(self, context: Context[Options]) -> None:
+        HangingDisk()
         options = context.options
         folder = Path(options.data_dir)
         self.machine = ListMachine(folder / "state")

@@ -1,0 +1,60 @@
+"""Replicated partitions in `pixiu status`."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
+from pixiu.discovery.node import Node, NodeState
+from pixiu.ids import EndpointID
+
+A, B = "a" * 16, "b" * 16
+
+
+def node(replica: int, partition: int = 0) -> Node:
+    return Node("xiu", partition, replica, NodeState.RUNNING, "127.0.0.1", 7000, 7001, EndpointID(replica + 1), 1, "", "", 0)
+
+
+def replica(number: int, member: str, state: str = "Following", *in_sync: str, lag: dict[str, int] | None = None) -> ReplicaStatus:
+    found = {
+        "state": state, "member": member, "leader": A, "epoch": 4, "in_sync": list(in_sync), "end": 1234, "committed": 1200,
+        "applied": 1190, "lag": lag or {}, "degraded": None,
+    }  # fmt: skip
+    made = read_replica(node(number), {"service": {"replication": found}})
+    assert made is not None
+    return made
+
+
+def test_a_leader_with_all_in_sync_has_no_problems_and_is_shown() -> None:
+    found = [replica(0, A, "Leading", A, B, lag={B: 34}), replica(1, B, "Following", A, B)]
+    assert replica_problems(found) == []
+    out = io.StringIO()
+    table = replica_table(found)
+    assert table is not None
+    Console(file=out, width=200).print(table)
+    first, second = (line.split() for line in out.getvalue().splitlines()[1:])
+    assert first == ["xiu", "0", "0", A, "Leading", "4", "yes", "1,234", "1,200", "1,190"]
+    assert second[-1] == "34"
+
+
+def test_who_is_not_in_sync_is_named() -> None:
+    found = [replica(0, A, "Leading", A), replica(1, B, "Repairing", A)]
+    assert replica_problems(found) == [f"xiu partition 0: 1 of 2 replicas are not in sync: {B}"]
+
+
+def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> None:
+    said = {"state": "Damaged", "member": A, "degraded": "the log is damaged"}
+    damaged = read_replica(node(0), {"service": {"replication": said}})
+    assert damaged is not None
+    assert replica_problems([damaged]) == ["xiu 0/0: the log is damaged", "xiu partition 0: nobody leads; writes are refused"]
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"service": 1}, {"service": {"replication": {}}}, {"service": {"replication": {"state": "x", "epoch": "y"}}}]
+)
+def test_a_page_without_a_replica_is_no_replica(said: dict[str, object]) -> None:
+    assert read_replica(node(0), said) is None
+    assert replica_table([]) is None
