@@ -133,10 +133,10 @@ async def inbox(roles: Roles, name: str) -> list[tuple[int, int]]:
     session = await client.session(UIN)
     found: list[tuple[int, int]] = []
     while True:
-        page = await client.read(UIN, session, start=len(found))
+        page = await client.read(UIN, session, start=found[-1][0] if found else 0)
         assert not page.code, page
         found += zip(page.seqs, page.msg_ids, strict=True)
-        if len(found) >= page.last:
+        if found[-1][0] >= page.last:
             await client.close()
             return found
 
@@ -206,3 +206,39 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -
     by_id = {msg_id: seq for seq, msg_id in found}
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
     assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
+
+
+async def test_an_empty_replica_takes_a_snapshot_when_the_log_no_longer_begins_at_the_beginning(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "segment_mb": 1}
+    roles.start("pi-a", **settings)
+    leader = await wait_in_sync(roles, "pi-a")
+    (node,) = await roles.running(leader)
+    client = PiClient(node.address)
+    epoch = (await client.ask()).epoch
+    sent = 0
+
+    async def trimmed() -> bool:
+        nonlocal sent
+        for _ in range(10):
+            pairs = [(message(number), UIN) for number in range(sent + 1, sent + 1001)]
+            reply = await client.ask(appends(epoch, *pairs))
+            assert list(reply.results) == list(range(sent + 1, sent + 1001)), reply.code
+            sent += 1000
+        return int((await health(node))["first"]) > 0
+
+    await until("a log that begins later", trimmed)
+    await client.close()
+    roles.start("pi-b", **settings)
+    assert await wait_in_sync(roles, "pi-a", "pi-b") == leader
+    roles.send_signal(leader, signal.SIGTERM)
+    assert await roles.ended(leader) == 0
+
+    async def follower_leads() -> bool:
+        return await leader_of(roles, "pi-b") == "pi-b"
+
+    await until("the new replica leads", follower_leads)
+    found = await inbox(roles, "pi-b")
+    first = found[0][0]  # at its cap an inbox has lost its oldest entries, in both
+    assert found == [(number, message(number)) for number in range(first, sent + 1)]
+    assert first == max(1, sent - 100_000 + 1)

@@ -15,6 +15,7 @@ import pytest
 
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.replicas import Replicas, Writers
+from tests.support.roles import until
 from tests.support.zookeeper import connected
 
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
