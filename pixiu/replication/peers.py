@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -41,6 +42,8 @@ MAX_STREAMS: Final = 64
 """Streams that others may have open here, one for each member. Policy: others are refused."""
 MAX_TEXT: Final = 512
 """Characters of an operator's name or reason."""
+HEARD_S: Final = 2.0
+"""A stream on which a peer said nothing for so long may be broken without our knowing: an own one is opened."""
 CONNECT_WAIT_S: Final = 2.0
 FIRST_BACK_OFF_S: Final = 0.05
 LAST_BACK_OFF_S: Final = 1.0
@@ -166,8 +169,8 @@ class Peers:
         self._incarnations: dict[MemberID, int] = {}
         self._outgoing: dict[MemberID, _Outgoing] = {}
         self._incoming: dict[MemberID, Outbox] = {}
-        self._heard: dict[MemberID, Outbox] = {}
-        """Where a peer's newest message came from: what answers it goes back there."""
+        self._heard: dict[MemberID, tuple[Outbox, float]] = {}
+        """Where a peer's newest message came from, and when: what answers it goes back there."""
         self._closing: set[asyncio.Task[None]] = set()
         self._receive_snapshot: SnapshotCall | None = None
         self._promote: Callable[[str, str], None] | None = None
@@ -199,7 +202,7 @@ class Peers:
         self._addresses = {member: address for member, (address, _) in live.items()}
 
     def _close(self, stream: _Outgoing) -> None:
-        for member in [m for m, outbox in self._heard.items() if outbox is stream.outbox]:
+        for member in [m for m, (outbox, _) in self._heard.items() if outbox is stream.outbox]:
             del self._heard[member]
         task = asyncio.create_task(stream.close())
         self._closing.add(task)
@@ -207,8 +210,8 @@ class Peers:
 
     def send(self, to: MemberID, data: bytes) -> None:
         """To a peer, if it can be reached and there is room."""
-        outbox = self._heard.get(to)
-        if outbox is None:
+        outbox, heard_at = self._heard.get(to, (None, 0.0))
+        if outbox is None or time.monotonic() > heard_at + HEARD_S:
             stream = self._outgoing.get(to)
             address = self._addresses.get(to)
             if stream is None and address is not None:
@@ -262,7 +265,7 @@ class Peers:
             self.counts["messages_malformed_total"] += 1
             return
         self.counts["messages_received_total"] += 1
-        self._heard[member] = outbox
+        self._heard[member] = (outbox, time.monotonic())
         self._on_message(message)
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
@@ -301,9 +304,10 @@ class Peers:
         finally:
             for worker in workers:
                 worker.cancel()
-            for table in (self._incoming, self._heard):
-                if table.get(member) is outbox:
-                    del table[member]
+            if self._incoming.get(member) is outbox:
+                del self._incoming[member]
+            if self._heard.get(member, (None, 0.0))[0] is outbox:
+                del self._heard[member]
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _read(self, member: MemberID, outbox: Outbox, context: Any) -> None:

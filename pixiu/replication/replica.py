@@ -219,7 +219,7 @@ class Replica:
 
     def lease_valid(self) -> bool:
         """Whether what the state machine says now is the newest there is: nobody else can lead, and all that was committed
-        is applied. A read is correct when this was true after it was made."""
+        is applied. Ask in the turn of the event loop in which the state is read; for a read that takes longer, before and after."""
         core = self._core
         return core is not None and core.may_read(time.monotonic()) and self._machine.applied >= core.context.committed
 
@@ -228,7 +228,7 @@ class Replica:
         """host:port of the leader's process, as far as is known; empty otherwise."""
         core = self._core
         read = core.context.read if core is not None else None
-        if read is None or read.state is None:
+        if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
             return ""
         found = self._live.get(read.state.leader)
         return found.address if found is not None and found.presence.incarnation == read.state.incarnation else ""

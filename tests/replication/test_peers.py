@@ -110,7 +110,7 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
     await until(lambda: len(two.heard) == 49)
     assert two.heard == [append(A, counter) for counter in range(1, 50)]
     two.peers.set_live({A: ("127.0.0.1:1", 1)})  # it cannot reach the leader by itself
-    two.peers._heard[A] = two.peers._incoming[A]
+    two.peers._heard[A] = (two.peers._incoming[A], float("inf"))
     two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
     await until(lambda: one.heard)
     assert one.heard == [Appended(2, B, 1, 49, 1.5)]
@@ -135,6 +135,16 @@ async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
         return append(A, 2) in two.heard
 
     await until(heard)
+
+
+async def test_a_stream_that_went_silent_is_not_relied_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = pair
+    one.peers.send(B, encode_message(append(A, 1)))
+    await until(lambda: two.heard)
+    monkeypatch.setattr("pixiu.replication.peers.HEARD_S", -1.0)
+    two.peers.send(A, encode_message(Appended(2, B, 1, 1, 1.5)))
+    await until(lambda: one.heard)
+    assert two.peers._outgoing.keys() == {A}
 
 
 async def test_who_is_not_reachable_or_hangs_costs_a_bounded_queue(pair: Pair) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,10 @@ class Registered:
         await self.answer.wait()
         self.node = replace(self.node, state=state)
         return True
+
+    def before_registering_again(self, renew: Callable[[Node], Awaitable[Node]]) -> None:
+        """Not used here."""
+        raise AssertionError
 
     async def register(self, node: Node) -> Node:
         """Not used here."""
