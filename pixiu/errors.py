@@ -9,7 +9,10 @@
     │   ├── IdTooOld             a SnowflakeID older than the window in which repeats are recognized
     │   ├── IdAhead              a SnowflakeID of a time that has not come
     │   ├── NotConnected         used before connect() or after close()
-    │   └── LoginReplaced        another login of the user took the place of this one
+    │   ├── LoginReplaced        another login of the user took the place of this one
+    │   ├── TooManyReceivers     one mail names more than 1,000
+    │   ├── UnknownDevice        the user has no device of this number
+    │   └── CursorBeyondEnd      an acknowledgement of what is not in the inbox yet
     ├── RemoteError            the other side, or the network, is at fault
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── ChecksumWrong        a message was damaged on its way
@@ -19,6 +22,8 @@
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
+    │   ├── OldSession           a newer session of the device was opened
+    │   ├── StaleWriter          an append of a stream that a newer one replaced: open a new one
     │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
     │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
     │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
@@ -30,9 +35,12 @@
     │   ├── DiskFull             nothing was written: free space, then try again
     │   ├── DiskFailed           what was written is unknown: the process must start again
     │   ├── StoreDamaged         a stored message cannot be read as it was written
-    │   └── LogDamaged           acknowledged entries are missing or broken: repair from a peer
+    │   ├── LogDamaged           acknowledged entries are missing or broken: repair from a peer
+    │   └── StateDamaged         a value behind the log is broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
+        ├── TooManyDevices       a user has eight devices: drop one
+        ├── InboxFull            an inbox at its limit that does not drop its oldest
         └── LeaseExpired         a number's time is over
 
 Each has a `code` (stable, for programs) and a text that says what to do.
@@ -106,6 +114,24 @@ class LoginReplaced(LocalError):
     code = "LOGIN_REPLACED"
 
 
+class TooManyReceivers(LocalError):
+    """One mail names more receivers than the limit."""
+
+    code = "TOO_MANY_RECEIVERS"
+
+
+class UnknownDevice(LocalError):
+    """The user has no device of this number, or it was dropped: add it by its client ID."""
+
+    code = "UNKNOWN_DEVICE"
+
+
+class CursorBeyondEnd(LocalError):
+    """An acknowledgement names an entry that is not in the inbox."""
+
+    code = "CURSOR_BEYOND_END"
+
+
 class RemoteError(PixiuError):
     """The other side or the network is at fault."""
 
@@ -158,6 +184,23 @@ class WrongPartition(RemoteError):
     """The process does not serve this key."""
 
     code = "WRONG_PARTITION"
+
+    def __init__(self, text: str, key: int = 0) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class OldSession(RemoteError):
+    """A newer session of the device was opened: this one may neither read nor acknowledge."""
+
+    code = "OLD_SESSION"
+
+
+class StaleWriter(RemoteError):
+    """The stream of appends was opened in another epoch, or its writer has opened a newer one. Open a new stream with a
+    higher generation and send everything unconfirmed again, in order."""
+
+    code = "STALE_WRITER"
 
 
 class NotLeader(RemoteError):
@@ -236,6 +279,12 @@ class LogDamaged(StorageError):
     code = "LOG_DAMAGED"
 
 
+class StateDamaged(StorageError):
+    """A value of a store's state is broken. The text says which."""
+
+    code = "STATE_DAMAGED"
+
+
 class LimitError(PixiuError):
     """A bound was reached."""
 
@@ -250,6 +299,18 @@ class Overloaded(LimitError):
     def __init__(self, text: str, retry_after_ms: int = 0) -> None:
         super().__init__(text)
         self.retry_after_ms = retry_after_ms
+
+
+class TooManyDevices(LimitError):
+    """The user has as many devices as are allowed: drop one first."""
+
+    code = "TOO_MANY_DEVICES"
+
+
+class InboxFull(LimitError):
+    """The inbox is at its limit, and full inboxes are to be refused: acknowledge first."""
+
+    code = "INBOX_FULL"
 
 
 class LeaseExpired(LimitError):
@@ -273,6 +334,14 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "STORE_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
     "LOGIN_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
+    "TOO_MANY_RECEIVERS": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNKNOWN_DEVICE": grpc.StatusCode.NOT_FOUND,
+    "CURSOR_BEYOND_END": grpc.StatusCode.OUT_OF_RANGE,
+    "OLD_SESSION": grpc.StatusCode.ABORTED,
+    "STALE_WRITER": grpc.StatusCode.ABORTED,
+    "STATE_DAMAGED": grpc.StatusCode.DATA_LOSS,
+    "TOO_MANY_DEVICES": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "INBOX_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "REMOTE": grpc.StatusCode.UNKNOWN,
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,

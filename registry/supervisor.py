@@ -30,8 +30,8 @@ CONFIGURATION_EXIT: Final = 2
 """The exit code by which a role says that its options or its port are at fault: trying again cannot help."""
 GRACE_S: Final = 15.0
 """Seconds between SIGTERM and SIGKILL at the end."""
-START_ORDER: Final = ("xiu", "router", "relay", "broker", "proxy", "gateway")
-STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "xiu")
+START_ORDER: Final = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
+STOP_ORDER: Final = ("gateway", "proxy", "broker", "relay", "router", "pi", "xiu")
 """Clients are told first; who holds state goes last."""
 
 
@@ -152,6 +152,8 @@ def wanted_processes(
     relay_replicas: int = 0,
     xius: int = 0,
     xiu_replicas: int = 0,
+    pis: int = 0,
+    pi_replicas: int = 0,
 ) -> list[ProcessSpec]:
     """Every process of a cluster, in the order in which they start."""
     partitions = {
@@ -159,6 +161,7 @@ def wanted_processes(
         "relay": (relays, relay_replicas),
         "broker": (brokers, broker_replicas),
         "xiu": (xius, xiu_replicas),
+        "pi": (pis, pi_replicas),
     }
     whole = {"proxy": proxies, "gateway": gateways}
     found: list[ProcessSpec] = []

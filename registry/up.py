@@ -1,6 +1,6 @@
 """`pixiu up`: a whole cluster on one machine, every role its own process. The shell around `registry.supervisor`.
 
-    ZooKeeper ─▶ layout ─▶ xius ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways     (and back in the other order at the end)
+    ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in the other order)
 
 Source: DESIGN section 15.
 """
@@ -71,6 +71,9 @@ class UpOptions:
     xius: int = 0
     """Xiu partitions; 0: a cluster that stores no messages."""
     xiu_replicas: int = 2
+    pis: int = 0
+    """Pi partitions: users' inboxes; 0: none."""
+    pi_replicas: int = 2
     """Replicas of each."""
     mqtt_port: int = 1883
     """Of the first gateway; the others have the following ones. 0: any."""
@@ -87,10 +90,11 @@ class UpOptions:
 
     def validate(self) -> None:
         """Raises `ConfigurationError`."""
-        for name in ("proxies", "gateways", "broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas"):
+        replicas = ("broker_replicas", "router_replicas", "relay_replicas", "xiu_replicas", "pi_replicas")
+        for name in ("proxies", "gateways", *replicas):
             if not 1 <= getattr(self, name) <= MAX_PROCESSES:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be from 1 to {MAX_PROCESSES}")
-        for name, least in (("brokers", 1), ("routers", 1), ("relays", 0), ("xius", 0)):
+        for name, least in (("brokers", 1), ("routers", 1), ("relays", 0), ("xius", 0), ("pis", 0)):
             count = getattr(self, name)
             if not least <= count <= 128 or count & (count - 1):
                 none = "" if least else ", or 0"
@@ -120,15 +124,19 @@ class UpOptions:
             relay_replicas=self.relay_replicas,
             xius=self.xius,
             xiu_replicas=self.xiu_replicas,
+            pis=self.pis,
+            pi_replicas=self.pi_replicas,
         )
 
     def layout(self) -> dict[str, RoleLayout]:
         """The layout that the registry shall hold."""
         relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
         xius = {"xiu": RoleLayout(self.xius, self.xius, self.xiu_replicas)} if self.xius else {}
+        pis = {"pi": RoleLayout(self.pis, self.pis, self.pi_replicas)} if self.pis else {}
         return {
             **relays,
             **xius,
+            **pis,
             "router": RoleLayout(self.routers, self.routers, self.router_replicas),
             "broker": RoleLayout(self.brokers, self.brokers, self.broker_replicas),
             "proxy": RoleLayout(1, 1, self.proxies),
@@ -216,7 +224,7 @@ class LocalCluster:
         self._changed.clear()
 
     async def stop(self) -> None:
-        """End everything in order: gateways, proxies, brokers, relays, routers, xius, ZooKeeper. Leaves nothing running."""
+        """End everything in order: gateways, proxies, brokers, relays, routers, pis, xius, ZooKeeper. Leaves nothing running."""
         self._apply(self.core.stop(time.monotonic()))
         until = time.monotonic() + STOP_LIMIT_S
         while not self.core.all_stopped:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("proxy", "router", "broker", "relay", "xiu", "gateway")
+ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
 PACKAGES = ("pixiu", "registry", *ROLES)
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
@@ -39,12 +39,15 @@ PURE_MODULES = {
     "pixiu/replication/options.py", "pixiu/replication/states.py", "pixiu/replication/entry.py", "pixiu/replication/wire.py",
     "pixiu/replication/machine.py",
     "xiu/state.py", "xiu/block.py", "xiu/batch.py", "xiu/reading.py", "xiu/retention.py",
+    "pi/operations.py", "pi/keys.py", "pi/inbox.py", "pi/table.py", "pi/caches.py", "pi/state.py", "pi/expiry.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
 }  # fmt: skip
 UNTYPED = {
     "kazoo": {"pixiu/discovery/zookeeper.py"},
-    "lmdb": {"pixiu/replicas/store.py", "pixiu/runtime/shared_memory.py", "gateway/signal_table.py", "xiu/table.py"},
-}
+    "lmdb": {
+        "pixiu/replicas/store.py", "pixiu/runtime/shared_memory.py", "gateway/signal_table.py", "xiu/table.py", "pi/store.py",
+    },
+}  # fmt: skip
 """Libraries without types, and the only modules that may import them."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""

@@ -128,7 +128,8 @@ class _Outgoing:
             call: Any = channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata)
             workers: list[asyncio.Task[None]] = []
             try:
-                await asyncio.wait_for(call.wait_for_connection(), CONNECT_WAIT_S)
+                async with asyncio.timeout(CONNECT_WAIT_S):
+                    await call.wait_for_connection()
                 up = True
                 workers = [asyncio.create_task(self._read(call)), asyncio.create_task(self.outbox.write_to(call))]
                 await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)

@@ -12,8 +12,10 @@ from registry.supervisor import (
     FIRST_TRIES,
     LONGEST_BACKOFF_S,
     SLOW_START_S,
+    START_ORDER,
     START_SLOTS,
     STEADY_S,
+    STOP_ORDER,
     Effect,
     Fail,
     Kill,
@@ -223,3 +225,11 @@ def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
         alive.discard(name)
         apply(core.exited(name, 0, now))
     assert core.all_stopped
+
+
+def test_pis_start_first_end_last_and_are_none_by_default() -> None:
+    assert not [spec for spec in UpOptions().specs() if spec.role == "pi"]
+    names = [spec.name for spec in UpOptions(pis=2, pi_replicas=2).specs()]
+    assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
+    assert UpOptions(pis=2).layout()["pi"].n == 2
+    assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")

@@ -85,6 +85,10 @@ class Roles:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, WAIT_S) == 0, self.log(name)
 
+    async def ended(self, name: str) -> int:
+        """The exit code of a process that was told to end."""
+        return await asyncio.to_thread(self._processes[name].wait, WAIT_S)
+
     async def refused(self, name: str) -> str:
         """What a process logged that ended because its options cannot be."""
         assert await asyncio.to_thread(self._processes[name].wait, WAIT_S) == 2, self.log(name)
@@ -118,7 +122,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in ("proxy", "gateway", "broker", "router", "xiu"):
+        for role in ("proxy", "gateway", "broker", "router", "pi", "xiu"):
             own = [process for name, process in self._processes.items() if self._places[name][1] == role]
             for process in own:
                 process.send_signal(signal.SIGTERM)

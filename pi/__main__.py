@@ -1,0 +1,13 @@
+"""`python -m pi --config FILE`: one replica of a Pi partition."""
+
+from __future__ import annotations
+
+import sys
+
+from pi.options import Options
+from pi.service import Service
+from pixiu.runtime.process import run_role
+from registry.membership import Membership
+
+if __name__ == "__main__":
+    sys.exit(run_role("pi", Options, Service, sys.argv[1:], membership=Membership))

@@ -1,0 +1,34 @@
+"""Values of the store kept while they are used: two generations. Pure."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Cache(Generic[Value]):
+    """At most `size` values. When the young generation is full it becomes the old one, and the old one goes.
+
+    `young` may be read as a dict on a hot path; it is another one after every `put`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._half = max(size // 2, 1)
+        self.young: dict[int, Value] = {}
+        self._old: dict[int, Value] = {}
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self._old)
+
+    def get(self, key: int) -> Value | None:
+        """A value, if it is kept."""
+        found = self.young.get(key)
+        return found if found is not None else self._old.get(key)
+
+    def put(self, key: int, value: Value) -> None:
+        """Keep a value."""
+        if key not in self.young and len(self.young) >= self._half:
+            self._old, self.young = self.young, {}
+        self.young[key] = value
+        self._old.pop(key, None)

@@ -1,0 +1,175 @@
+"""What happens to a Pi replica's core, and what it asks its shell to do.
+
+Source: DESIGN sections 9 ("Mail"), 11 and 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from pi.state import Results
+
+
+class Level(IntEnum):
+    """How safe operations are to be when they are answered. Source: DESIGN section 2."""
+
+    REPLICATED = 0
+    PERSISTED = 1
+    ACCEPTED = 2
+
+
+class ReadRequest(NamedTuple):
+    """One read."""
+
+    uin: int
+    device: int
+    lane: int
+    session: int
+    start: int | None
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A request of a stream."""
+
+    stream: int
+    request: int
+    operations: bytes
+    level: Level
+    reads: Sequence[ReadRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """A stream has ended: nobody waits for its answers."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """What came in one turn of the loop goes into the log together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalAccepted:
+    """An entry is in the leader's log."""
+
+    token: int
+    epoch: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRejected:
+    """An entry is not in the log, and will not be."""
+
+    token: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogPersisted:
+    """Entries of this leader are on its disk up to here."""
+
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryApplied:
+    """A committed entry is in the state. `copies`: how many replicas have it."""
+
+    counter: int
+    results: Sequence[Results]
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """This replica leads in an epoch; 0: it does not. `address`: of who does, empty when unknown."""
+
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChanged:
+    """How many partitions there are, and the address of a Running replica of each that is known: its leader knows more."""
+
+    version: int
+    partitions: int
+    addresses: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline is due."""
+
+
+Event = (
+    Requested | StreamClosed | TurnEnded | ProposalAccepted | ProposalRejected | LogPersisted | EntryApplied | LeaderChanged
+    | LayoutChanged | Tick
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Append one entry to the log, as leader."""
+
+    token: int
+    payload: bytes
+    replicated: bool
+
+
+@dataclass(slots=True)
+class ReadFound:
+    """The answer to one read."""
+
+    entries: list[tuple[int, int]]
+    floor: int = 0
+    gap: int = 0
+    last: int = 0
+    dropped: int = 0
+    code: str = ""
+
+
+@dataclass(slots=True)
+class Reply:
+    """Answer a request."""
+
+    stream: int
+    request: int
+    layout_version: int
+    epoch: int
+    committed: int
+    results: Sequence[int] = ()
+    reads: Sequence[ReadFound] = ()
+    copies: int = 0
+    code: str = ""
+    text: str = ""
+    server: tuple[int, int, str] | None = None
+    """(partition, of how many, address) that serves the user."""
+
+
+class Appended(NamedTuple):
+    """An entry that an inbox has now."""
+
+    uin: int
+    lane: int
+    seq: int
+    msg_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell the owners of these users' deliveries."""
+
+    appended: Sequence[Appended]
+
+
+Effect = Propose | Reply | Notify

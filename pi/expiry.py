@@ -1,0 +1,131 @@
+"""What goes out of inboxes, and when: acknowledged, over its age, or beyond the cap. Pure.
+
+    floor moves    over what every counted device acknowledged and whose history is over; over what is too old; by a trim
+    base follows   behind the floor when the dedupe window is over: entries and their index go from the store
+
+Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
+limit. Each clock entry of the log moves them on by a bounded number of steps.
+
+Source: DESIGN section 11 ("Pi"; what depends on a clock is an entry).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from pi.inbox import Head
+from pi.keys import TIME_KEY, entry_key, index_key, time_key
+
+if TYPE_CHECKING:
+    from pi.state import State
+
+PURGE_A_TOUCH: Final = 64
+"""Entries that one operation on an inbox looks at, at most."""
+SWEEP_ENTRIES: Final = 20_000
+"""Entries that one clock entry looks at, at most; the next goes on there."""
+SWEEP_INBOXES: Final = 2000
+_HOUR_S: Final = 3600
+_PLACE: Final = struct.Struct(">IQB")
+BEGINNING: Final = bytes(_PLACE.size)
+
+
+class Expiry:
+    """Works on one state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.near = BEGINNING
+        """Up to where the near sweep has come: hour, UIN, lane."""
+        self.far = BEGINNING
+
+    def acknowledged(self, uin: int, lane: int) -> int:
+        """Up to where every device that counts has acknowledged; 0 without one."""
+        state = self._state
+        devices = state.user(uin).devices
+        cursors = [state.cursor(uin, number, device, lane).up_to for number, device in devices.items() if state.counts(device)]
+        return min(cursors, default=0)
+
+    def drop(self, uin: int, lane: int, head: Head, up_to: int) -> None:
+        """Raise the floor, whatever was acknowledged; what was not is counted and leaves a gap."""
+        if up_to <= head.floor:
+            return
+        unread = max(self.acknowledged(uin, lane), head.floor)
+        if up_to > unread:
+            head.dropped += up_to - unread
+            head.gap = up_to
+            self._state.dropped += up_to - unread
+        head.floor = up_to
+        self._state.changed(uin, lane, head)
+
+    def settle(self, uin: int, lane: int, head: Head, budget: int) -> int:
+        """Move floor and base on over at most `budget` entries. Returns how many were looked at."""
+        state = self._state
+        limits, now_s = state.limits, state.now_s
+        read = acknowledged = max(self.acknowledged(uin, lane), head.floor)
+        looked = 0
+        if limits.history_s:
+            read = head.floor
+            while read < acknowledged and looked < budget and state.entry(uin, lane, read + 1)[1] + limits.history_s <= now_s:
+                read, looked = read + 1, looked + 1
+        if read > head.floor:
+            head.floor = read
+            state.changed(uin, lane, head)
+        return looked + self._purge(uin, lane, head, budget - looked)
+
+    def _purge(self, uin: int, lane: int, head: Head, budget: int) -> int:
+        state, looked = self._state, 0
+        until_s = state.now_s - state.limits.dedupe_s
+        if head.oldest_s > until_s:
+            return 0
+        delete = state.table.delete
+        while head.base < head.floor and looked < budget:
+            looked += 1
+            msg_id, at_s = state.entry(uin, lane, head.base + 1)
+            head.oldest_s = at_s
+            if at_s > until_s:
+                break
+            delete(entry_key(uin, lane, head.base + 1))
+            delete(index_key(uin, lane, msg_id))
+            head.base += 1
+            head.oldest_s = 0
+            state.changed(uin, lane, head)
+        return looked
+
+    def _expire(self, uin: int, lane: int, head: Head, budget: int) -> int:
+        """Drop what is over the age limit."""
+        state, looked = self._state, 0
+        until_s, up_to = state.now_s - state.limits.age_s, head.floor
+        while up_to < head.last and looked < budget and state.entry(uin, lane, up_to + 1)[1] <= until_s:
+            up_to, looked = up_to + 1, looked + 1
+        self.drop(uin, lane, head, up_to)
+        return looked
+
+    def sweep(self) -> bool:
+        """Both sweeps, some steps on. Whether they came to their ends."""
+        limits, now_s = self._state.limits, self._state.now_s
+        behind = max(limits.dedupe_s, limits.history_s)
+        self.near, near_done = self._sweep(self.near, now_s - behind, far=False)
+        self.far, far_done = self._sweep(self.far, now_s - max(limits.age_s, behind), far=True)
+        return near_done and far_done
+
+    def _sweep(self, place: bytes, until_s: int, far: bool) -> tuple[bytes, bool]:
+        """From a place on through hours that ended by `until_s`. Returns the new place, and whether there was no more."""
+        state, budget = self._state, SWEEP_ENTRIES
+        hours = until_s // _HOUR_S
+        if hours <= 0:
+            return place, True
+        found = state.table.keys(b"T" + place, time_key(hours, 0, 0), SWEEP_INBOXES)
+        for key in found:
+            _, _, uin, lane = TIME_KEY.unpack(key)
+            state.table.get(key)  # its CRC: another inbox than the one meant is not to be touched
+            head = state.head(uin, lane)
+            looked = self._expire(uin, lane, head, budget) if far else 0
+            looked += self.settle(uin, lane, head, max(budget - looked, 0))
+            budget -= looked
+            if budget <= 0:
+                return key[1:], False
+            place = (int.from_bytes(key[1:], "big") + 1).to_bytes(_PLACE.size, "big")
+            if far:
+                state.table.delete(key)
+        return place, len(found) < SWEEP_INBOXES

@@ -1,0 +1,142 @@
+"""What is known of an inbox, of a cursor and of a user: values that the state keeps in memory while they are used. Pure.
+
+    1 ────── base ────── floor ────── gap? ───────── last
+      gone         kept for       can be read
+                   the dedupe window
+
+Source: DESIGN section 11 ("Pi").
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from pi.operations import MAX_DEVICES
+
+HEAD: Final = struct.Struct("<QQQQQI")
+HIGHEST: Final = struct.Struct("<BQ")
+USER: Final = struct.Struct("<IHB")
+DEVICE: Final = struct.Struct("<HIIB")
+MAP_BITS: Final = 64
+_MAP_MASK: Final = (1 << MAP_BITS) - 1
+
+
+class Head:
+    """One inbox: what a user has in one lane."""
+
+    __slots__ = ("base", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s")
+
+    def __init__(self) -> None:
+        self.last = 0
+        """InboxSeq of the newest entry."""
+        self.floor = 0
+        """Entries up to here can no longer be read."""
+        self.base = 0
+        """Entries up to here are no longer stored."""
+        self.gap = 0
+        """The newest entry that went before every device had acknowledged it."""
+        self.dropped = 0
+        """How many did."""
+        self.hour = 0
+        """The newest hour under which the inbox is noted."""
+        self.highest: dict[int, int] = {}
+        """Highest counter of a MsgID for each Xiu partition: what is above it cannot be here yet."""
+        self.oldest_s = 0
+        """When the first stored entry was appended; 0: not looked up. Not stored."""
+
+    def encode(self) -> bytes:
+        """As stored."""
+        body = HEAD.pack(self.last, self.floor, self.base, self.gap, self.dropped, self.hour)
+        return body + b"".join([HIGHEST.pack(*item) for item in sorted(self.highest.items())])
+
+    @classmethod
+    def decode(cls, body: bytes) -> Head:
+        """From the store, whose CRC was right."""
+        head = cls()
+        head.last, head.floor, head.base, head.gap, head.dropped, head.hour = HEAD.unpack_from(body)
+        head.highest = dict(HIGHEST.iter_unpack(body[HEAD.size :]))
+        return head
+
+
+class Cursor:
+    """What a device has acknowledged in one lane."""
+
+    __slots__ = ("bits", "up_to")
+
+    def __init__(self, up_to: int = 0, bits: int = 0) -> None:
+        self.up_to = up_to
+        """Everything up to here."""
+        self.bits = bits
+        """Bit i: `up_to` + 1 + i, too."""
+
+    def acknowledge(self, up_to: int, bits: int) -> bool:
+        """Take an acknowledgement; never back. Whether something changed."""
+        mine, mine_bits = self.up_to, self.bits
+        if up_to < mine:
+            up_to, bits = mine, mine_bits | bits >> (mine - up_to)
+        else:
+            bits |= mine_bits >> (up_to - mine)
+        while bits & 1:
+            run = (~bits & bits + 1).bit_length() - 1
+            up_to, bits = up_to + run, bits >> run
+        self.up_to, self.bits = up_to, bits & _MAP_MASK
+        return (self.up_to, self.bits) != (mine, mine_bits)
+
+    def has(self, seq: int) -> bool:
+        """Whether an entry was acknowledged."""
+        return seq <= self.up_to or bool(self.bits >> (seq - self.up_to - 1) & 1)
+
+
+@dataclass(slots=True)
+class Device:
+    """One device of a user."""
+
+    session: int
+    seen_s: int
+    client_id: bytes
+    cursors: dict[int, Cursor] = field(default_factory=dict)
+    """By lane; those that were looked up. Not stored here."""
+
+
+class User:
+    """A user's devices."""
+
+    __slots__ = ("devices", "newest", "sessions")
+
+    def __init__(self) -> None:
+        self.devices: dict[int, Device] = {}
+        self.newest = 0
+        """The DeviceID given last."""
+        self.sessions = 0
+        """The session number given last, to whichever device: numbers of a device that comes back grow, too."""
+
+    def encode(self) -> bytes:
+        """As stored."""
+        parts = [USER.pack(self.sessions, self.newest, len(self.devices))]
+        for number, device in self.devices.items():
+            parts += (DEVICE.pack(number, device.session, device.seen_s, len(device.client_id)), device.client_id)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, body: bytes) -> User:
+        """From the store, whose CRC was right."""
+        user = cls()
+        user.sessions, user.newest, count = USER.unpack_from(body)
+        assert count <= MAX_DEVICES
+        offset = USER.size
+        for _ in range(count):
+            number, session, seen_s, size = DEVICE.unpack_from(body, offset)
+            offset += DEVICE.size
+            user.devices[number] = Device(session, seen_s, body[offset : offset + size])
+            offset += size
+        return user
+
+    def free_number(self) -> int:
+        """A DeviceID from 1 to 65535 that no device has."""
+        number = self.newest
+        while True:
+            number = number % 65_535 + 1
+            if number not in self.devices:
+                return number

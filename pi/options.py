@@ -1,0 +1,60 @@
+"""A Pi replica's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pi.operations import Limits
+from pixiu.replication.role_options import ReplicatedOptions
+from pixiu.runtime.fields import bounded, choice
+
+DAY_S = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReplicatedOptions):
+    """The [pi] table. `data_dir` holds the log and the inboxes; it must be given, and belongs to one process."""
+
+    store_mb: int = bounded(65_536, 16, 1 << 24)
+    """MiB that the inboxes may grow to: about 250 bytes an entry. The file grows as it is needed."""
+    inbox_cap: int = bounded(100_000, 1, 1_000_000_000)
+    """Entries of an inbox (a user's lane) that can be read."""
+    inbox_full: str = choice("drop_oldest", "drop_oldest", "refuse")
+    """What happens at the cap: the oldest entry goes, with a gap marker, or the new one is refused with INBOX_FULL."""
+    dedupe_s: int = bounded(DAY_S, 60, 365 * DAY_S)
+    """Seconds for which a sender may repeat a message: an entry stays stored so long, acknowledged or not."""
+    history_s: int = bounded(0, 0, 365 * DAY_S)
+    """Seconds for which an entry can be read after it came, although every device acknowledged it."""
+    age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
+    """Seconds after which an entry goes, acknowledged or not; what was not leaves a gap marker."""
+    device_age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
+    """Seconds after which a device that was not seen no longer counts."""
+    clock_interval_s: float = bounded(10.0, 0.05, 3600.0)
+    """Seconds between two entries of the log by which what is over its time goes."""
+    flush_interval_s: float = bounded(1.0, 0.01, 60.0)
+    """Seconds between two transactions of the inboxes; the log holds what is not in one yet."""
+    heads_cached: int = bounded(200_000, 2, 100_000_000)
+    """Inboxes whose head is kept in memory."""
+    max_streams: int = bounded(4096, 1, 65_536)
+    """Streams of callers at a time; further ones are refused with OVERLOADED."""
+    scrub_keys_per_s: int = bounded(2000, 0, 1_000_000)
+    """Stored values whose CRC is checked in the background, a second; 0: none."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what it must be) of every option that is wrong."""
+        wrong = dict(super().problems())
+        yield from wrong.items()
+        if wrong.keys().isdisjoint(("age_s", "dedupe_s", "history_s")) and self.age_s < max(self.dedupe_s, self.history_s):
+            yield "age_s", "at least dedupe_s and history_s"
+
+    def limits(self) -> Limits:
+        """As the log has them."""
+        return Limits(
+            cap=self.inbox_cap,
+            refuse_full=int(self.inbox_full == "refuse"),
+            dedupe_s=self.dedupe_s,
+            history_s=self.history_s,
+            age_s=self.age_s,
+            device_age_s=self.device_age_s,
+        )

@@ -1,0 +1,191 @@
+"""Pi's state on a disk: an LMDB environment behind the log, written in few large transactions. Blocking.
+
+A transaction syncs its pages before its root, and not the root: after a power cut the state is as it was after one
+of the last transactions, whole. `sync` makes the newest one durable; only then may the log behind it go.
+
+Source: DESIGN section 11 (states behind the log).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from pi.keys import unseal
+from pixiu.errors import DiskFailed, DiskFull, StateDamaged
+
+COPY_SUFFIX: Final = ".copy"
+FILE_NAME: Final = "data.mdb"
+LOCK_NAME: Final = "lock.mdb"
+DAMAGED_NAME: Final = "damaged"
+"""Holds why this state is to be set aside at the next start."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StateStore:
+    """One environment; see `pi.table.Store` for what the state uses of it.
+
+    `get` and `scan` are for one thread, `write`, `sync` and `copy` for another one beside it.
+
+    Args:
+        folder: made when it is missing. Nobody else may have it open: the log beside it is locked.
+        map_bytes: the most that the file may grow to.
+
+    Raises DiskFull, DiskFailed or StateDamaged, from every method.
+    """
+
+    def __init__(self, folder: Path, map_bytes: int) -> None:
+        self.folder = folder
+        self._map_bytes = map_bytes
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db = lmdb.open(
+                str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=2, metasync=False, readahead=False, lock=True
+            )
+            self._reading = self._db.begin()
+        except (OSError, lmdb.Error) as error:
+            raise self._error("opened", error) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        """A value as it was after the last transaction before `renew`."""
+        try:
+            found: bytes | None = self._reading.get(key)
+        except lmdb.Error as error:
+            raise self._error("read", error) from error
+        return found
+
+    def scan(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys from `low` to below `high`, in order."""
+        try:
+            with self._reading.cursor() as cursor:
+                if not cursor.set_range(low):
+                    return
+                for key, value in cursor:
+                    if key >= high:
+                        return
+                    yield key, value
+        except lmdb.Error as error:
+            raise self._error("read", error) from error
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """All of it or nothing, in one transaction. Not sorted: that costs more than it saves."""
+        try:
+            with self._db.begin(write=True) as transaction, transaction.cursor() as cursor:
+                for key in [key for key, value in changes.items() if value is None]:
+                    transaction.delete(key)
+                cursor.putmulti([(key, value) for key, value in changes.items() if value is not None])
+        except (OSError, lmdb.Error) as error:
+            raise self._error("written", error) from error
+
+    def renew(self) -> None:
+        """Reads see the newest transaction from here on. In the thread of `get`."""
+        try:
+            self._reading.abort()
+            self._reading = self._db.begin()
+        except lmdb.Error as error:
+            raise self._error("read", error) from error
+
+    def sync(self) -> None:
+        """The newest transaction is durable."""
+        try:
+            self._db.sync(True)
+        except (OSError, lmdb.Error) as error:
+            raise self._error("synced", error) from error
+
+    def verify(self, after: bytes, limit: int) -> bytes | None:
+        """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged."""
+        try:
+            with self._db.begin() as transaction, transaction.cursor() as cursor:
+                found = cursor.set_range(after) if after else cursor.first()
+                for _ in range(limit):
+                    if not found:
+                        return None
+                    unseal(cursor.key(), cursor.value())
+                    found = cursor.next()
+                return bytes(cursor.key()) if found else None
+        except lmdb.Error as error:
+            raise self._error("verified", error) from error
+
+    def copy(self, path: Path) -> None:
+        """A compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""
+        begun = path.with_name(path.name + COPY_SUFFIX)
+        try:
+            with open(begun, "wb") as file:
+                self._db.copyfd(file.fileno(), compact=True)
+                os.fsync(file.fileno())
+            begun.replace(path)
+        except (OSError, lmdb.Error) as error:
+            begun.unlink(missing_ok=True)
+            raise self._error("copied", error) from error
+
+    @property
+    def bytes_used(self) -> int:
+        """Of the file."""
+        info = self._db.info()
+        return int((info["last_pgno"] + 1) * self._db.stat()["psize"])
+
+    def close(self) -> None:
+        """Close the files."""
+        self._reading.abort()
+        self._db.close()
+
+    def _error(self, what: str, error: Exception) -> DiskFull | DiskFailed | StateDamaged:
+        text = f"the inboxes in {self.folder} cannot be {what}: {error}"
+        if isinstance(error, lmdb.MapFullError):
+            return DiskFull(f"{text}; the file reached {self._map_bytes >> 20} MiB: raise pi.store_mb and start again")
+        if getattr(error, "errno", None) in _FULL or isinstance(error, lmdb.DiskError) or "No space left" in str(error):
+            return DiskFull(f"{text}; free some space, writes go on by themselves")
+        if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError | lmdb.PageNotFoundError):
+            return StateDamaged(f"{text}; move the folder away, this replica takes the state from a peer")
+        return DiskFailed(text)
+
+
+def mark(folder: Path, reason: str) -> None:
+    """Have `set_aside` set a state aside, durably."""
+    with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
+        file.write(reason)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def set_aside(folder: Path) -> bool:
+    """Set a state aside that was marked: its file is kept beside, the newest one alone. Whether there was one."""
+    if not (folder / DAMAGED_NAME).exists():
+        return False
+    if (folder / FILE_NAME).exists():
+        (folder / FILE_NAME).replace(folder / f"{FILE_NAME}.damaged")
+        _sync_folder(folder)
+    (folder / DAMAGED_NAME).unlink()
+    _sync_folder(folder)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def install(snapshot: Path, folder: Path) -> None:
+    """Put a snapshot in the place of a state that is closed. Whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = folder / f"{FILE_NAME}{COPY_SUFFIX}"
+    try:
+        shutil.copyfile(snapshot, begun)
+        with open(begun, "rb+") as file:
+            os.fsync(file.fileno())
+        begun.replace(folder / FILE_NAME)
+        _sync_folder(folder)
+    except OSError as error:
+        begun.unlink(missing_ok=True)
+        kind = DiskFull if error.errno in _FULL else DiskFailed
+        raise kind(f"a snapshot cannot be put into {folder}: {error.strerror}") from error

@@ -1,0 +1,162 @@
+"""The gRPC side of a Pi replica: streams of requests, in batches.
+
+Source: DESIGN sections 6 (streams carry batches) and 14 (a bound on everything).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+import grpc
+import grpc.aio
+
+from pi.events import Level, ReadRequest, Reply
+from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
+
+WINDOW_REQUESTS: Final = 1000
+"""Requests of one stream without an answer. Policy: no more are read from it."""
+WINDOW_BYTES: Final = 8 << 20
+"""Replies of one stream that wait to be sent. Policy: no more requests are read from it."""
+MAX_READ: Final = 1000
+MAX_READ_ENTRIES: Final = 50_000
+"""Entries of all reads of a request. Policy: the later reads find fewer, or none, and say where the inbox ends."""
+
+Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
+
+
+class Hub(Protocol):
+    """What the replica's service offers to its callers."""
+
+    def admit(self, stream: Stream) -> int:
+        """A number for a new stream. Raises Overloaded or Draining."""
+
+    def request(self, number: int, request: pi_pb2.PiRequest) -> None:
+        """A request."""
+
+    def left(self, number: int) -> None:
+        """The stream is gone."""
+
+
+class Stream:
+    """One caller: its replies, and how much is unanswered."""
+
+    def __init__(self) -> None:
+        self._replies: deque[pi_pb2.PiReply] = deque()
+        self._unanswered = 0
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ended = False
+
+    async def room(self) -> None:
+        """Wait until another request may be read."""
+        await self._room.wait()
+
+    def took(self) -> None:
+        """A request was read."""
+        self._unanswered += 1
+        if self._unanswered >= WINDOW_REQUESTS:
+            self._room.clear()
+
+    def answer(self, reply: pi_pb2.PiReply) -> None:
+        """Send a reply."""
+        self._replies.append(reply)
+        self._bytes += reply.ByteSize()
+        if self._bytes >= WINDOW_BYTES:
+            self._room.clear()
+        self._wake.set()
+
+    def end(self) -> None:
+        """No more requests come: what is unanswered is still answered."""
+        self._ended = True
+        self._wake.set()
+
+    async def replies(self) -> AsyncIterator[pi_pb2.PiReply]:
+        """Replies as they come, until the caller has ended and has them all."""
+        while not (self._ended and not self._unanswered and not self._replies):
+            await self._wake.wait()
+            self._wake.clear()
+            while self._replies:
+                reply = self._replies.popleft()
+                yield reply
+                # A caller that does not read its replies is not read from: they count until they have left.
+                self._unanswered -= 1
+                self._bytes -= reply.ByteSize()
+                if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
+                    self._room.set()
+
+
+def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
+    """The reads of a request."""
+    found: list[ReadRequest] = []
+    left = MAX_READ_ENTRIES
+    for read in request.reads:
+        start = read.start if read.HasField("start") else None
+        num = min(read.num, MAX_READ, left)
+        left -= num
+        found.append(ReadRequest(read.uin, read.device, read.lane, read.session, start, num))
+    return found
+
+
+def level_of(request: pi_pb2.PiRequest) -> Level:
+    """The level of a request's operations; one that is unknown is the safest."""
+    number = int(request.level)
+    return Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+
+
+def message_of(reply: Reply) -> pi_pb2.PiReply:
+    """A reply as it travels."""
+    message = pi_pb2.PiReply(
+        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.layout_version,
+        epoch=reply.epoch, committed=reply.committed, copies=reply.copies,
+    )  # fmt: skip
+    for found in reply.reads:
+        message.reads.add(
+            seqs=[seq for seq, _ in found.entries], msg_ids=[msg_id for _, msg_id in found.entries], floor=found.floor,
+            gap=found.gap, last=found.last, dropped=found.dropped, code=found.code,
+        )  # fmt: skip
+    if reply.server is not None:
+        partition, partitions, address = reply.server
+        message.server.CopyFrom(pi_pb2.PiServer(partition=partition, partitions=partitions, address=address))
+    return message
+
+
+class PiService(pi_pb2_grpc.PiServicer):
+    """Serves `pixiu.v1.Pi`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
+    ) -> AsyncIterator[pi_pb2.PiReply]:  # fmt: skip
+        """One caller's stream."""
+        stream = Stream()
+        try:
+            number = self._hub.admit(stream)
+        except PixiuError as refused:
+            await context.abort(GRPC_STATUS[refused.code], str(refused))
+        reader = asyncio.create_task(self._read(number, stream, request_iterator))
+        try:
+            async for reply in stream.replies():
+                yield reply
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+                await reader
+            self._hub.left(number)
+
+    async def _read(self, number: int, stream: Stream, requests: AsyncIterator[pi_pb2.PiRequest]) -> None:
+        try:
+            async for request in requests:
+                stream.took()
+                self._hub.request(number, request)
+                await stream.room()
+        finally:
+            stream.end()

@@ -1,0 +1,216 @@
+"""A Pi replica as a process of its own: kills, damage, a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+
+import pytest
+
+from pi.keys import entry_key
+from pi.operations import AddDevice, Code
+from pixiu.discovery.node import Node
+from tests.support.pi import Lost, PiClient, acknowledges, appends, message
+from tests.support.roles import Roles, until
+
+pytestmark = pytest.mark.e2e
+UIN = 7
+
+
+async def connect(roles: Roles, name: str = "pi-0") -> tuple[PiClient, int]:
+    """A client of the running replica, which leads by now, and the epoch."""
+    node: Node = (await roles.running(name))[0]
+    client = PiClient(node.address)
+    epoch = 0
+
+    async def leads() -> bool:
+        nonlocal epoch
+        reply = await client.ask()
+        epoch = reply.epoch
+        return bool(epoch)
+
+    await until("this replica leads", leads)
+    return client, epoch
+
+
+async def test_append_read_acknowledge_and_the_triple(roles: Roles) -> None:
+    await roles.layout(pi=2)
+    roles.start("pi-1", partition=1)
+    client, epoch = await connect(roles, "pi-1")
+    reply = await client.ask(appends(epoch, (message(1), UIN), (message(2), UIN), (message(1), UIN)))
+    assert (list(reply.results), reply.copies, reply.epoch, reply.layout_version) == ([1, 2, 1], 1, epoch, 1)
+    assert reply.committed > 0
+    session = await client.session(UIN)
+    found = await client.read(UIN, session)
+    assert (list(found.seqs), list(found.msg_ids), found.last) == ([1, 2], [message(1), message(2)], 2)
+    assert not (await client.ask(acknowledges(UIN, session, 1))).code
+    assert list((await client.read(UIN, session)).seqs) == [2]
+    assert list((await client.ask(acknowledges(UIN, session, 3))).results) == [-Code.CURSOR_BEYOND_END]
+    newer = await client.session(UIN)
+    assert (await client.read(UIN, session)).code == "OLD_SESSION"
+    assert list((await client.ask(acknowledges(UIN, session, 2))).results) == [-Code.OLD_SESSION]
+    assert list((await client.read(UIN, newer)).seqs) == [2]
+    refused = await client.ask(appends(epoch, (message(3), 8)))
+    assert (refused.code, refused.server.partition, refused.server.partitions) == ("WRONG_PARTITION", 0, 2)
+    again = await client.ask(appends(epoch, (message(4), UIN)))
+    assert again.code == "STALE_WRITER"
+    assert list((await client.ask(appends(epoch, (message(4), UIN), generation=2))).results) == [3]
+    assert list((await client.ask(appends(epoch - 1, (message(5), UIN), generation=3))).results) == [-Code.STALE_WRITER]
+    devices = [(await client.ask(AddDevice(UIN, b"phone-%d" % number))).results for number in range(8)]
+    assert [number for (number,) in devices] == [*range(1, 8), -Code.TOO_MANY_DEVICES]
+    await client.close()
+
+
+async def test_kill_nine_in_a_loop_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    sent = 0
+    known: dict[int, int] = {}
+    """MsgID → InboxSeq of everything that was acknowledged."""
+    for round_number in range(5):
+        roles.start("pi-0", partition=0, flush_interval_s=0.05, segment_mb=1)
+        client, epoch = await connect(roles)
+        open_batches: list[tuple[list[int], asyncio.Future[object]]] = []
+        unknown = [number for number in range(1, sent + 1) if message(number) not in known]
+        for start in range(40 if round_number < 4 else 1):
+            numbers = unknown if start == 0 else list(range(sent + 1, sent + 26))
+            sent = max(sent, numbers[-1]) if numbers else sent
+            pairs = [(message(number), UIN) for number in numbers]
+            if pairs:
+                open_batches.append((numbers, client.begin(appends(epoch, *pairs))))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            if start == 20 + round_number:
+                await open_batches[-10][1]
+        if round_number < 4:
+            roles.send_signal("pi-0", signal.SIGKILL)
+        for numbers, future in open_batches:
+            try:
+                async with asyncio.timeout(60):
+                    reply = await future
+            except Lost:
+                continue
+            assert not reply.code, reply  # type: ignore[attr-defined]
+            for number, seq in zip(numbers, reply.results, strict=True):  # type: ignore[attr-defined]
+                assert known.setdefault(message(number), seq) == seq
+        if round_number < 4:
+            await client.close()
+    assert len(known) == sent >= 500
+    session = await client.session(UIN)
+    found: list[tuple[int, int]] = []
+    while len(found) < sent:
+        page = await client.read(UIN, session, start=len(found))
+        assert page.seqs, page
+        found += zip(page.seqs, page.msg_ids, strict=True)
+    assert [seq for seq, _ in found] == list(range(1, sent + 1))
+    assert {msg_id: seq for seq, msg_id in found} == known
+    await client.close()
+
+
+async def stopped(roles: Roles, name: str) -> None:
+    """End a process in good order."""
+    roles.send_signal(name, signal.SIGTERM)
+    await roles.ended(name)
+
+
+def address_in_log(roles: Roles, name: str) -> str:
+    """Where a process is that never became Running."""
+    lines = [json.loads(line) for line in roles.log(name).splitlines() if line.startswith("{")]
+    return str([line["address"] for line in lines if line.get("event") == "registered"][-1])
+
+
+async def test_a_flipped_byte_in_the_inboxes_is_refused_and_everything_else_is_served(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0)
+    client, epoch = await connect(roles)
+    pairs = [(message(number), UIN) for number in range(1, 21)]
+    assert not (await client.ask(appends(epoch, *pairs))).code
+    await client.close()
+    await stopped(roles, "pi-0")
+    (file,) = (roles.folder / "pi-0").rglob("data.mdb")
+    data = bytearray(file.read_bytes())
+    key = entry_key(UIN, 1, 10)
+    at = data.find(key)
+    while at >= 0:
+        data[at + len(key) + 2] ^= 1
+        at = data.find(key, at + 1)
+    file.write_bytes(data)
+    roles.start("pi-0", partition=0)
+    client, epoch = await connect(roles)
+    session = await client.session(UIN)
+    assert list((await client.read(UIN, session, num=9)).seqs) == list(range(1, 10))
+    assert (await client.read(UIN, session, num=10)).code == "STATE_DAMAGED"
+    assert list((await client.read(UIN, session, start=10)).seqs) == list(range(11, 21))
+    assert list((await client.ask(appends(epoch, (message(21), UIN), (message(1), UIN + 1)))).results) == [21, 1]
+    node = (await roles.running("pi-0"))[0]
+    assert await roles.metric(node, "damaged") == 1
+    await client.close()
+
+
+async def test_a_log_whose_tail_was_cut_is_not_served(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0, flush_interval_s=60)
+    client, epoch = await connect(roles)
+    for number in range(1, 21):
+        assert not (await client.ask(appends(epoch, (message(number), UIN)))).code
+    roles.send_signal("pi-0", signal.SIGKILL)
+    await client.close()
+    await roles.ended("pi-0")
+    segment = max((roles.folder / "pi-0").rglob("*.log"))
+    with open(segment, "r+b") as file:
+        file.truncate(segment.stat().st_size - 300)
+    roles.start("pi-0", partition=0, flush_interval_s=60)
+    await until("the damage is reported", lambda: asyncio.to_thread(lambda: "damaged" in roles.log("pi-0")))
+    client = PiClient(address_in_log(roles, "pi-0"))
+    reply = await client.ask(appends(epoch + 1, (message(21), UIN)))
+    assert (reply.code, reply.epoch) == ("NOT_LEADER", 0)
+    await client.close()
+
+
+async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(roles: Roles) -> None:
+    folder = roles.folder / "pi-0"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(folder)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        ballast = folder / "ballast"
+        ballast.write_bytes(bytes(8 << 20))
+        await roles.layout(pi=1)
+        roles.start("pi-0", partition=0, flush_interval_s=0.1, segment_mb=1)
+        client, epoch = await connect(roles)
+        session = await client.session(UIN)
+        sent, code, known = 0, "", 0
+        while not code:
+            pairs = [(message(number), UIN) for number in range(sent + 1, sent + 1001)]
+            reply = await client.ask(appends(epoch, *pairs))
+            code = reply.code
+            if not code:
+                assert list(reply.results) == list(range(sent + 1, sent + 1001))
+                known = sent + 1000
+            sent += 1000
+            assert sent < 1_000_000
+        assert code == "DISK_FULL"
+        assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))
+        ballast.unlink()
+        generation = 1
+
+        async def taken() -> bool:
+            nonlocal generation
+            generation += 1
+            pairs = [(message(number), UIN) for number in range(known + 1, known + 101)]
+            reply = await client.ask(appends(epoch, *pairs, generation=generation))
+            assert reply.code in ("", "DISK_FULL")
+            return list(reply.results) == list(range(known + 1, known + 101))
+
+        await until("writes are taken again", taken)
+        await client.close()
+        await stopped(roles, "pi-0")
+        roles.start("pi-0", partition=0)
+        client, _ = await connect(roles)
+        session = await client.session(UIN)
+        assert (await client.read(UIN, session, start=known)).last == known + 100
+        await client.close()
+        await stopped(roles, "pi-0")
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

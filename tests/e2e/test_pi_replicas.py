@@ -1,0 +1,244 @@
+"""Two Pi replicas of one partition as processes of their own: a leader is killed again and again, a damaged one is repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from pi.keys import entry_key
+from pixiu.discovery.node import Node
+from tests.support.pi import Lost, PiClient, appends, message
+from tests.support.roles import Roles, until
+
+pytestmark = pytest.mark.e2e
+ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
+NAMES = ("pi-a", "pi-b")
+UIN = 7
+BATCH = 20
+
+
+async def health(node: Node) -> dict[str, Any]:
+    """What a replica says of itself."""
+
+    def get() -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
+                found: dict[str, Any] = json.load(reply)["service"]
+        except OSError:  # it is not serving
+            found = {}
+        return found
+
+    return await asyncio.to_thread(get)
+
+
+async def leader_of(roles: Roles, *names: str) -> str:
+    """The name of the replica that leads; empty when none does."""
+    for name in names:
+        node = await roles.node(name)
+        if node is not None and (await health(node)).get("state") == "Leading":
+            return name
+    return ""
+
+
+async def wait_in_sync(roles: Roles, *names: str) -> str:
+    """Until all are in sync; the name of the leader."""
+    found = ""
+
+    async def all_in() -> bool:
+        nonlocal found
+        found = await leader_of(roles, *names)
+        node = await roles.node(found) if found else None
+        return node is not None and len((await health(node)).get("in_sync", ())) == len(names)
+
+    await until(f"{names} in sync", all_in)
+    return found
+
+
+class Sender:
+    """One writer that appends to one inbox in order, whoever leads, and remembers what was acknowledged."""
+
+    def __init__(self, roles: Roles, alive: set[str]) -> None:
+        self._roles, self._alive = roles, alive
+        self.known: dict[int, int] = {}
+        self.sent = 0
+        self.epoch = 0
+        """Of the leader that acknowledged last."""
+        self._generation = 0
+        self._stopping = False
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            for name in sorted(self._alive):
+                try:
+                    node = await self._roles.node(name)
+                except AssertionError:  # it was killed just now
+                    continue
+                if node is not None:
+                    client = PiClient(node.address)
+                    try:
+                        await self._send(client)
+                    finally:
+                        await client.close()
+            await asyncio.sleep(0.05)
+
+    async def _send(self, client: PiClient) -> None:
+        """Everything unconfirmed, then more, until an answer is no acknowledgement."""
+        try:
+            epoch = (await client.ask()).epoch
+            if not epoch:
+                return
+            self._generation += 1
+            while not self._stopping:
+                first = len(self.known) + 1
+                pairs = [(message(number), UIN) for number in range(first, first + BATCH)]
+                self.sent = max(self.sent, first + BATCH - 1)
+                reply = await client.ask(appends(epoch, *pairs, generation=self._generation))
+                if reply.code or min(reply.results) < 0:
+                    return
+                self.epoch = reply.epoch
+                for (msg_id, _), seq in zip(pairs, reply.results, strict=True):
+                    assert self.known.setdefault(msg_id, seq) == seq
+        except Lost:
+            return
+
+    async def more(self, count: int, epoch: int = 0) -> float:
+        """Wait for so many more acknowledgements, the last of a later epoch; seconds."""
+        before, began = len(self.known), time.monotonic()
+
+        async def came() -> bool:
+            if self._task.done():
+                self._task.result()
+            return len(self.known) >= before + count and self.epoch > epoch
+
+        await until(f"{count} more acknowledgements", came)
+        return time.monotonic() - began
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._task
+
+
+async def inbox(roles: Roles, name: str) -> list[tuple[int, int]]:
+    """The whole inbox as a replica serves it."""
+    (node,) = await roles.running(name)
+    client = PiClient(node.address)
+    session = await client.session(UIN)
+    found: list[tuple[int, int]] = []
+    while True:
+        page = await client.read(UIN, session, start=found[-1][0] if found else 0)
+        assert not page.code, page
+        found += zip(page.seqs, page.msg_ids, strict=True)
+        if found[-1][0] >= page.last:
+            await client.close()
+            return found
+
+
+async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    for name in NAMES:
+        roles.start(name, partition=0, flush_interval_s=0.1)
+    leader = await wait_in_sync(roles, *NAMES)
+    alive = set(NAMES)
+    sender = Sender(roles, alive)
+    await sender.more(100)
+    times: list[float] = []
+    for _ in range(ROUNDS):
+        alive.discard(leader)
+        epoch = sender.epoch
+        roles.send_signal(leader, signal.SIGKILL)
+        times.append(await sender.more(1, epoch))
+        roles.start(leader, partition=0, flush_interval_s=0.1)
+        alive.add(leader)
+        leader = await wait_in_sync(roles, *NAMES)
+    await sender.more(100)
+    await sender.stop()
+    print(f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; entries {len(sender.known)}")
+    found = await inbox(roles, leader)
+    assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
+    assert len({msg_id for _, msg_id in found}) == len(found) <= sender.sent
+    assert [msg_id for _, msg_id in found] == sorted(msg_id for _, msg_id in found)
+    by_id = {msg_id: seq for seq, msg_id in found}
+    assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
+
+
+async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 100_000}
+    for name in NAMES:
+        roles.start(name, **settings)
+    leader = await wait_in_sync(roles, *NAMES)
+    sender = Sender(roles, set(NAMES))
+    await sender.more(500)
+    await sender.stop()
+    (other,) = set(NAMES) - {leader}
+    roles.send_signal(other, signal.SIGTERM)
+    assert await roles.ended(other) == 0
+    (file,) = (roles.folder / other).rglob("data.mdb")
+    data, key = bytearray(file.read_bytes()), entry_key(UIN, 1, 10)
+    at = data.find(key)
+    assert at >= 0
+    while at >= 0:
+        data[at + len(key) + 2] ^= 1
+        at = data.find(key, at + 1)
+    file.write_bytes(data)
+
+    roles.start(other, **settings)  # its scrub finds the byte, as soon as it is in sync or before
+    assert await roles.ended(other) == 1, roles.log(other)
+    roles.start(other, **settings)
+    await wait_in_sync(roles, *NAMES)
+    assert "pi_state_set_aside" in roles.log(other)
+    roles.send_signal(leader, signal.SIGTERM)
+    assert await roles.ended(leader) == 0
+
+    async def other_leads() -> bool:
+        return await leader_of(roles, other) == other
+
+    await until("the repaired replica leads", other_leads)
+    found = await inbox(roles, other)
+    by_id = {msg_id: seq for seq, msg_id in found}
+    assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
+    assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
+
+
+async def test_an_empty_replica_takes_a_snapshot_when_the_log_no_longer_begins_at_the_beginning(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "segment_mb": 1}
+    roles.start("pi-a", **settings)
+    leader = await wait_in_sync(roles, "pi-a")
+    (node,) = await roles.running(leader)
+    client = PiClient(node.address)
+    epoch = (await client.ask()).epoch
+    sent = 0
+
+    async def trimmed() -> bool:
+        nonlocal sent
+        for _ in range(10):
+            pairs = [(message(number), UIN) for number in range(sent + 1, sent + 1001)]
+            reply = await client.ask(appends(epoch, *pairs))
+            assert list(reply.results) == list(range(sent + 1, sent + 1001)), reply.code
+            sent += 1000
+        return int((await health(node))["first"]) > 0
+
+    await until("a log that begins later", trimmed)
+    await client.close()
+    roles.start("pi-b", **settings)
+    assert await wait_in_sync(roles, "pi-a", "pi-b") == leader
+    roles.send_signal(leader, signal.SIGTERM)
+    assert await roles.ended(leader) == 0
+
+    async def follower_leads() -> bool:
+        return await leader_of(roles, "pi-b") == "pi-b"
+
+    await until("the new replica leads", follower_leads)
+    found = await inbox(roles, "pi-b")
+    first = found[0][0]  # at its cap an inbox has lost its oldest entries, in both
+    assert found == [(number, message(number)) for number in range(first, sent + 1)]
+    assert first == max(1, sent - 100_000 + 1)

@@ -1,0 +1,63 @@
+"""The state's store in memory, and entries to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pi.operations import ENTRY_KIND, Operation, encode
+from pi.state import Results, State
+from pi.table import Store
+from pixiu.replication.model import Entry
+
+HOUR = 3600
+START_S = 100 * 24 * HOUR
+"""The log's time at the beginning of a test, seconds since 2020."""
+
+
+class MemoryStore:
+    """A dict."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.values.get(key)
+
+    def scan(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted((key, value) for key, value in self.values.items() if low <= key < high))
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+
+
+def at_us(seconds: float) -> int:
+    """A time of the log as entries have it."""
+    return int((seconds + 1_577_836_800) * 1_000_000)
+
+
+class Replica:
+    """A state that is fed with operations."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.store: Store = store if store is not None else MemoryStore()
+        self.state = State(self.store, max_heads=8, max_users=4)
+        self.now_s: float = START_S
+        self.epoch = 1
+
+    def apply(self, *operations: Operation) -> list[Results]:
+        """One entry."""
+        entry = Entry(self.epoch, self.state.applied.counter + 1, ENTRY_KIND, at_us(self.now_s), encode(operations))
+        return self.state.apply([entry])[0]
+
+    def flush(self) -> None:
+        """One transaction."""
+        self.store.write(self.state.freeze())
+        self.state.table.thawed()
+
+    def restart(self) -> None:
+        """What was not flushed is lost."""
+        self.state = State(self.store, max_heads=8, max_users=4)

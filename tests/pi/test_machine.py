@@ -1,0 +1,142 @@
+"""The state on a real disk: transactions, snapshots, full disks, flipped bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pi.machine import Machine
+from pi.operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
+from pi.store import FILE_NAME
+from pixiu.errors import DiskFull, PixiuError, StateDamaged
+from pixiu.replication.model import Entry
+from tests.pi.memory import START_S, at_us
+from tests.support.pi import appends, message
+
+UIN = 7
+WAIT_S = 60.0
+
+
+def entries(first: int, last: int, each: int = 10) -> list[Entry]:
+    """Of the log, with appends to one inbox."""
+    return [
+        Entry(
+            1, counter, ENTRY_KIND, at_us(START_S), encode([appends(1, *((message(counter * each + n), UIN) for n in range(each)))])
+        )
+        for counter in range(first, last + 1)
+    ]
+
+
+@asynccontextmanager
+async def machine(folder: Path, map_mb: int = 64, failed: list[PixiuError] | None = None) -> AsyncIterator[Machine]:
+    made = Machine(folder, map_mb << 20, 100, 0.01, (failed if failed is not None else []).append)
+    made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with machine(tmp_path) as one:
+        one.start(100_000)
+        one.apply(entries(1, 5))
+        await until(lambda: one.flushed == 5)
+        await until(lambda: one.scrubbed)
+        assert one.damaged == ""
+    async with machine(tmp_path) as again:
+        assert (again.applied, again.flushed, again.state.head(UIN, 1).last) == (5, 5, 50)
+
+
+async def test_a_snapshot_is_a_whole_state_and_can_be_put_in_the_place_of_another(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    async with machine(tmp_path / "a") as leader, machine(tmp_path / "b") as follower:
+        leader.apply(entries(1, 5))
+        leader.apply([Entry(1, 6, ENTRY_KIND, 0, encode([OpenSessions(USER_DEVICE.pack(UIN, 0))]))])
+        assert await leader.snapshot(tmp_path / "snapshot") == 6
+        leader.apply(entries(7, 7))
+        follower.apply(entries(1, 2))
+        await follower.load(tmp_path / "snapshot")
+        assert (follower.applied, follower.flushed) == (6, 6)
+        follower.apply(entries(7, 7))
+        await leader.flush()
+        await follower.flush()
+        assert list(leader.store.scan(b"", b"\xff")) == list(follower.store.scan(b"", b"\xff"))
+        assert leader.read(UIN, 0, 1, 1, None, 100) == follower.read(UIN, 0, 1, 1, None, 100)
+        assert len(follower.read(UIN, 0, 1, 1, None, 100).entries) == 60
+
+
+async def test_a_broken_snapshot_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / FILE_NAME).write_bytes(b"no such thing" * 1000)
+    async with machine(tmp_path / "a") as one:
+        one.apply(entries(1, 1))
+        with pytest.raises(PixiuError):
+            await one.load(tmp_path / "snapshot")
+        assert one.applied == 1
+        assert one.state.head(UIN, 1).last == 10
+
+
+async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[PixiuError] = []
+    async with machine(tmp_path, failed=failed) as one:
+        write = one.store.write
+
+        def full(changes: object) -> None:
+            raise DiskFull("no space")
+
+        monkeypatch.setattr(one.store, "write", full)
+        one.start(0)
+        one.apply(entries(1, 3))
+        await until(lambda: one.full)
+        one.apply(entries(4, 4))
+        assert (one.state.head(UIN, 1).last, one.flushed) == (40, 0)
+        monkeypatch.setattr(one.store, "write", write)
+        await until(lambda: one.flushed == 4)
+        assert one.full == ""
+        assert not failed
+    async with machine(tmp_path) as again:
+        assert again.state.head(UIN, 1).last == 40
+
+
+async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> None:
+    async with machine(tmp_path / "a", map_mb=1) as one:
+        one.apply(entries(1, 1000))
+        with pytest.raises(DiskFull, match=r"raise pi\.store_mb"):
+            await one.flush()
+    async with machine(tmp_path / "a", map_mb=64) as again:
+        assert again.applied == 0
+
+
+async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Path) -> None:
+    async with machine(tmp_path) as one:
+        one.apply(entries(1, 3))
+        one.apply([Entry(1, 4, ENTRY_KIND, 0, encode([OpenSessions(USER_DEVICE.pack(UIN, 0))]))])
+    file = tmp_path / FILE_NAME
+    whole = file.read_bytes()
+    key = b"E" + UIN.to_bytes(8, "big") + b"\x01" + (17).to_bytes(8, "big")
+    assert whole.count(key) >= 1
+    for at in range(16):
+        broken = bytearray(whole)
+        place = broken.rfind(key)
+        while place >= 0:  # in every page that ever had it
+            broken[place + len(key) + at] ^= 0x10
+            place = broken.rfind(key, 0, place)
+        file.write_bytes(broken)
+        async with machine(tmp_path) as one:
+            assert len(one.read(UIN, 0, 1, 1, None, 16).entries) == 16
+            with pytest.raises(StateDamaged):
+                one.read(UIN, 0, 1, 1, None, 17)
+            one.start(1_000_000)
+            await until(lambda: one.damaged)

@@ -1,0 +1,55 @@
+"""One caller's stream: what is read from it, and what of its reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pi import streams
+from pi.events import Level, ReadFound, Reply
+from pi.streams import Stream, level_of, message_of, reads_of
+from pixiu.wire.v1 import pi_pb2
+
+
+def test_reads_of_a_request_are_bounded_together() -> None:
+    request = pi_pb2.PiRequest(reads=[pi_pb2.PiRead(uin=7, num=5000) for _ in range(60)])
+    request.reads[1].start = 3
+    found = reads_of(request)
+    assert [read.num for read in found] == [1000] * 50 + [0] * 10
+    assert (found[0].start, found[1].start) == (None, 3)
+
+
+def test_an_unknown_level_is_the_safest() -> None:
+    assert level_of(pi_pb2.PiRequest()) is Level.REPLICATED
+    assert level_of(pi_pb2.PiRequest.FromString(b"\x18\x63")) is Level.REPLICATED
+    assert level_of(pi_pb2.PiRequest(level=pi_pb2.PI_LEVEL_ACCEPTED)) is Level.ACCEPTED
+
+
+def test_a_reply_travels_whole() -> None:
+    reply = Reply(1, 9, 3, 5, 100, results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2)], copies=2, server=(1, 2, "a:1"))
+    message = message_of(reply)
+    assert (message.request, list(message.results), message.copies, message.committed) == (9, [1, -2], 2, 100)
+    assert (message.server.partition, message.server.partitions, message.server.address) == (1, 2, "a:1")
+    read = message.reads[0]
+    assert (list(read.seqs), list(read.msg_ids), read.floor, read.gap, read.last, read.dropped) == ([4], [44], 3, 2, 4, 2)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("WINDOW_REQUESTS", 2), ("WINDOW_BYTES", 10)])
+async def test_who_does_not_read_replies_is_not_read_from(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    monkeypatch.setattr(streams, limit, value)
+    stream = Stream()
+    waiting = asyncio.create_task(_fill(stream))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.end()
+    replies = stream.replies()
+    assert [reply.request async for reply in replies] == [1, 2]
+    await waiting
+
+
+async def _fill(stream: Stream) -> None:
+    for number in (1, 2):
+        stream.took()
+        stream.answer(pi_pb2.PiReply(request=number))
+    await stream.room()
