@@ -22,7 +22,7 @@ MAX_CHANGES: Final = 400_000
 """Changes that wait. Policy: while there are more, writes are refused with OVERLOADED."""
 RETRY_S: Final = 0.5
 """Between two tries while the disk is full."""
-DAMAGED_S: Final = 60.0
+DAMAGED_S: Final = 10.0
 """The scrub finds a broken value again after so long: meanwhile there may be a replica to repair it from."""
 SCRUB_KEYS: Final = 500
 """Checked at a time."""

@@ -193,8 +193,12 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -
     roles.start(other, **settings)  # its scrub finds the byte, as soon as it is in sync or before
     assert await roles.ended(other) == 1, roles.log(other)
     roles.start(other, **settings)
+
+    async def set_aside() -> bool:
+        return "pi_state_set_aside" in roles.log(other)
+
+    await until("the damaged state is set aside", set_aside)
     await wait_in_sync(roles, *NAMES)
-    assert "pi_state_set_aside" in roles.log(other)
     roles.send_signal(leader, signal.SIGTERM)
     assert await roles.ended(leader) == 0
 
