@@ -54,6 +54,7 @@ USERS = 1000
 LANE = 1
 READ_ENTRIES = 10
 FILL_USERS, FILL_MESSAGES, FILL_BATCH = 100_000, 1_000_000, 1000
+NOISE_BYTES = (1 << 22) - 1
 TAKEN_AT_MOST = {1: 8_000, 100: 200_000, 1000: 300_000}
 """Messages a second that are made beforehand, by window; a case ends early when there are no more."""
 
@@ -106,10 +107,13 @@ workers = itertools.count(1)
 
 def mails(count: int, window: int, size: int) -> Iterator[tuple[bytes, int]]:
     """Batches of mail with SnowflakeIDs of a worker of their own, and how many records each has."""
-    worker, start, body = next(workers), time.time_ns() // 1_000_000 - count // 1024, b"x" * size
+    worker, start = next(workers), time.time_ns() // 1_000_000 - count // 1024
+    noise = random.Random(worker).randbytes(NOISE_BYTES + size)  # bodies of one byte would be stored in next to nothing
     for first in range(0, count, window):
         numbers = range(first, min(first + window, count))
-        records = [encode_record(Kind.MAIL, n % 10_000, body, snowflake(start + n // 1024, worker, n % 1024)) for n in numbers]
+        bodies = [noise[at : at + size] for at in (n * size % NOISE_BYTES for n in numbers)]
+        ids = [snowflake(start + n // 1024, worker, n % 1024) for n in numbers]
+        records = [encode_record(Kind.MAIL, n % 10_000, body, of) for n, body, of in zip(numbers, bodies, ids, strict=True)]
         yield b"".join(records), len(numbers)
 
 

@@ -23,12 +23,15 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from pixiu.errors import Overloaded
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from registry.children import child_environment
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
 
 WAIT_S = 120.0
+AGAIN_S = 0.01
+"""After so long a writer sends again what was refused because the store is behind."""
 SHARED = Path("/dev/shm")
 
 
@@ -144,18 +147,25 @@ class XiuWriter:
         self._position = 1
 
     async def store(self, batch: bytes, count: int, level: int) -> int:
-        """Store a batch and wait until every record is answered; the sequence of the last."""
-        request = xiu_pb2.StoreRequest(batch=batch, count=count, position=self._position, level=level)  # type: ignore[arg-type]
-        self._position += count
-        await self._call.write(request)
-        answered = last = 0
-        while answered < count:
-            for result in (await self._call.read()).results:
-                if result.code or result.msg_id:
-                    raise RuntimeError(f"not stored: {result.code} {result.text}")
-                answered += result.count
-                last = result.sequence + result.count - 1
-        return last
+        """Store a batch and wait until every record is answered; the sequence of the last. What is refused for now comes again."""
+        again = False
+        while True:
+            request = xiu_pb2.StoreRequest(batch=batch, count=count, position=self._position, level=level)  # type: ignore[arg-type]
+            self._position += count
+            await self._call.write(request)
+            answered = last = refused = 0
+            while answered < count:
+                for result in (await self._call.read()).results:
+                    if result.code == Overloaded.code:
+                        refused += result.count
+                    elif result.code or (result.msg_id and not again):
+                        raise RuntimeError(f"not stored: {result}")
+                    answered += result.count
+                    last = result.sequence + result.count - 1
+            if not refused:
+                return last
+            again = True
+            await asyncio.sleep(AGAIN_S)
 
     async def close(self) -> None:
         """End the stream."""
