@@ -155,7 +155,10 @@ class XiuWriter:
             await self._call.write(request)
             answered = last = refused = 0
             while answered < count:
-                for result in (await self._call.read()).results:
+                reply = await self._call.read()
+                if not isinstance(reply, xiu_pb2.StoreReply):
+                    raise RuntimeError("the stream ended before every answer had come")
+                for result in reply.results:
                     if result.code == Overloaded.code:
                         refused += result.count
                     elif result.code or (result.msg_id and not again):
