@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_BENCHMARKS = {"__main__", "harness", "mqtt_load"}
+NO_BENCHMARKS = {"__main__", "harness", "mqtt_load", "peers", "stores"}
 
 
 def main() -> int:

@@ -1,0 +1,240 @@
+"""Redis and RabbitMQ as a writer of batches uses them: just enough of their protocols over a plain socket.
+
+Both are loaded as a Xiu is: a window of messages is sent in one write, and the next one when all of it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.harness import free_port
+
+STREAM = b"bench"
+START_LIMIT_S = 60.0
+RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""The server itself; what is in the PATH needs a user of its own."""
+
+# AMQP 0-9-1: kinds of frames, and class and method of what is sent and expected.
+METHOD, HEADER, BODY, HEARTBEAT, FRAME_END = 1, 2, 3, 8, b"\xce"
+START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK = (10, 10), (10, 11), (10, 30), (10, 31), (10, 40), (10, 41)
+CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
+DECLARE, DECLARE_OK, CONFIRM, CONFIRM_OK = (50, 10), (50, 11), (85, 10), (85, 11)
+PUBLISH, ACK = (60, 40), (60, 80)
+PERSISTENT = 2
+FRAME_BYTES = 131_072
+
+
+class Client(Protocol):
+    """A connection to a peer."""
+
+    def prepare(self, bodies: list[bytes]) -> bytes:
+        """What is sent for a window of messages."""
+
+    async def store(self, prepared: bytes, count: int) -> None:
+        """Send it and wait until all is acknowledged."""
+
+    async def close(self) -> None:
+        """End the connection."""
+
+
+class Redis:
+    """XADD to one stream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def connect(cls, port: int) -> Redis:
+        """A new connection."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    def prepare(self, bodies: list[bytes]) -> bytes:
+        """One command a message."""
+        head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n$1\r\nd\r\n" % (len(STREAM), STREAM)
+        return b"".join(b"%s$%d\r\n%s\r\n" % (head, len(body), body) for body in bodies)
+
+    async def store(self, prepared: bytes, count: int) -> None:
+        """Every reply is `$LENGTH`, and the entry's ID."""
+        self._writer.write(prepared)
+        await self._writer.drain()
+        lines = 0
+        while lines < 2 * count:
+            part = await self._reader.read(1 << 18)
+            if not part or part.startswith(b"-") or b"\n-" in part:
+                raise RuntimeError(f"redis refused: {part[:200]!r}")
+            lines += part.count(b"\n")
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+
+
+def _short(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + FRAME_END
+
+
+def _method(channel: int, method: tuple[int, int], arguments: bytes = b"") -> bytes:
+    return _frame(METHOD, channel, struct.pack(">HH", *method) + arguments)
+
+
+class RabbitMQ:
+    """Persistent messages to one durable queue, with publisher confirms."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._sent = self._confirmed = 0
+
+    @classmethod
+    async def connect(cls, port: int) -> RabbitMQ:
+        """A connection with one channel in confirm mode; the queue is declared."""
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        plain = b"\0guest\0guest"
+        client._writer.write(b"AMQP\x00\x00\x09\x01")
+        await client._expect(START)
+        client._writer.write(
+            _method(0, START_OK, struct.pack(">I", 0) + _short(b"PLAIN") + struct.pack(">I", len(plain)) + plain + _short(b"en_US"))
+        )
+        await client._expect(TUNE)
+        client._writer.write(_method(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES, 0)))
+        client._writer.write(_method(0, OPEN, _short(b"/") + _short(b"") + b"\0"))
+        await client._expect(OPEN_OK)
+        client._writer.write(_method(1, CHANNEL_OPEN, _short(b"")))
+        await client._expect(CHANNEL_OPEN_OK)
+        durable = 2
+        client._writer.write(_method(1, DECLARE, struct.pack(">H", 0) + _short(STREAM) + bytes([durable]) + struct.pack(">I", 0)))
+        await client._expect(DECLARE_OK)
+        client._writer.write(_method(1, CONFIRM, b"\0"))
+        await client._expect(CONFIRM_OK)
+        return client
+
+    async def _read(self) -> tuple[int, bytes]:
+        kind, _, size = struct.unpack(">BHI", await self._reader.readexactly(7))
+        return kind, (await self._reader.readexactly(size + 1))[:-1]
+
+    async def _expect(self, method: tuple[int, int]) -> None:
+        kind, payload = await self._read()
+        if kind != METHOD or struct.unpack_from(">HH", payload) != method:
+            raise RuntimeError(f"RabbitMQ said {payload[:200]!r} where {method} was due")
+
+    def prepare(self, bodies: list[bytes]) -> bytes:
+        """Three frames a message: the method, its properties, its body."""
+        publish = _method(1, PUBLISH, struct.pack(">H", 0) + _short(b"") + _short(STREAM) + b"\0")
+        return b"".join(
+            publish + _frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, len(body), 1 << 12, PERSISTENT)) + _frame(BODY, 1, body)
+            for body in bodies
+        )
+
+    async def store(self, prepared: bytes, count: int) -> None:
+        """Confirms name a tag; with `multiple` every one up to it. They may come in any order, so they are counted."""
+        self._writer.write(prepared)
+        await self._writer.drain()
+        self._sent += count
+        single: set[int] = set()
+        while self._confirmed < self._sent:
+            kind, payload = await self._read()
+            if kind == HEARTBEAT:
+                continue
+            if kind != METHOD or struct.unpack_from(">HH", payload) != ACK:
+                raise RuntimeError(f"RabbitMQ did not confirm: {payload[:200]!r}")
+            tag, multiple = struct.unpack_from(">QB", payload, 4)
+            if multiple:
+                self._confirmed = max(self._confirmed, tag)
+            else:
+                single.add(tag)
+            while self._confirmed + 1 in single:
+                self._confirmed += 1
+                single.discard(self._confirmed)
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+
+
+def session_pids(leader: int) -> list[int]:
+    """The processes of a session that live."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == leader:
+                    found.append(int(path.name))
+    return found
+
+
+@contextlib.contextmanager
+def _server(command: list[str], port: int, environment: dict[str, str]) -> Iterator[int]:
+    """A server in a session of its own: the session's number, once the port answers; all of it is gone afterwards."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, env=os.environ | environment,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + START_LIMIT_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{command[0]} does not serve (exit code {process.poll()})")
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def redis(folder: Path, fsync: str) -> Iterator[tuple[int, int] | None]:
+    """(port, session) of a Redis with an append-only file; None where it is not installed."""
+    path = shutil.which("redis-server")
+    if path is None:
+        yield None
+        return
+    folder.mkdir()
+    port = free_port()
+    command = [path, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
+    with _server([*command, "--appendfsync", fsync], port, {}) as session:
+        yield port, session
+
+
+@contextlib.contextmanager
+def rabbitmq(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """(port, session) of a RabbitMQ without plugins; None where it is not installed."""
+    if not RABBITMQ.exists():
+        yield None
+        return
+    folder.mkdir()
+    port, epmd = free_port(), free_port()
+    environment = {
+        "HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(free_port()), "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"), "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none"), "RABBITMQ_CONFIG_FILE": str(folder / "none"),
+    }  # fmt: skip
+    try:
+        with _server([str(RABBITMQ)], port, environment) as session:
+            yield port, session
+    finally:
+        # Erlang's port mapper leaves the session that started it.
+        subprocess.run(["epmd", "-port", str(epmd), "-kill"], env=os.environ | environment, capture_output=True, check=False)
