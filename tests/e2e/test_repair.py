@@ -77,7 +77,7 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     await roles.layout(xiu=1)
     nodes = {name: await started(roles, name) for name in NAMES}
     await in_sync(roles, 2)
-    leader = next(name for name in NAMES if await leads(nodes[name]))
+    leader = NAMES[0] if await leads(nodes[NAMES[0]]) else NAMES[1]
     (follower,) = set(NAMES) - {leader}
     async with Writer(nodes[leader]) as writer:
         records = [record for start in range(0, 400, 4) for record in mails(start, 4, body=Random(start).randbytes(500))]
