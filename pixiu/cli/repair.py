@@ -6,6 +6,8 @@ Source: DESIGN section 12.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final
@@ -20,12 +22,16 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from pixiu.cli.replicas import ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument
-from pixiu.wire.v1 import xiu_pb2
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 
 CHECK_S: Final = 3600.0
 """For one replica: everything that it stores is read."""
-ROLES: Final = ("xiu",)
+ROLES: Final = ("xiu", "pi")
+BACK_S: Final = 120.0
+"""How long a replica of Pi has to start again and take its state from another one."""
+BACK_POLL_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -37,11 +43,11 @@ class Checked:
     replica: int
     member: str
     checked: int = 0
-    """Records of a Xiu that were read and are whole."""
+    """Records of a Xiu, values of a Pi, that were read and are whole."""
     damaged: int = 0
     """Places that could not be read."""
     repaired: int = 0
-    """Rows taken from another replica."""
+    """Rows taken from another replica; of a Pi 1: its state as a whole."""
     left: int = 0
     """Places that still cannot be read."""
     differing: int = 0
@@ -77,7 +83,7 @@ def compare(replicas: Sequence[Checked]) -> None:
 
 @guarded
 def repair(
-    role: Annotated[str, typer.Option("--role", help="Of the replicas: xiu. Default: all roles.")] = "",
+    role: Annotated[str, typer.Option("--role", help="Of the replicas: xiu or pi. Default: both.")] = "",
     partition: Annotated[int, typer.Option("--partition", help="One partition. Default: all.")] = -1,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -122,12 +128,14 @@ async def _repair(role: str, partition: int, target: str) -> list[Checked]:
         raise InvalidArgument("there is no live replica of such a role and partition")
     found: list[Checked] = []
     for _, replicas in sorted(partitions.items()):
-        found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica))
+        found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
     return found
 
 
-async def _one_partition(replicas: list[ReplicaStatus]) -> list[Checked]:
+async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
     """One replica after the other: they repair themselves from each other."""
+    if replicas[0].node.role == "pi":
+        return [await _check_pi(replica, target) for replica in replicas]
     found = [await _check(replica, 0, mend=True) for replica in replicas]
     read = [each for each in found if each.last]
     end = min((each.last for each in read), default=0)
@@ -154,3 +162,52 @@ async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
     checked.text, checked.last, checked.floor = reply.text, reply.last, reply.floor
     checked.ranges = {each.range: each.digest for each in reply.ranges}
     return checked
+
+
+async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = PiStub(channel)
+        reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
+        return reply
+
+
+async def _check_pi(replica: ReplicaStatus, target: str) -> Checked:
+    """A Pi whose state is damaged sets it aside, ends, and takes another replica's when its supervisor starts it again."""
+    node = replica.node
+    checked = Checked(node.role, node.partition, node.replica, replica.member)
+    try:
+        reply = await _verify_pi(node.address, mend=True)
+    except grpc.aio.AioRpcError as error:
+        checked.text = f"{node.address}: {error.details()}"
+        return checked
+    checked.checked = reply.values
+    if not reply.damage:
+        return checked
+    checked.damaged = checked.left = 1
+    if not reply.repairing:
+        checked.text = f"{reply.damage}; no other replica is in sync"
+        return checked
+    values = await _back(replica, target)
+    if values is None:
+        checked.text = f"{reply.damage}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
+    else:
+        checked.checked, checked.repaired, checked.left = values, 1, 0
+    return checked
+
+
+async def _back(replica: ReplicaStatus, target: str) -> int | None:
+    """Until the replica runs again with as much as it had, and is whole: how many values it has; None when that takes too long."""
+    end = time.monotonic() + BACK_S
+    while time.monotonic() < end:
+        await asyncio.sleep(BACK_POLL_S)
+        for process in (await read_status(target)).processes:
+            now = process.replica
+            if now is None or now.member != replica.member or now.node.endpoint == replica.node.endpoint:
+                continue
+            if now.applied < replica.applied:
+                continue
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                reply = await _verify_pi(now.node.address, mend=False)
+                if not reply.damage:
+                    return int(reply.values)
+    return None

@@ -122,3 +122,15 @@ async def until_repaired_by_command(roles: Roles) -> int:
     replicas = found["replicas"]
     assert sum(each["repaired"] for each in replicas) > 0  # type: ignore[attr-defined]
     return exit_code
+
+
+async def test_a_pi_is_checked_and_what_cannot_be_repaired_is_said(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", "/pubsub", deaf=False, partition=0)
+    await roles.running("pi-0")
+    exit_code, found = await repair(roles, "--role", "pi")
+    assert exit_code == 0
+    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]  # type: ignore[attr-defined, index]
+    exit_code, found = await repair(roles, "--role", "xiu")
+    assert exit_code == 2
+    assert "no live replica" in str(found)
