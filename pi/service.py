@@ -127,8 +127,10 @@ class Service:
 
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
+        status = self._replica.status()
         return {
-            **self._replica.status(),
+            "replication": status,
+            "degraded": status["degraded"] or self._damage,
             "streams": len(self._streams),
             "disk_full": self._machine.full,
             "damage": self._damage,

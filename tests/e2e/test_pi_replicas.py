@@ -30,7 +30,7 @@ async def health(node: Node) -> dict[str, Any]:
     def get() -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
-                found: dict[str, Any] = json.load(reply)["service"]
+                found: dict[str, Any] = json.load(reply)["service"]["replication"]
         except OSError:  # it is not serving
             found = {}
         return found

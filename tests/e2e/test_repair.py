@@ -114,7 +114,7 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     assert await roles.metric(nodes[leader], "repairs_total") == 1
     exit_code, found = await repair(roles, "--role", "xiu", "--partition", "0")
     assert exit_code == 0
-    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]  # type: ignore[attr-defined, index]
+    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]  # type: ignore[attr-defined]
 
 
 async def until_repaired_by_command(roles: Roles) -> int:
@@ -129,8 +129,8 @@ async def test_a_pi_is_checked_and_what_cannot_be_repaired_is_said(roles: Roles)
     roles.start("pi-0", "/pubsub", deaf=False, partition=0)
     await roles.running("pi-0")
     exit_code, found = await repair(roles, "--role", "pi")
-    assert exit_code == 0
-    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]  # type: ignore[attr-defined, index]
+    assert exit_code == 0, found
+    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]  # type: ignore[attr-defined]
     exit_code, found = await repair(roles, "--role", "xiu")
     assert exit_code == 2
     assert "no live replica" in str(found)
