@@ -196,6 +196,16 @@ class Machine:
                 return
             self.scrubbed += SCRUB_KEYS
 
+    async def verify(self) -> int:
+        """Check every value that is stored; how many there are. Raises StateDamaged, DiskFailed."""
+        values, after = 0, b""
+        while True:
+            async with self._writing:  # not while a snapshot takes the store's place
+                following = await asyncio.to_thread(self.store.verify, after, SCRUB_KEYS)
+            if following is None:
+                return values + await asyncio.to_thread(self.store.count_from, after)
+            values, after = values + SCRUB_KEYS, following
+
     async def close(self) -> None:
         """Write what is left, as far as the disk takes it; what it does not is in the log."""
         for task in self._tasks:

@@ -52,6 +52,8 @@ from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
+ANSWER_S: Final = 0.5
+"""From the answer to an operator to the end of a process that begins again."""
 SET_ASIDE: Final = "pi_state_set_aside"
 
 
@@ -125,8 +127,10 @@ class Service:
 
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
+        status = self._replica.status()
         return {
-            **self._replica.status(),
+            "replication": status,
+            "degraded": status["degraded"] or self._damage,
             "streams": len(self._streams),
             "disk_full": self._machine.full,
             "damage": self._damage,
@@ -235,15 +239,30 @@ class Service:
 
     # --- damage
 
+    async def verify(self, repair: bool) -> tuple[int, str, bool]:
+        """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
+        try:
+            return await self._machine.verify(), "", False
+        except StateDamaged as damage:
+            self._machine.damaged = str(damage)
+            if not (repair and self._others_in_sync()):
+                return 0, str(damage), False
+            # The answer leaves before the process does.
+            asyncio.get_running_loop().call_later(ANSWER_S, self._damaged, str(damage))
+            return 0, str(damage), True
+
+    def _others_in_sync(self) -> bool:
+        status = self._replica.status()
+        in_sync = status.get("in_sync")
+        return isinstance(in_sync, list) and bool(set(in_sync) - {status["member"]})
+
     @property
     def _damage(self) -> str:
         return self._core.damaged or self._machine.damaged
 
     def _damaged(self, text: str) -> None:
         """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
-        status = self._replica.status()
-        in_sync = status.get("in_sync")
-        if isinstance(in_sync, list) and set(in_sync) - {status["member"]}:
+        if self._others_in_sync():
             self._machine.mark_damaged(text)
             self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
 

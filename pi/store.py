@@ -112,6 +112,15 @@ class StateStore:
         except lmdb.Error as error:
             raise self._error("verified", error) from error
 
+    def count_from(self, key: bytes) -> int:
+        """How many values stand from a key on."""
+        try:
+            with self._db.begin() as transaction, transaction.cursor() as cursor:
+                found = cursor.set_range(key) if key else cursor.first()
+                return sum(1 for _ in cursor.iternext(keys=True, values=False)) if found else 0
+        except lmdb.Error as error:
+            raise self._error("read", error) from error
+
     def copy(self, path: Path) -> None:
         """A compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""
         begun = path.with_name(path.name + COPY_SUFFIX)

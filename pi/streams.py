@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from pi.events import Level, ReadRequest, Reply
-from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000
@@ -27,6 +27,7 @@ MAX_READ_ENTRIES: Final = 50_000
 """Entries of all reads of a request. Policy: the later reads find fewer, or none, and say where the inbox ends."""
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
+VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
 
 class Hub(Protocol):
@@ -37,6 +38,9 @@ class Hub(Protocol):
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """A request."""
+
+    async def verify(self, repair: bool) -> tuple[int, str, bool]:
+        """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
 
     def left(self, number: int) -> None:
         """The stream is gone."""
@@ -132,6 +136,7 @@ class PiService(pi_pb2_grpc.PiServicer):
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._verifying = asyncio.Lock()
 
     async def Exchange(
         self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
@@ -151,6 +156,17 @@ class PiService(pi_pb2_grpc.PiServicer):
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
                 await reader
             self._hub.left(number)
+
+    async def Verify(self, request: pi_pb2.PiVerifyRequest, context: VerifyContext) -> pi_pb2.PiVerifyReply:
+        """Check every value."""
+        if self._verifying.locked():
+            await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
+        async with self._verifying:
+            try:
+                values, damage, repairing = await self._hub.verify(request.repair)
+            except PixiuError as error:
+                await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+            return pi_pb2.PiVerifyReply(values=values, damage=damage, repairing=repairing)
 
     async def _read(self, number: int, stream: Stream, requests: AsyncIterator[pi_pb2.PiRequest]) -> None:
         try:

@@ -206,6 +206,12 @@ class Core:
         self._decided.clear()
         self.committed = self._store.head.applied.counter
 
+    def rewound(self, now: float) -> None:
+        """The store holds an earlier state of its own, without damage: what follows it comes from the log once more."""
+        self._state.forget(self._store.head)
+        self._decided.clear()
+        self._write(now)
+
     @property
     def waiting(self) -> int:
         """Entries that are decided and not written."""

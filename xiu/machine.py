@@ -11,17 +11,63 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from pixiu.errors import DiskFull, StorageError, StoreDamaged
+from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
 from pixiu.replication.model import Entry
-from xiu.store import Store
+from xiu.repair import Row, rebuild
+from xiu.state import Blocked, Head
+from xiu.store import Cursor, Store
 
 CHECKPOINT: Final = "store"
 """Its folder in a snapshot."""
+
+
+BUILDING: Final = ".new"
+"""Ends the name of a store that is being built. A finished one ends with a number; the highest is the newest."""
+ROWS_AT_ONCE: Final = 256
+IN_LOOP_S: Final = 60.0
+PUT_TRIES: Final = 1000
+PUT_AGAIN_S: Final = 0.01
+T = TypeVar("T")
+
+
+def _resolve(done: Future[T], call: Callable[[], T]) -> None:
+    try:
+        done.set_result(call())
+    except BaseException as problem:
+        done.set_exception(problem)
+
+
+def _put_rows(store: Store, rows: Sequence[Row], head: Head | None = None) -> None:
+    """Wait while the store cannot take so many so fast."""
+    for _ in range(PUT_TRIES):
+        try:
+            store.put_rows(rows, head)
+        except Blocked as blocked:
+            if blocked.full:
+                raise DiskFull(str(blocked)) from blocked
+            time.sleep(PUT_AGAIN_S)
+        else:
+            return
+    raise DiskFailed(f"{store.folder} takes no writes")
+
+
+def settle(folder: Path) -> None:
+    """Give the newest finished store its name, and remove what it replaces, before anything is open. Again after a crash."""
+    shutil.rmtree(folder.with_suffix(BUILDING), ignore_errors=True)
+    built = [path for path in folder.parent.glob(f"{folder.name}.*") if path.suffix[1:].isdigit()]
+    if not built:
+        return
+    newest = max(built, key=lambda path: int(path.suffix[1:]))
+    for old in [folder, *built]:
+        if old != newest:
+            shutil.rmtree(old, ignore_errors=True)
+    newest.rename(folder)
 
 
 class Machine:
@@ -64,6 +110,7 @@ class Machine:
         await self._in_thread(self._open)
 
     def _open(self) -> None:
+        settle(self._folder)
         try:
             self._store = self._make(self._folder)
         except StoreDamaged as damage:
@@ -124,6 +171,75 @@ class Machine:
 
         await self._in_thread(take)
         self._on_replaced()
+
+    async def rebuild(self, peer: Callable[[int], Callable[[bytes], Iterator[Row]]], on_adopted: Callable[[], None]) -> int:
+        """Build the store anew beside itself, damaged places from another replica, and hold that one; how many rows were taken
+        from there. Reads and writes go on meanwhile.
+
+        Args:
+            peer: another replica's rows from a key on, of a state with at least this entry.
+            on_adopted: called when the store holds the new state, which is older: what the log has behind it is applied again.
+
+        Raises StoreDamaged, DiskFull, DiskFailed, what `peer` raises: then everything is as it was.
+        """
+        loop = asyncio.get_running_loop()
+
+        def in_loop(call: Callable[[], T]) -> T:
+            """There the state changes: what the call sees is of one moment."""
+            done: Future[T] = Future()
+            loop.call_soon_threadsafe(_resolve, done, call)
+            return done.result(IN_LOOP_S)
+
+        # In the thread that flushes: meanwhile nothing that the new state needs leaves the log.
+        return await loop.run_in_executor(self._thread, self._rebuild, in_loop, peer, on_adopted)
+
+    def _rebuild(
+        self,
+        in_loop: Callable[[Callable[[], Any]], Any],
+        peer: Callable[[int], Callable[[bytes], Iterator[Row]]],
+        on_adopted: Callable[[], None],
+    ) -> int:
+        store = self.store
+        cursor, head = in_loop(lambda: (store.cursor(), store.head))
+        needed = sum(file.stat().st_size for file in store.folder.glob("*.sst"))
+        if self.free_bytes() < needed:
+            raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {store.folder}")
+        building = self._folder.with_suffix(BUILDING)
+        shutil.rmtree(building, ignore_errors=True)
+        try:
+            taken = self._build(building, cursor, head, peer(head.applied.counter))
+            number = int(store.folder.suffix[1:]) if store.folder != self._folder else 0
+            final = self._folder.with_suffix(f".{number + 1}")
+            building.rename(final)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        new = self._make(final)
+
+        def adopt() -> None:
+            store.adopt(new)
+            on_adopted()
+
+        in_loop(adopt)
+        return taken
+
+    def _build(self, folder: Path, cursor: Cursor, head: Head, peer: Callable[[bytes], Iterator[Row]]) -> int:
+        new = self._make(folder)
+        rows: list[Row] = []
+
+        def put(row: Row) -> None:
+            rows.append(row)
+            if len(rows) >= ROWS_AT_ONCE:
+                _put_rows(new, rows)
+                rows.clear()
+
+        try:
+            taken = rebuild(cursor, head, put, peer)
+            _put_rows(new, rows, head)
+            new.flush()
+        finally:
+            new.close()
+        return taken
 
     async def flush(self) -> None:
         """Make everything written durable. Raises DiskFull, DiskFailed."""

@@ -18,11 +18,15 @@ from typing import Final, NamedTuple, Protocol
 from pixiu.errors import Gone, NotYet, StoreDamaged, WrongPartition
 from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS, msg_partition, msg_sequence, msg_type
 from xiu.block import Block, bounds
+from xiu.repair import Cursor, Row
 from xiu.state import Head
 
 TYPE_OFFSET: Final = 6
 """Of a record's type in its head."""
 MAX_FETCH_BYTES: Final = 2 << 20
+MAX_PAGE_BYTES: Final = 1 << 20
+MAX_PAGE_ROWS: Final = 2048
+"""Of `rows`: one page is read in one turn of the event loop."""
 COUNTER_MASK: Final = (1 << MSG_COUNTER_BITS) - 1
 
 
@@ -46,6 +50,9 @@ class StoredBlocks(Protocol):
 
     def scan(self, sequence: int) -> Iterator[Block]:
         """Blocks from one on."""
+
+    def cursor(self) -> Cursor:
+        """All rows."""
 
 
 class RecentBlocks(Protocol):
@@ -115,6 +122,17 @@ class Reading:
         if following is not None and following >> MSG_COUNTER_BITS == sequence >> MSG_COUNTER_BITS and sequence & COUNTER_MASK:
             raise StoreDamaged("a block is missing")
         raise Gone("cut off before it was committed")
+
+    def rows(self, begin: bytes, max_bytes: int = MAX_PAGE_BYTES, max_rows: int = MAX_PAGE_ROWS) -> list[Row]:
+        """Rows as they are stored, from a key on: at least one, where there is one. Raises StoreDamaged, DiskFailed."""
+        found: list[Row] = []
+        cursor = self._store.cursor()
+        row, took = cursor.seek(begin), 0
+        while row is not None and len(found) < max_rows and took < max_bytes:
+            found.append(row)
+            took += len(row[0]) + len(row[1])
+            row = cursor.next()
+        return found
 
     def scan(self, begin: int, end: int, limit: int) -> Iterator[Block]:
         """Blocks with records from one sequence to another, both included, in order, until there are `limit` records.

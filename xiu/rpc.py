@@ -17,14 +17,16 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, PixiuError, StorageError
+from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
 from xiu.events import Answer, EndStream, Event, Level, StoreReceived
+from xiu.healing import Healer
 from xiu.options import Options
 from xiu.reading import Reading
+from xiu.state import Head
 
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
@@ -42,6 +44,7 @@ class Shell(Protocol):
 
     streams: Streams
     reading: Reading | None
+    healer: Healer
 
     @property
     def core(self) -> Core | None:
@@ -146,6 +149,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._shell = shell
         self._partition = options.partition
         self._window = options.stream_window_mb << 20
+        self._verifying = asyncio.Lock()
 
     async def Store(
         self, requests: AsyncIterator[xiu_pb2.StoreRequest], context: grpc.aio.ServicerContext[Any, Any]
@@ -227,6 +231,8 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         except StorageError as error:
             await _refuse(context, error)
             raise
+        if not request.local and any(each.code == StoreDamaged.code for each in found):
+            found = await self._shell.healer.fetch(request.msg_ids, found)
         return xiu_pb2.FetchReply(
             batch=b"".join(each.record for each in found),
             codes=[each.code for each in found],
@@ -240,18 +246,79 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         reading, _ = await self._open(context)
         end = request.end or MAX_MSG_SEQUENCE
         blocks = reading.scan(request.begin, end, request.limit or MAX_ID)
-        left = request.limit or MAX_ID
+        begin, left = request.begin, request.limit or MAX_ID
         while True:
             try:
                 block = next(blocks, None)
+            except StoreDamaged as damage:
+                if request.local:
+                    await _refuse(context, damage)
+                break
             except StorageError as error:
                 await _refuse(context, error)
                 return
             if block is None or left <= 0:
                 return
-            part = _part(block, max(request.begin, block.first), min(end, block.last, max(request.begin, block.first) + left - 1))
+            part = _part(block, max(begin, block.first), min(end, block.last, max(begin, block.first) + left - 1))
             left -= part.count
+            begin = block.last + 1
             yield part
+        try:
+            async for part in self._shell.healer.scan(begin, end, left if request.limit else 0):
+                yield part
+        except StorageError as error:
+            reading.damaged += 1
+            await _refuse(context, error)
+
+    async def Rows(self, request: xiu_pb2.RowsRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RowsReply:
+        """A page of the state's rows, for another replica."""
+        reading, _ = await self._open(context)
+        try:
+            rows = reading.rows(request.begin)
+        except StorageError as error:
+            await _refuse(context, error)
+            raise
+        keys, values = [key for key, _ in rows], [value for _, value in rows]
+        return xiu_pb2.RowsReply(keys=keys, values=values, applied=reading.head.applied.counter)
+
+    async def Verify(self, request: xiu_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.VerifyReply:
+        """Check what is stored, and repair it."""
+        await self._open(context)
+        if self._verifying.locked():
+            await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
+        async with self._verifying:
+            try:
+                return await self._verify(request.end or MAX_MSG_SEQUENCE, request.repair)
+            except StorageError as error:
+                await _refuse(context, error)
+                raise
+
+    async def _verify(self, end: int, repair: bool) -> xiu_pb2.VerifyReply:
+        healer = self._shell.healer
+        checked = await healer.verify(end)
+        damaged, repaired, text = checked.damaged, 0, ""
+        if damaged and repair:
+            try:
+                repaired = await healer.repair()
+                checked = await healer.verify(end)
+            except PixiuError as error:
+                text = f"{error.code}: {error}"
+        reading = self._shell.reading
+        head = reading.head if reading is not None else Head()
+        return xiu_pb2.VerifyReply(
+            blocks=checked.blocks,
+            records=checked.records,
+            damaged=damaged,
+            repaired=repaired,
+            left=checked.damaged,
+            text=text,
+            last=head.last,
+            floor=head.floor,
+            ranges=[
+                xiu_pb2.RangeDigest(range=begin, digest=digest, records=records)
+                for begin, (digest, records) in sorted(checked.ranges.items())
+            ],
+        )
 
     async def Position(
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ from pixiu.runtime.shared_memory import folder_name
 from pixiu.wire.v1 import xiu_pb2_grpc
 from xiu.core import Core, Settings
 from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
+from xiu.healing import Healer
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
@@ -80,6 +81,7 @@ class Service:
             on_deposed=lambda epoch: self._step(Deposed(epoch)),
             segment_bytes=options.segment_mb << 20,
         )
+        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._rewound)
         self.streams = Streams()
         self.core: Core | None = None
         self.reading: Reading | None = None
@@ -143,6 +145,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.streams.close()
+        await self.healer.close()
         core, self.core, self.reading = self.core, None, None
         await self._replica.stop()
         flushed = False
@@ -219,6 +222,14 @@ class Service:
         if self.core is not None and self._table is not None:
             self._table.clear()
             self.core.replaced()
+
+    def _rewound(self) -> None:
+        if self.core is not None:
+            self.core.rewound(self._context.now())
+
+    def _in_sync(self) -> Sequence[str]:
+        found = self._replica.status().get("in_sync")
+        return found if isinstance(found, list) else ()
 
     # Inside.
 
@@ -300,4 +311,5 @@ class Service:
             "flushed": self._machine.flushed,
             "reads_damaged_total": self.reading.damaged if self.reading is not None else 0,
             "streams": len(self.streams),
+            **{f"{name}_total": value for name, value in asdict(self.healer.counters).items()},
         }  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,32 @@ MEMTABLES: Final = 4
 FULL: Final = ("no space left", "disk quota exceeded", "space limit")
 CORRUPT: Final = ("corruption", "checksum mismatch")
 BUSY: Final = ("write stall", "incomplete")
+
+
+class Cursor:
+    """Rows in the order of their keys, as of one moment."""
+
+    def __init__(self, rows: Any, error: Callable[[str, Exception], StorageError]) -> None:
+        self._rows, self._error = rows, error
+
+    def seek(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """The first row at or behind a key; None at the end. Raises StoreDamaged, DiskFailed."""
+        self._rows.seek(key)
+        return self._item()
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """The row behind the last one; None at the end. Raises StoreDamaged, DiskFailed."""
+        self._rows.next()
+        return self._item()
+
+    def _item(self) -> tuple[bytes, bytes] | None:
+        if self._rows.valid():
+            return self._rows.key(), self._rows.value()
+        try:
+            self._rows.status()
+        except Exception as problem:
+            raise self._error("read", problem) from problem
+        return None
 
 
 class Store:
@@ -104,6 +130,10 @@ class Store:
         if head is None:
             return
         put(HEAD_KEY, head.encode())
+        self._write(batch)
+        self.head = head
+
+    def _write(self, batch: WriteBatch) -> None:
         try:
             self._db.write(batch)
         except Exception as problem:
@@ -111,7 +141,6 @@ class Store:
             if isinstance(error, DiskFull) or any(mark in str(problem).lower() for mark in BUSY):
                 raise Blocked(str(error), full=isinstance(error, DiskFull)) from problem
             raise error from problem
-        self.head = head
 
     def flush(self) -> int:
         """Make everything written so far durable; the counter up to which it is. Blocking; for a thread of its own. Raises
@@ -194,6 +223,32 @@ class Store:
             raise
         except Exception as problem:
             raise self._error("read", problem) from problem
+
+    def cursor(self) -> Cursor:
+        """All rows as they are now, for one thread at a time. Raises DiskFailed, StoreDamaged."""
+        try:
+            return Cursor(self._db.iter(), self._error)
+        except Exception as problem:
+            raise self._error("read", problem) from problem
+
+    def put_rows(self, rows: Iterable[tuple[bytes, bytes]], head: Head | None = None) -> None:
+        """Write rows as they are, and the head behind them. Raises Blocked, DiskFailed: then nothing was written."""
+        batch = WriteBatch(raw_mode=True)
+        for key, value in rows:
+            batch.put(key, value)
+        if head is not None:
+            batch.put(HEAD_KEY, head.encode())
+        self._write(batch)
+        self.head = head or self.head
+
+    def adopt(self, other: Store) -> None:
+        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed."""
+        old, folder = self._db, self.folder
+        self._db, self.folder = other._db, other.folder
+        self.head, self.flushed = other.head, other.flushed
+        with contextlib.suppress(Exception):  # it is given up because it is damaged
+            old.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def replace(self, other: Path) -> None:
         """Hold what another store's folder holds, which is moved here. Blocking. Raises StorageError."""

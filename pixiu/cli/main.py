@@ -20,6 +20,7 @@ from pixiu.cli.messages import listen, presence, send
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.probe import probe
 from pixiu.cli.promote import promote
+from pixiu.cli.repair import repair
 from pixiu.cli.replay import replay
 from pixiu.version import __version__
 
@@ -68,6 +69,7 @@ app.command()(listen)
 app.command()(probe)
 app.command()(presence)
 app.command()(promote)
+app.command()(repair)
 
 
 def add_plugins(to: typer.Typer) -> None:

@@ -11,8 +11,10 @@ import urllib.request
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pi.keys import entry_key
+from pixiu.cli.main import app
 from pixiu.discovery.node import Node
 from tests.support.pi import Lost, PiClient, appends, message
 from tests.support.roles import Roles, until
@@ -30,7 +32,7 @@ async def health(node: Node) -> dict[str, Any]:
     def get() -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
-                found: dict[str, Any] = json.load(reply)["service"]
+                found: dict[str, Any] = json.load(reply)["service"]["replication"]
         except OSError:  # it is not serving
             found = {}
         return found
@@ -169,9 +171,10 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
 
 
-async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -> None:
+@pytest.mark.parametrize("by_command", [False, True])
+async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, by_command: bool) -> None:
     await roles.layout(pi=1)
-    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 100_000}
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 0 if by_command else 100_000}
     for name in NAMES:
         roles.start(name, **settings)
     leader = await wait_in_sync(roles, *NAMES)
@@ -191,6 +194,11 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -
     file.write_bytes(data)
 
     roles.start(other, **settings)  # its scrub finds the byte, as soon as it is in sync or before
+    command = None
+    if by_command:
+        await wait_in_sync(roles, *NAMES)
+        arguments = ["repair", "--role", "pi", "--json", "--target", roles.target()]
+        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, arguments))
     assert await roles.ended(other) == 1, roles.log(other)
     roles.start(other, **settings)
 
@@ -199,6 +207,12 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles) -
 
     await until("the damaged state is set aside", set_aside)
     await wait_in_sync(roles, *NAMES)
+    if command is not None:
+        said = await command
+        assert said.exit_code == 0, said.stdout
+        replicas = json.loads(said.stdout)["replicas"]
+        assert sorted((each["damaged"], each["repaired"], each["left"]) for each in replicas) == [(0, 0, 0), (1, 1, 0)]
+        assert all(each["checked"] > 500 for each in replicas)
     roles.send_signal(leader, signal.SIGTERM)
     assert await roles.ended(leader) == 0
 

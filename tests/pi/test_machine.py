@@ -119,6 +119,19 @@ async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> 
         assert again.applied == 0
 
 
+async def test_a_check_counts_every_value_once(tmp_path: Path) -> None:
+    async with machine(tmp_path) as one:
+        assert await one.verify() == 0
+        counted = 0
+        for begin, end in ((1, 3), (4, 60), (61, 200)):
+            one.apply(entries(begin, end))
+            await one.flush()
+            found = await one.verify()
+            assert found == one.store.count_from(b"")
+            assert found >= counted + 10 * (end - begin + 1)
+            counted = found
+
+
 async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
         one.apply(entries(1, 3))
@@ -138,5 +151,7 @@ async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Pat
             assert len(one.read(UIN, 0, 1, 1, None, 16).entries) == 16
             with pytest.raises(StateDamaged):
                 one.read(UIN, 0, 1, 1, None, 17)
+            with pytest.raises(StateDamaged):
+                await one.verify()
             one.start(1_000_000)
             await until(lambda: one.damaged)

@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pixiu/wire/v1/pi.proto\x12\x08pixiu.v1\"s\n\tPiRequest\x12\x0f\n\x07request\x18\x01 \x01(\x06\x12\x12\n\noperations\x18\x02 \x01(\x0c\x12 \n\x05level\x18\x03 \x01(\x0e\x32\x11.pixiu.v1.PiLevel\x12\x1f\n\x05reads\x18\x04 \x03(\x0b\x32\x10.pixiu.v1.PiRead\"o\n\x06PiRead\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\r\x12\x12\n\x05start\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03num\x18\x06 \x01(\rB\x08\n\x06_start\"\xdb\x01\n\x07PiReply\x12\x0f\n\x07request\x18\x01 \x01(\x06\x12\x0f\n\x07results\x18\x02 \x03(\x12\x12$\n\x05reads\x18\x03 \x03(\x0b\x32\x15.pixiu.v1.PiReadReply\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x16\n\x0elayout_version\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x11\n\tcommitted\x18\x08 \x01(\x06\x12\x0e\n\x06\x63opies\x18\t \x01(\r\x12\"\n\x06server\x18\n \x01(\x0b\x32\x12.pixiu.v1.PiServer\"u\n\x0bPiReadReply\x12\x0c\n\x04seqs\x18\x01 \x03(\x06\x12\x0f\n\x07msg_ids\x18\x02 \x03(\x06\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\x12\x0b\n\x03gap\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x07 \x01(\t\"B\n\x08PiServer\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x12\n\npartitions\x18\x02 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*Q\n\x07PiLevel\x12\x17\n\x13PI_LEVEL_REPLICATED\x10\x00\x12\x16\n\x12PI_LEVEL_PERSISTED\x10\x01\x12\x15\n\x11PI_LEVEL_ACCEPTED\x10\x02\x32<\n\x02Pi\x12\x36\n\x08\x45xchange\x12\x13.pixiu.v1.PiRequest\x1a\x11.pixiu.v1.PiReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pixiu/wire/v1/pi.proto\x12\x08pixiu.v1\"!\n\x0fPiVerifyRequest\x12\x0e\n\x06repair\x18\x01 \x01(\x08\"B\n\rPiVerifyReply\x12\x0e\n\x06values\x18\x01 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x02 \x01(\t\x12\x11\n\trepairing\x18\x03 \x01(\x08\"s\n\tPiRequest\x12\x0f\n\x07request\x18\x01 \x01(\x06\x12\x12\n\noperations\x18\x02 \x01(\x0c\x12 \n\x05level\x18\x03 \x01(\x0e\x32\x11.pixiu.v1.PiLevel\x12\x1f\n\x05reads\x18\x04 \x03(\x0b\x32\x10.pixiu.v1.PiRead\"o\n\x06PiRead\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\r\x12\x12\n\x05start\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03num\x18\x06 \x01(\rB\x08\n\x06_start\"\xdb\x01\n\x07PiReply\x12\x0f\n\x07request\x18\x01 \x01(\x06\x12\x0f\n\x07results\x18\x02 \x03(\x12\x12$\n\x05reads\x18\x03 \x03(\x0b\x32\x15.pixiu.v1.PiReadReply\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x16\n\x0elayout_version\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x11\n\tcommitted\x18\x08 \x01(\x06\x12\x0e\n\x06\x63opies\x18\t \x01(\r\x12\"\n\x06server\x18\n \x01(\x0b\x32\x12.pixiu.v1.PiServer\"u\n\x0bPiReadReply\x12\x0c\n\x04seqs\x18\x01 \x03(\x06\x12\x0f\n\x07msg_ids\x18\x02 \x03(\x06\x12\r\n\x05\x66loor\x18\x03 \x01(\x04\x12\x0b\n\x03gap\x18\x04 \x01(\x04\x12\x0c\n\x04last\x18\x05 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x07 \x01(\t\"B\n\x08PiServer\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x12\n\npartitions\x18\x02 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t*Q\n\x07PiLevel\x12\x17\n\x13PI_LEVEL_REPLICATED\x10\x00\x12\x16\n\x12PI_LEVEL_PERSISTED\x10\x01\x12\x15\n\x11PI_LEVEL_ACCEPTED\x10\x02\x32z\n\x02Pi\x12\x36\n\x08\x45xchange\x12\x13.pixiu.v1.PiRequest\x1a\x11.pixiu.v1.PiReply(\x01\x30\x01\x12<\n\x06Verify\x12\x19.pixiu.v1.PiVerifyRequest\x1a\x17.pixiu.v1.PiVerifyReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.pi_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PILEVEL']._serialized_start=675
-  _globals['_PILEVEL']._serialized_end=756
-  _globals['_PIREQUEST']._serialized_start=36
-  _globals['_PIREQUEST']._serialized_end=151
-  _globals['_PIREAD']._serialized_start=153
-  _globals['_PIREAD']._serialized_end=264
-  _globals['_PIREPLY']._serialized_start=267
-  _globals['_PIREPLY']._serialized_end=486
-  _globals['_PIREADREPLY']._serialized_start=488
-  _globals['_PIREADREPLY']._serialized_end=605
-  _globals['_PISERVER']._serialized_start=607
-  _globals['_PISERVER']._serialized_end=673
-  _globals['_PI']._serialized_start=758
-  _globals['_PI']._serialized_end=818
+  _globals['_PILEVEL']._serialized_start=778
+  _globals['_PILEVEL']._serialized_end=859
+  _globals['_PIVERIFYREQUEST']._serialized_start=36
+  _globals['_PIVERIFYREQUEST']._serialized_end=69
+  _globals['_PIVERIFYREPLY']._serialized_start=71
+  _globals['_PIVERIFYREPLY']._serialized_end=137
+  _globals['_PIREQUEST']._serialized_start=139
+  _globals['_PIREQUEST']._serialized_end=254
+  _globals['_PIREAD']._serialized_start=256
+  _globals['_PIREAD']._serialized_end=367
+  _globals['_PIREPLY']._serialized_start=370
+  _globals['_PIREPLY']._serialized_end=589
+  _globals['_PIREADREPLY']._serialized_start=591
+  _globals['_PIREADREPLY']._serialized_end=708
+  _globals['_PISERVER']._serialized_start=710
+  _globals['_PISERVER']._serialized_end=776
+  _globals['_PI']._serialized_start=861
+  _globals['_PI']._serialized_end=983
 # @@protoc_insertion_point(module_scope)

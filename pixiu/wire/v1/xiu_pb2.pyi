@@ -165,6 +165,9 @@ class FetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MSG_IDS_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    local: _builtins.bool
+    """a replica asks: what is damaged here is not asked of others"""
     @_builtins.property
     def msg_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """at most 1000"""
@@ -173,10 +176,11 @@ class FetchRequest(_message.Message):
         self,
         *,
         msg_ids: _abc.Iterable[_builtins.int] | None = ...,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["msg_ids", b"msg_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "msg_ids", b"msg_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,22 +223,26 @@ class ScanRequest(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     begin: _builtins.int
     """Partition_Msg_ID, included"""
     end: _builtins.int
     """included; 0: to the end"""
     limit: _builtins.int
     """records; 0: no limit"""
+    local: _builtins.bool
+    """as in FetchRequest"""
     def __init__(
         self,
         *,
         begin: _builtins.int = ...,
         end: _builtins.int = ...,
         limit: _builtins.int = ...,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "limit", b"limit", "local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,3 +333,156 @@ class PositionReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PositionReply: _TypeAlias = PositionReply  # noqa: Y015
+
+@_typing.final
+class RowsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    begin: _builtins.bytes
+    """key, included"""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsRequest: _TypeAlias = RowsRequest  # noqa: Y015
+
+@_typing.final
+class RowsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    applied: _builtins.int
+    """the rows are of the state after this entry, or a later one"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """in order; none: the end"""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        values: _abc.Iterable[_builtins.bytes] | None = ...,
+        applied: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "keys", b"keys", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsReply: _TypeAlias = RowsReply  # noqa: Y015
+
+@_typing.final
+class VerifyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    end: _builtins.int
+    """Partition_Msg_ID, included, up to which digests are made; 0: to the end"""
+    repair: _builtins.bool
+    """take what is damaged from another replica, then check again"""
+    def __init__(
+        self,
+        *,
+        end: _builtins.int = ...,
+        repair: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "repair", b"repair"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class VerifyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    """that were read and are whole"""
+    records: _builtins.int
+    """in them"""
+    damaged: _builtins.int
+    """places that cannot be read, before a repair"""
+    repaired: _builtins.int
+    """rows taken from another replica"""
+    left: _builtins.int
+    """places that still cannot be read"""
+    text: _builtins.str
+    """why a repair did not succeed; empty: it did, or none was needed"""
+    last: _builtins.int
+    """the highest Partition_Msg_ID here"""
+    floor: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___RangeDigest]: ...
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+        records: _builtins.int = ...,
+        damaged: _builtins.int = ...,
+        repaired: _builtins.int = ...,
+        left: _builtins.int = ...,
+        text: _builtins.str = ...,
+        last: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___RangeDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "damaged", b"damaged", "floor", b"floor", "last", b"last", "left", b"left", "ranges", b"ranges", "records", b"records", "repaired", b"repaired", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyReply: _TypeAlias = VerifyReply  # noqa: Y015
+
+@_typing.final
+class RangeDigest(_message.Message):
+    """All blocks whose first record lies in one range of 65,536 sequences."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    range: _builtins.int
+    """the first Partition_Msg_ID of the range"""
+    digest: _builtins.int
+    records: _builtins.int
+    def __init__(
+        self,
+        *,
+        range: _builtins.int = ...,
+        digest: _builtins.int = ...,
+        records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "range", b"range", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangeDigest: _TypeAlias = RangeDigest  # noqa: Y015

@@ -54,6 +54,16 @@ class XiuStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionReply.FromString,
                 _registered_method=True)
+        self.Rows = channel.unary_unary(
+                '/pixiu.v1.Xiu/Rows',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_unary(
+                '/pixiu.v1.Xiu/Verify',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
+                _registered_method=True)
 
 
 class XiuServicer(object):
@@ -87,6 +97,20 @@ class XiuServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rows(self, request, context):
+        """For replicas of the same partition: the state's rows as they lie in the store, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """For operators: check everything that is stored, and repair what is damaged from another replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_XiuServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +133,16 @@ def add_XiuServicer_to_server(servicer, server):
                     servicer.Position,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionReply.SerializeToString,
+            ),
+            'Rows': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rows,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.SerializeToString,
+            ),
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +253,60 @@ class Xiu(object):
             '/pixiu.v1.Xiu/Position',
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.PositionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Xiu/Rows',
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.RowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Xiu/Verify',
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

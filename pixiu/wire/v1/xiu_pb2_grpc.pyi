@@ -39,6 +39,10 @@ class XiuStub:
     """A partition in order of Partition_Msg_ID."""
     Position: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.PositionRequest, _xiu_pb2.PositionReply]
     """Where the partition stands."""
+    Rows: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.RowsRequest, _xiu_pb2.RowsReply]
+    """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
+    Verify: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]
+    """For operators: check everything that is stored, and repair what is damaged from another replica."""
 
 @_typing.type_check_only
 class XiuAsyncStub(XiuStub):
@@ -51,6 +55,10 @@ class XiuAsyncStub(XiuStub):
     """A partition in order of Partition_Msg_ID."""
     Position: _aio.UnaryUnaryMultiCallable[_xiu_pb2.PositionRequest, _xiu_pb2.PositionReply]  # type: ignore[assignment]
     """Where the partition stands."""
+    Rows: _aio.UnaryUnaryMultiCallable[_xiu_pb2.RowsRequest, _xiu_pb2.RowsReply]  # type: ignore[assignment]
+    """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
+    Verify: _aio.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]  # type: ignore[assignment]
+    """For operators: check everything that is stored, and repair what is damaged from another replica."""
 
 class XiuServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,5 +92,21 @@ class XiuServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_xiu_pb2.PositionReply, _abc.Awaitable[_xiu_pb2.PositionReply]]:
         """Where the partition stands."""
+
+    @_abc_1.abstractmethod
+    def Rows(
+        self,
+        request: _xiu_pb2.RowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_xiu_pb2.RowsReply, _abc.Awaitable[_xiu_pb2.RowsReply]]:
+        """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _xiu_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_xiu_pb2.VerifyReply, _abc.Awaitable[_xiu_pb2.VerifyReply]]:
+        """For operators: check everything that is stored, and repair what is damaged from another replica."""
 
 def add_XiuServicer_to_server(servicer: XiuServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,213 @@
+"""`pixiu repair`: check what every replica stores, repair it from its peers, and compare the replicas.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final
+
+import grpc
+import grpc.aio
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.cli.replicas import ReplicaStatus
+from pixiu.cli.status import read_status
+from pixiu.errors import InvalidArgument
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from pixiu.wire.v1.pi_pb2_grpc import PiStub
+from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+
+CHECK_S: Final = 3600.0
+"""For one replica: everything that it stores is read."""
+ROLES: Final = ("xiu", "pi")
+BACK_S: Final = 120.0
+"""How long a replica of Pi has to start again and take its state from another one."""
+BACK_POLL_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Checked:
+    """What one replica found in its own store, and what it has that others have not."""
+
+    role: str
+    partition: int
+    replica: int
+    member: str
+    checked: int = 0
+    """Records of a Xiu, values of a Pi, that were read and are whole."""
+    damaged: int = 0
+    """Places that could not be read."""
+    repaired: int = 0
+    """Rows taken from another replica; of a Pi 1: its state as a whole."""
+    left: int = 0
+    """Places that still cannot be read."""
+    differing: int = 0
+    """Ranges in which the replicas hold other records than the first one."""
+    text: str = ""
+    last: int = 0
+    floor: int = 0
+    ranges: dict[int, int] = field(default_factory=dict)
+    """First Partition_Msg_ID of a range → digest."""
+
+    @property
+    def well(self) -> bool:
+        """Nothing is left to do."""
+        return not (self.left or self.differing or self.text)
+
+    def json(self) -> dict[str, object]:
+        """The same as JSON values."""
+        return {key: value for key, value in asdict(self).items() if key not in ("ranges", "last", "floor")}
+
+
+def compare(replicas: Sequence[Checked]) -> None:
+    """Count the ranges in which replicas of one partition differ, at positions that all of them have. What one of them has
+    trimmed already is not compared."""
+    if len(replicas) < 2:
+        return
+    floor = max(replica.floor for replica in replicas)
+    one = replicas[0]
+    whole = len({replica.floor for replica in replicas}) == 1
+    for replica in replicas[1:]:
+        begins = {begin for begin in one.ranges | replica.ranges if whole or begin >= floor}
+        replica.differing = sum(one.ranges.get(begin) != replica.ranges.get(begin) for begin in begins)
+
+
+@guarded
+def repair(
+    role: Annotated[str, typer.Option("--role", help="Of the replicas: xiu or pi. Default: both.")] = "",
+    partition: Annotated[int, typer.Option("--partition", help="One partition. Default: all.")] = -1,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Have every replica read all that it stores, repair what is damaged from its peers, and compare the replicas.
+    Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
+    if role and role not in ROLES:
+        raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
+    found = asyncio.run(_repair(role, partition, target))
+    if as_json:
+        print_json({"replicas": [each.json() for each in found]}, indent=2)
+    else:
+        console().print(table(found))
+    if not all(each.well for each in found):
+        raise typer.Exit(1)
+
+
+def table(found: Iterable[Checked]) -> Table:
+    """For people."""
+    shown = Table(box=None, pad_edge=False)
+    names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differing", "problem")
+    for name in names:
+        shown.add_column(name, justify="left" if name in ("role", "member", "problem") else "right")
+    for each in found:
+        numbers = (each.checked, each.damaged, each.repaired, each.left, each.differing)
+        shown.add_row(
+            each.role, str(each.partition), str(each.replica), escape(each.member), *(f"{n:,}" for n in numbers), escape(each.text)
+        )
+    return shown
+
+
+async def _repair(role: str, partition: int, target: str) -> list[Checked]:
+    status = await read_status(target)
+    partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
+    for process in status.processes:
+        replica = process.replica
+        if replica is None or replica.node.role not in ((role,) if role else ROLES):
+            continue
+        if partition in (-1, replica.node.partition):
+            partitions.setdefault((replica.node.role, replica.node.partition), []).append(replica)
+    if not partitions:
+        raise InvalidArgument("there is no live replica of such a role and partition")
+    found: list[Checked] = []
+    for _, replicas in sorted(partitions.items()):
+        found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
+    return found
+
+
+async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
+    """One replica after the other: they repair themselves from each other."""
+    if replicas[0].node.role == "pi":
+        return [await _check_pi(replica, target) for replica in replicas]
+    found = [await _check(replica, 0, mend=True) for replica in replicas]
+    read = [each for each in found if each.last]
+    end = min((each.last for each in read), default=0)
+    if len(read) > 1 and end:
+        for replica, each in zip(replicas, found, strict=True):
+            if each.last:  # digests at one position, whatever was written meanwhile
+                again = await _check(replica, end, mend=False)
+                each.ranges, each.floor, each.text = again.ranges, again.floor, each.text or again.text
+        compare(read)
+    return found
+
+
+async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
+    node = replica.node
+    checked = Checked(node.role, node.partition, node.replica, replica.member)
+    async with grpc.aio.insecure_channel(node.address, options=[("grpc.max_receive_message_length", 64 << 20)]) as channel:
+        stub: Any = XiuStub(channel)
+        try:
+            reply = await stub.Verify(xiu_pb2.VerifyRequest(end=end, repair=mend), timeout=CHECK_S)
+        except grpc.aio.AioRpcError as error:
+            checked.text = f"{node.address}: {error.details()}"
+            return checked
+    checked.checked, checked.damaged, checked.repaired, checked.left = reply.records, reply.damaged, reply.repaired, reply.left
+    checked.text, checked.last, checked.floor = reply.text, reply.last, reply.floor
+    checked.ranges = {each.range: each.digest for each in reply.ranges}
+    return checked
+
+
+async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = PiStub(channel)
+        reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
+        return reply
+
+
+async def _check_pi(replica: ReplicaStatus, target: str) -> Checked:
+    """A Pi whose state is damaged sets it aside, ends, and takes another replica's when its supervisor starts it again."""
+    node = replica.node
+    checked = Checked(node.role, node.partition, node.replica, replica.member)
+    try:
+        reply = await _verify_pi(node.address, mend=True)
+    except grpc.aio.AioRpcError as error:
+        checked.text = f"{node.address}: {error.details()}"
+        return checked
+    checked.checked = reply.values
+    if not reply.damage:
+        return checked
+    checked.damaged = checked.left = 1
+    if not reply.repairing:
+        checked.text = f"{reply.damage}; no other replica is in sync"
+        return checked
+    values = await _back(replica, target)
+    if values is None:
+        checked.text = f"{reply.damage}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
+    else:
+        checked.checked, checked.repaired, checked.left = values, 1, 0
+    return checked
+
+
+async def _back(replica: ReplicaStatus, target: str) -> int | None:
+    """Until the replica runs again with as much as it had, and is whole: how many values it has; None when that takes too long."""
+    end = time.monotonic() + BACK_S
+    while time.monotonic() < end:
+        await asyncio.sleep(BACK_POLL_S)
+        for process in (await read_status(target)).processes:
+            now = process.replica
+            if now is None or now.member != replica.member or now.node.endpoint == replica.node.endpoint:
+                continue
+            if now.applied < replica.applied:
+                continue
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                reply = await _verify_pi(now.node.address, mend=False)
+                if not reply.damage:
+                    return int(reply.values)
+    return None
