@@ -320,6 +320,8 @@ class Replica:
     def _degraded(self, core: Core) -> str | None:
         if core.halted_by:
             return f"the replica halted: {core.halted_by}"
+        if hung_s := self._hung_s():
+            return f"the disk has not answered for {hung_s:.0f} s: {self._folder.path}"
         if core.state in (State.DAMAGED, State.LEAVING, State.REPAIRING) and self._damage:
             return self._damage
         return self._applier.blocked or None
@@ -483,13 +485,18 @@ class Replica:
                 self._timer.cancel()
             self._timer = loop.call_at(when, self._tick)
 
+    def _hung_s(self) -> float:
+        """For how many seconds the disk has hung; 0 while it has not for long."""
+        hung_s = self._syncer.hung_s(time.monotonic())
+        return hung_s if hung_s > self._context.options.session_timeout_ms / 2000 else 0.0
+
     def _tick(self) -> None:
         self._timer = None
         self._check_registration()
-        hung = self._syncer.hung_s(time.monotonic())
-        if hung > self._context.options.session_timeout_ms / 2000 and self._syncer.report_once():
-            # Others must be able to lead. The session comes again by itself, with another incarnation.
-            self._context.log.error(DISK_HANGS, seconds=round(hung, 1))
+        hung_s = self._hung_s()
+        if hung_s and self._syncer.report_once():
+            # Others must be able to lead. The session comes again by itself when the disk answers, with another incarnation.
+            self._context.log.error(DISK_HANGS, seconds=round(hung_s, 1))
             self._context.end_session()
         now = time.monotonic()
         if now >= self._polled_at + FLUSHED_POLL_S:
@@ -525,8 +532,10 @@ class Replica:
             self._step(ev.SessionLost())
 
     async def _renewed(self, node: Node) -> Node:
-        """The session was lost: another incarnation, durable before it is seen."""
+        """The session was lost: another incarnation, durable before it is seen. While the disk hangs this replica stays away:
+        it would be elected again and could not take office."""
         assert self._log is not None
+        await self._syncer.wait_answer()
         return replace(node, member_incarnation=await asyncio.to_thread(self._log.next_incarnation))
 
     def _check_registration(self) -> None:

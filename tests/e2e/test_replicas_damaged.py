@@ -140,6 +140,11 @@ async def test_a_state_that_is_lost_is_taken_from_the_leader(make: Make) -> None
         await writers.wait_more(1000)
         leader = await replicas.wait_leader()
         other = "b" if leader == "a" else "a"
+
+        async def trimmed() -> bool:
+            return int((await replicas.status(other)).get("first", 0)) > 0
+
+        await until("a log that begins after the first entry", trimmed)
         replicas.send_signal(other, signal.SIGKILL)
         (replicas.folder / other / "state/state.json").unlink()
         replicas.start(other)
