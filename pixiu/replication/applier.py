@@ -72,6 +72,11 @@ class Applier:
         if self._later is None and self.behind > 0:
             self._run()
 
+    def run_soon(self) -> None:
+        """The same, behind what waits for its turn of the loop now: a follower's acknowledgement leaves before it applies."""
+        if self._later is None and self.behind > 0:
+            self._later = asyncio.get_running_loop().call_soon(self._run)
+
     def _run(self) -> None:
         self._later = None
         if self._closed or self._installing is not None or self._log is None or self.behind <= 0:

@@ -419,7 +419,10 @@ class Replica:
             self._context.crash(error)
         finally:
             self._stepping = False
-        self._applier.run()
+        if core.state is State.LEADING:
+            self._applier.run()  # writers wait for what the state answers
+        else:
+            self._applier.run_soon()
         self._arm(core)
 
     def _do(self, effect: ev.Effect) -> None:

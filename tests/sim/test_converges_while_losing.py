@@ -14,7 +14,7 @@ import os
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
 
-SEEDS = min(max(20, int(os.environ.get("PIXIU_SIM_SEEDS", "20"))), 600)
+SEEDS = min(max(100, int(os.environ.get("PIXIU_SIM_SEEDS", "100"))), 600)
 DROP, REPEAT = 0.05, 0.02
 SHAPES = ((1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2))
 """Partitions of routers, of brokers and of relays. Each datagram takes a time of its own, so that many overtake others."""

@@ -46,7 +46,7 @@ def test_nothing_acknowledged_is_lost_under_faults(number: int) -> None:
     assert not bad, [f"seed {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
     by_force = totals["well by an operator's word"]
     assert totals["well"] + by_force == BLOCK
-    assert by_force <= BLOCK // 25  # 6 of 1,000 on average
+    assert by_force <= BLOCK // 40  # 6 of 1,000 on average; a block of 500 has 12 once in 10,000
 
 
 def test_the_schedules_do_enough() -> None:
