@@ -28,15 +28,13 @@ from pixiu.discovery.zookeeper import (
     NodeExists,
     NoNode,
     RegistryConflict,
-    SessionEvent,
-    SessionState,
     Set,
     Stat,
-    WatchEvent,
     ZooKeeper,
 )
-from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RegistryUnavailable, RemoteError
+from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
+from registry.restorer import Restorer
 
 RANGE_MS: Final = 24 * 3_600_000
 """How far ahead a worker number is leased."""
@@ -335,8 +333,7 @@ class InstanceLease:
         self._instances = instances
         self._held: Instance | None = None
         self._lock = asyncio.Lock()
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._restorer = Restorer(zookeeper, self._restore, "the gateway's instance", RETRY_LAST_S)
 
     @property
     def held(self) -> Instance | None:
@@ -357,10 +354,7 @@ class InstanceLease:
                 found = await self._search()
                 if found is not None:
                     self._held = found
-                    self._zookeeper.add_listener(self._on_session)
-                    if self._task is None:
-                        self._task = asyncio.create_task(self._keep())
-                    self._wake.set()
+                    self._restorer.start()
                     return found
         raise Overloaded(
             f"no gateway instance below {paths.instances(self._root)} is free: all {self._instances} are held or retired",
@@ -369,11 +363,7 @@ class InstanceLease:
 
     async def release(self) -> bool:
         """Give the instance back. False when the registry cannot be told: it is free when the session has ended."""
-        self._zookeeper.remove_listener(self._on_session)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._restorer.stop()
         async with self._lock:
             held, self._held = self._held, None
             if held is None:
@@ -425,38 +415,13 @@ class InstanceLease:
         except (NoNode, MalformedData):
             return LAST_GENERATION, None
 
-    def _on_session(self, event: SessionEvent) -> None:
-        if event.state is SessionState.CONNECTED:
-            self._wake.set()
-
-    def _on_watch(self, _event: WatchEvent) -> None:
-        self._wake.set()
-
-    async def _keep(self) -> None:
-        """Whenever the session or the holder's node changed, see that the instance is still ours."""
-        failures = 0
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._restore()
-                failures = 0
-            except Exception as error:
-                expected = isinstance(error, RegistryUnavailable)
-                _log.log(logging.DEBUG if expected else logging.WARNING, "the instance is not held anew yet: %r", error)
-                if expected and not self._zookeeper.connected:
-                    continue  # the next connection wakes us
-                failures += 1
-                await asyncio.sleep(min(RETRY_FIRST_S * 2 ** min(failures, 20), RETRY_LAST_S) * random.uniform(0.5, 1.0))
-                self._wake.set()
-
     async def _restore(self) -> None:
         async with self._lock:
             held = self._held
             if held is None:
                 return
             path = paths.instance_holder(self._root, held.instance)
-            stat = await self._zookeeper.exists(path, self._on_watch)
+            stat = await self._zookeeper.exists(path, self._restorer.on_watch)
             if stat is not None and stat.ephemeral_owner == self._zookeeper.session_id:
                 return
             generation, instance_stat = await self._read(held.instance)
@@ -475,9 +440,9 @@ class InstanceLease:
                         Create(path, self._holder, ephemeral=True),
                     ]
                 )
-                await self._zookeeper.exists(path, self._on_watch)
+                await self._zookeeper.exists(path, self._restorer.on_watch)
                 return
             self._held = None
-            self._zookeeper.remove_listener(self._on_session)
+            self._restorer.pause()
         if self._on_lost is not None:
             self._on_lost(held)

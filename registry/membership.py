@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -25,21 +24,18 @@ from pixiu.discovery.zookeeper import (
     NoNode,
     Operation,
     RegistryConflict,
-    SessionEvent,
-    SessionState,
     Stat,
-    WatchEvent,
     ZooKeeper,
 )
-from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryUnavailable, RemoteError, Unavailable
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RemoteError, Unavailable
+from registry.restorer import Restorer
 
 MAX_TRIES: Final = 10
 """How often a registration is tried again because the registry changed under it."""
 MAX_COMPARED: Final = 64
 """With how many registered nodes the hash of the settings is compared: all of them agree with each other already."""
-RETRY_FIRST_S: Final = 0.2
 RETRY_LAST_S: Final = 5.0
-"""Back-off of registering again, while connected; doubles in between, with jitter."""
+"""The longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
 
 _log = logging.getLogger("registry.membership")
@@ -76,8 +72,7 @@ class Membership:
         self._unwritten = False
         """The node's data in the registry may be older than ours."""
         self._lock = asyncio.Lock()
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._restorer = Restorer(zookeeper, self._restore, "the process's node", RETRY_LAST_S)
         self.registrations = 0
         """How often the node was created."""
 
@@ -103,7 +98,7 @@ class Membership:
             # With an earlier try of unknown outcome behind us, our node may be there already.
             registered = await self._create(node)
             try:
-                stat = await self._zookeeper.exists(self._path, self._on_watch)
+                stat = await self._zookeeper.exists(self._path, self._restorer.on_watch)
                 if stat is not None:
                     # Two that start at once do not see each other above; here the later one does.
                     self._refuse(node, await self._other_settings(node, created_before=stat.created_zxid))
@@ -111,9 +106,7 @@ class Membership:
                 await self._forget(self._path)
                 raise
             self._node = registered
-            self._zookeeper.add_listener(self._on_session)
-            self._task = asyncio.create_task(self._keep())
-            self._wake.set()
+            self._restorer.start()
             return registered
 
     async def set_state(self, state: NodeState) -> bool:
@@ -133,11 +126,7 @@ class Membership:
 
     async def unregister(self) -> bool:
         """Take the node out. False when the registry cannot be reached: the node goes with the session then."""
-        self._zookeeper.remove_listener(self._on_session)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._restorer.stop()
         async with self._lock:
             if self._node is None:
                 return True
@@ -165,9 +154,9 @@ class Membership:
         try:
             await self._zookeeper.set(self._path, data)
         except RemoteError as error:
-            # Gone with its session, or no connection: `_keep` writes it.
+            # Gone with its session, or no connection: the restorer writes it.
             _log.debug("%s was not written now: %s", self._path, error)
-            self._wake.set()
+            self._restorer.wake()
             return False
         self._unwritten = False
         return True
@@ -254,42 +243,12 @@ class Membership:
                 f"registered at {self._root}, has {other.settings_hash!r}: give both the same [cluster] table, or another root"
             )
 
-    def _on_session(self, event: SessionEvent) -> None:
-        if event.state is SessionState.CONNECTED:
-            self._wake.set()
-
-    def _on_watch(self, _event: WatchEvent) -> None:
-        self._wake.set()
-
-    async def _keep(self) -> None:
-        """Whenever the session or the node changed, see that the node is there as it should be."""
-        failures = 0
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._restore()
-                failures = 0
-            except RegistryUnavailable as error:
-                _log.debug("not registered anew yet: %s", error)
-                if not self._zookeeper.connected:
-                    # The next connection wakes us.
-                    continue
-                failures += 1
-            except Exception as error:  # a node that is gone for ever would be worse than any error here
-                _log.warning("not registered anew yet: %r", error)
-                failures += 1
-            if failures:
-                delay = min(RETRY_FIRST_S * 2 ** min(failures, 10), RETRY_LAST_S)
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                self._wake.set()
-
     async def _restore(self) -> None:
         async with self._lock:
             node = self._node
             if node is None:
                 return
-            stat = await self._zookeeper.exists(self._path, self._on_watch)
+            stat = await self._zookeeper.exists(self._path, self._restorer.on_watch)
             if stat is not None and stat.ephemeral_owner == self._zookeeper.session_id:
                 if self._unwritten:
                     await self._zookeeper.set(self._path, node.to_json())
@@ -298,7 +257,7 @@ class Membership:
             if self._before is not None:
                 node = await self._before(node)
             self._node = await self._create(node)
-            await self._zookeeper.exists(self._path, self._on_watch)
+            await self._zookeeper.exists(self._path, self._restorer.on_watch)
             again = self._node
         if self._on_registered is not None:
             self._on_registered(again)

@@ -46,11 +46,6 @@ class Syncer:
         """For how many seconds the sync under way has been running; 0 without one."""
         return now - self._since if self._running is not None else 0.0
 
-    async def wait_answer(self) -> None:
-        """Until the sync under way has ended, however long that takes; at once without one."""
-        if self._running is not None:
-            await asyncio.wait({self._running})
-
     def report_once(self) -> bool:
         """Whether this is the first call for the sync under way."""
         first, self._reported = not self._reported, True

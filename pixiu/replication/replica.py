@@ -536,9 +536,10 @@ class Replica:
 
     async def _renewed(self, node: Node) -> Node:
         """The session was lost: another incarnation, durable before it is seen. While the disk hangs this replica stays away:
-        it would be elected again and could not take office."""
+        it would be elected again and could not take office. Raises Unavailable then, and is asked again."""
         assert self._log is not None
-        await self._syncer.wait_answer()
+        if self._hung_s():
+            raise Unavailable(f"the disk does not answer: {self._folder.path}")
         return replace(node, member_incarnation=await asyncio.to_thread(self._log.next_incarnation))
 
     def _check_registration(self) -> None:

@@ -1,0 +1,84 @@
+"""Sees to it that something in the registry is there again after every loss: what a process registered, what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from pixiu.discovery.zookeeper import SessionEvent, SessionState, WatchEvent, ZooKeeper
+from pixiu.errors import RegistryUnavailable
+
+RETRY_FIRST_S: Final = 0.2
+"""Back-off while connected; doubles up to the owner's limit, with jitter."""
+
+_log = logging.getLogger("registry.restorer")
+
+
+class Restorer:
+    """Calls `restore` whenever the session or a watched node changed, and again while that fails.
+
+    Args:
+        zookeeper: the process's session.
+        restore: looks at what should be there, puts it there, and watches it with `on_watch`. What raises is tried again: a
+            thing that is gone for ever would be worse than any error.
+        what: names it in the log.
+        retry_last_s: the longest back-off, seconds.
+    """
+
+    def __init__(self, zookeeper: ZooKeeper, restore: Callable[[], Awaitable[None]], what: str, retry_last_s: float) -> None:
+        self._zookeeper, self._restore = zookeeper, restore
+        self._what, self._retry_last_s = what, retry_last_s
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """From now on; the first time at once."""
+        self._zookeeper.add_listener(self._on_session)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        self.wake()
+
+    def pause(self) -> None:
+        """Until the next `start`, changes of the session matter no more."""
+        self._zookeeper.remove_listener(self._on_session)
+
+    async def stop(self) -> None:
+        """No more, and none under way."""
+        self.pause()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def wake(self) -> None:
+        """Look at it now."""
+        self._wake.set()
+
+    def on_watch(self, _event: WatchEvent) -> None:
+        """A watched node changed."""
+        self._wake.set()
+
+    def _on_session(self, event: SessionEvent) -> None:
+        if event.state is SessionState.CONNECTED:
+            self._wake.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._restore()
+                failures = 0
+            except Exception as error:
+                expected = isinstance(error, RegistryUnavailable)
+                _log.log(logging.DEBUG if expected else logging.WARNING, "%s is not there again yet: %r", self._what, error)
+                if expected and not self._zookeeper.connected:
+                    continue  # the next connection wakes us
+                failures += 1
+                delay = min(RETRY_FIRST_S * 2 ** min(failures, 20), self._retry_last_s)
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                self._wake.set()
