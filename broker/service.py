@@ -46,6 +46,7 @@ from pixiu.discovery.view import View
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
+from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
 from pixiu.runtime.tracing import tracer_of
@@ -85,7 +86,7 @@ class Service:
         self._ready = asyncio.Event()
         self._router_root = RouterRoot(context, self._take_view) if context.cluster.router_root else None
         self._restate = Restate(context.membership, context.crash)
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._stopped = False
         context.metrics.collect_from(self._samples)
 
@@ -117,8 +118,7 @@ class Service:
     async def stop(self) -> None:
         """End snapshots and the timer."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         if self._router_root is not None:
             await self._router_root.close()
         await self._restate.close()
@@ -258,21 +258,9 @@ class Service:
                     if self._ready.is_set():
                         self._restate.set(NodeState.RUNNING)
                     self._ready.set()
-        self._arm(now)
-
-    def _arm(self, now: float) -> None:
-        deadline = self._core.next_deadline()
-        if deadline is None:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(deadline - now, 0.0)
-        if self._timer is None or when < self._timer.when() - 0.001:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(when, self._tick)
+        self._alarm.set(self._core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._step(Tick())
 
     def _snapshot_chunk(self, source: EndpointID, chunk: Chunk) -> None:

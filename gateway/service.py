@@ -71,6 +71,7 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
+from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.tracing import tracer_of
 from pixiu.softstore import encode_messages
@@ -129,7 +130,7 @@ class Service:
         self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
         self._server: asyncio.Server | None = None
         self._turn: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick, least_s=0.001)
         self._patient = PatientDeliveries(self._write, asyncio.get_running_loop().call_later, self.count_dropped)
         self._draining = False
         self._signal_table: SharedTable | None = None
@@ -184,9 +185,9 @@ class Service:
 
     async def stop(self) -> None:
         """Close what is left."""
-        for handle in (self._turn, self._timer):
-            if handle is not None:
-                handle.cancel()
+        self._alarm.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
         if self._server is not None:
             self._server.close()
         self.slow.close()
@@ -450,17 +451,10 @@ class Service:
         self._turn = None
         if self._core is None:
             return
-        now = self.now()
-        self._perform(self._core.step(EndOfTurn(), now))
-        deadline = self._core.next_deadline()
-        if deadline is not None and (self._timer is None or self._timer.when() > deadline):
-            if self._timer is not None:
-                self._timer.cancel()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(deadline - now, 0.001), self._tick)
+        self._perform(self._core.step(EndOfTurn(), self.now()))
+        self._alarm.set(self._core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._step(Tick())
 
     def _perform(self, effects: list[Effect]) -> None:

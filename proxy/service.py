@@ -17,6 +17,7 @@ from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.links.quality import Quality
+from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.tracing import tracer_of
 from pixiu.trace import Hop, Sampler
@@ -89,7 +90,7 @@ class Service:
         self._numbers = itertools.count(1)
         self._draining = False
         self._weights = Weights()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._presence = PresenceService(lambda: context.view)
         self._measure_timer: asyncio.TimerHandle | None = None
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
@@ -114,9 +115,9 @@ class Service:
 
     async def stop(self) -> None:
         """Give the worker numbers back, as far as they were not lent on."""
-        for timer in (self._timer, self._measure_timer):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.cancel()
+        if self._measure_timer is not None:
+            self._measure_timer.cancel()
         await self._presence.close()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
@@ -276,15 +277,9 @@ class Service:
                 publisher = self._publishers.get(effect.stream)
                 if publisher is not None:
                     publisher.delivered(effect.signals)
-        deadline = self._core.next_deadline()
-        if deadline is not None and (self._timer is None or self._timer.when() > deadline):
-            if self._timer is not None:
-                self._timer.cancel()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(deadline - self._context.now(), 0.0), self._tick)
+        self._alarm.set(self._core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._perform(self._core.step(Tick(), self._context.now()))
 
     def _samples(self) -> dict[str, object]:

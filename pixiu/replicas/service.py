@@ -57,6 +57,7 @@ from pixiu.replicas.events import (
 )
 from pixiu.replicas.store import StoreError
 from pixiu.replicas.writer import StoreWriter
+from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
 from pixiu.snapshots import SnapshotReader
@@ -98,7 +99,7 @@ class ReplicaService:
         self._answers: dict[int, Iterator[Chunk] | RefuseSnapshot] = {}
         self._ready = asyncio.Event()
         self._restate = Restate(context.membership, context.crash)
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._loading: asyncio.Task[None] | None = None
         self._stopped = False
         wire_pb2_grpc.add_MembershipServicer_to_server(MembershipService(self), context.server)
@@ -137,8 +138,7 @@ class ReplicaService:
     async def stop(self) -> None:
         """Write what waits to the database."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         await self._restate.close()
         await self._snapshots.close()
         if self._loading is not None:
@@ -275,21 +275,9 @@ class ReplicaService:
                     if self._ready.is_set():
                         self._restate.set(NodeState.RUNNING)
                     self._ready.set()
-        self._arm(now)
-
-    def _arm(self, now: float) -> None:
-        deadline = self._core.next_deadline()
-        if deadline is None:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(deadline - now, 0.0)
-        if self._timer is None or when < self._timer.when() - 0.001:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(when, self._tick)
+        self._alarm.set(self._core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._step(Tick())
 
     async def _load(self) -> None:

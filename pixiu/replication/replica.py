@@ -48,6 +48,7 @@ from pixiu.replication.registry import LiveReplica, PartitionRegistry
 from pixiu.replication.snapshots import SnapshotReceiver, SnapshotSender
 from pixiu.replication.states import State
 from pixiu.replication.wire import encode_message
+from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 
 MAX_ENTRY_BYTES: Final = 3 << 20
@@ -105,7 +106,7 @@ class Replica:
         self._log: SegmentedLog | None = None
         self._stepping = False
         self._events: list[ev.Event] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._polled_at = 0.0
         self._told = 0
         """The incarnation that the core knows of as registered."""
@@ -184,8 +185,7 @@ class Replica:
     async def stop(self) -> None:
         """Release everything. Writes under way fail with OutcomeUnknown."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         self._context.zookeeper.remove_listener(self._session)
         self._proposals.fail(OutcomeUnknown("the process ends"))
         self._fail_turn(Draining("the process ends"))
@@ -423,7 +423,8 @@ class Replica:
             self._applier.run()  # writers wait for what the state answers
         else:
             self._applier.run_soon()
-        self._arm(core)
+        if not self._stopped:
+            self._alarm.set(core.next_deadline())
 
     def _do(self, effect: ev.Effect) -> None:
         match effect:
@@ -478,23 +479,12 @@ class Replica:
                 log.error(HALTED, text=reason)
                 self._context.crash(StorageError(f"the replica halted: {reason}"))
 
-    def _arm(self, core: Core) -> None:
-        if self._stopped:
-            return
-        loop = asyncio.get_running_loop()
-        when = core.next_deadline()  # the loop's clock is the monotonic one
-        if self._timer is None or when < self._timer.when() - 0.001:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(when, self._tick)
-
     def _hung_s(self) -> float:
         """For how many seconds the disk has hung; 0 while it has not for long."""
         hung_s = self._syncer.hung_s(time.monotonic())
         return hung_s if hung_s > self._context.options.session_timeout_ms / 2000 else 0.0
 
     def _tick(self) -> None:
-        self._timer = None
         self._check_registration()
         hung_s = self._hung_s()
         if hung_s and self._syncer.report_once():
