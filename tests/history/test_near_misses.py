@@ -316,3 +316,28 @@ def test_lanes_and_receivers_have_numbers_of_their_own(tale: Tale) -> None:
     assert tale.found() == {Rule.LOST}
     tale.call("reader", Read(8, DEVICE, LANE, final=True), Listed(((1, 1100, 0),), 1))
     tale.passes()
+
+
+@pytest.mark.parametrize("gap", [0, 1])
+def test_expired_mail_to_somebody_without_a_device_leaves_a_gap(gap: int) -> None:
+    tale = Tale()
+    tale.send(100, 1, expires_us=2)
+    tale.look(last=1, floor=1, gap=gap)
+    assert tale.found() == (set() if gap else {Rule.EXPIRED_SILENTLY})
+
+
+def test_an_inboxseq_is_of_one_message(tale: Tale) -> None:
+    tale.history.ok(tale.history.invoke("writer", MAIL), Sent(1100, ((UIN, 1),)))
+    tale.history.ok(tale.history.invoke("another", replace(MAIL, id=101)), Sent(1101, ((UIN, 1),)))
+    tale.call("reader", Read(UIN, DEVICE, LANE, final=True), Listed(((1, 1100, 0), (1, 1101, 0)), 1))
+    assert Rule.ENTRY in tale.found()
+
+
+def test_what_makes_no_sense_is_said(tale: Tale) -> None:
+    tale.passes()
+    login = next(event for event in tale.history.events if event.kind == "invoke")
+    at_us = tale.history.events[-1].at_us
+    tale.history.events.append(replace(login, at_us=at_us))
+    assert tale.found() == {Rule.HISTORY}
+    tale.history.events[-1] = replace(login, at_us=at_us, kind="wire")
+    assert tale.found() == {Rule.HISTORY}
