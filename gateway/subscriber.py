@@ -143,6 +143,8 @@ class _Stream:
         self.reply(wire_pb2.SubscribeReply(error_code=LoginReplaced.code, error_text=text))
         self.reason = REASON_MOVED if moved else REASON_KICKED
         self.close(text)
+        # At once: nothing counts as delivered any more to a client that stops reading here.
+        self._hub.closed(self, self.reason)
 
     async def write_all(self, context: Context) -> None:
         """Write replies and batches as they come, until the stream closes."""

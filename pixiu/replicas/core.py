@@ -485,7 +485,7 @@ class ReplicaCore:
                 group.ids.remove(message.id)
         for target, found in by_target.items():
             parts = encode_messages(found)
-            effects.append(SendControl(target, parts, self.forwards.send(target, parts, group)))
+            effects.append(SendControl(target, parts, self.forwards.send(target, parts, group, required=True)))
         notice = self._notices.due(sender, view.version, now)
         if notice is not None:
             effects.append(SendControl(sender, [notice]))

@@ -2,7 +2,7 @@
 
 One *group* is what came in one message from a gateway; it makes one *forward* for each destination. A forward that
 was lost is sent again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward
-of a group has ended, the gateway is told.
+of a group has ended, the gateway is told; unless one that had to arrive did not: then the gateway sends it again.
 
 Source: seed 004 §5 (peers first, then subscribers); DESIGN section 9, "Join and leave".
 """
@@ -41,6 +41,8 @@ class Forward:
     peer: EndpointID
     messages: list[bytes]
     group: Group
+    required: bool = False
+    """Nobody else has it: the group is not confirmed without it."""
     tries: int = 1
 
 
@@ -77,7 +79,7 @@ class Forwards:
     def __len__(self) -> int:
         return len(self._by_token)
 
-    def send(self, peer: EndpointID, messages: list[bytes], group: Group) -> int:
+    def send(self, peer: EndpointID, messages: list[bytes], group: Group, *, required: bool = False) -> int:
         """A forward is sent; returns its token, 0 at the limit of forwards."""
         self.counters.sent += 1
         group.waiting += 1
@@ -85,7 +87,7 @@ class Forwards:
             # `waiting` never comes back to 0, so the group is not confirmed.
             self.counters.unfollowed += 1
             return 0
-        return self._follow(Forward(peer, messages, group))
+        return self._follow(Forward(peer, messages, group, required))
 
     def settled(self, token: int, handled: bool, now: float, outcome: Outcome) -> None:
         """A parcel settled; one that was lost is due again later."""
@@ -93,19 +95,19 @@ class Forwards:
         if forward is None:
             return
         if handled:
-            self._end(token, outcome)
+            self._end(token, outcome, arrived=True)
         elif forward.tries >= MAX_TRIES:
             self.counters.given_up += 1
             outcome.missed.append(forward.peer)
-            self._end(token, outcome)
+            self._end(token, outcome, arrived=False)
         else:
             pause = min(FIRST_RETRY_S * 2 ** (forward.tries - 1), LAST_RETRY_S)
             heapq.heappush(self._retries, (now + pause, token))
 
     def gone(self, peer: EndpointID, outcome: Outcome) -> None:
-        """A destination is dead or has vanished: its forwards count as done."""
+        """A destination is dead or has vanished: its forwards count as done, but for those that had to arrive."""
         for token in self._by_peer.pop(peer, {}):
-            self._finish(self._by_token.pop(token), outcome)
+            self._finish(self._by_token.pop(token), outcome, arrived=False)
 
     def due(self, now: float) -> list[tuple[int, Forward]]:
         """Forwards to send again now, each with its new token."""
@@ -131,15 +133,18 @@ class Forwards:
         self._by_peer.setdefault(forward.peer, {})[token] = None
         return token
 
-    def _end(self, token: int, outcome: Outcome) -> None:
+    def _end(self, token: int, outcome: Outcome, *, arrived: bool) -> None:
         forward = self._by_token.pop(token)
         tokens = self._by_peer[forward.peer]
         del tokens[token]
         if not tokens:
             del self._by_peer[forward.peer]
-        self._finish(forward, outcome)
+        self._finish(forward, outcome, arrived=arrived)
 
-    def _finish(self, forward: Forward, outcome: Outcome) -> None:
+    @staticmethod
+    def _finish(forward: Forward, outcome: Outcome, *, arrived: bool) -> None:
+        if forward.required and not arrived:
+            return  # `waiting` never comes back to 0, so the group is not confirmed
         forward.group.waiting -= 1
         if not forward.group.waiting:
             outcome.confirmed.append(forward.group)

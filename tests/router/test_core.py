@@ -239,6 +239,18 @@ def test_a_stale_sender_s_message_is_passed_on_and_the_sender_told() -> None:
     assert notices(core.step(MessagesReceived(GATEWAY, [login(4, 5)]), 2.5)) == [(GATEWAY, 1)]
 
 
+@pytest.mark.parametrize("lost", [PeerDead(EndpointID(15)), view(partitions=2)])
+def test_a_message_whose_only_receiver_died_is_not_confirmed(lost: Event) -> None:
+    """The gateway sends it again, to whoever serves the room then."""
+    child = EndpointID(15)
+    core = running(Replica(child, 1, True), partitions=2)
+    (passed,) = [e for e in of(SendControl, core.step(MessagesReceived(GATEWAY, [login(1, 5)]), 1.0)) if e.peer == child]
+    core.step(Settled([(passed.token, False)]), 1.0)
+    assert confirmed(core.step(lost, 1.1)) == []
+    assert of(SendControl, core.step(Tick(), 9.0)) == []
+    assert len(core.forwards) == 0
+
+
 def test_what_another_partition_s_router_sends_is_not_passed_back() -> None:
     """A parent forwards to its child until the child's subscription ends, also what the child has ceased to serve at the flip.
 

@@ -116,8 +116,6 @@ class Clients:
         self.users += [User(1, 11, 0, 0), User(2, 12, 1, 1), User(3, 13, 0, 0, login=False)]
         self.logins = Logins(world.shape.policy)
         self.connections: dict[int, Connection] = {}
-        self.closing: set[int] = set()
-        """Connections that the shell has closed and the core does not know of yet."""
         self._sessions: dict[tuple[int, int], Session] = {}
         self._publishers: dict[int, Session | None] = {1: None, 2: None}
         self._senders = {1: SignalCore(), 2: SignalCore()}
@@ -251,11 +249,6 @@ class Clients:
         # It does not come again by itself: the two would replace each other for ever.
         if connection.user.connection is connection:
             connection.user.connection = None
-        self.closing.add(number)
-        self._world.wire.after(0.0, lambda: process.do(lambda: self._closed(process, number, reason)))
-
-    def _closed(self, process: GatewayProcess, number: int, reason: int) -> None:
-        self.closing.discard(number)
         process.step(ge.Closed(number, reason))
 
     def gateway_gone(self, process: GatewayProcess) -> None:
