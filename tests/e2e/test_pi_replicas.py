@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from typing import Any
 
 import pytest
@@ -15,52 +14,15 @@ from typer.testing import CliRunner
 
 from pi.keys import entry_key
 from pixiu.cli.main import app
-from pixiu.discovery.node import Node
 from tests.support.pi import Lost, PiClient, appends, message
 from tests.support.roles import Roles, until
+from tests.support.stores import figures, health, leader_of, wait_in_sync
 
 pytestmark = pytest.mark.e2e
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
 NAMES = ("pi-a", "pi-b")
 UIN = 7
 BATCH = 20
-
-
-async def health(node: Node) -> dict[str, Any]:
-    """What a replica says of itself."""
-
-    def get() -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
-                found: dict[str, Any] = json.load(reply)["service"]["replication"]
-        except OSError:  # it is not serving
-            found = {}
-        return found
-
-    return await asyncio.to_thread(get)
-
-
-async def leader_of(roles: Roles, *names: str) -> str:
-    """The name of the replica that leads; empty when none does."""
-    for name in names:
-        node = await roles.node(name)
-        if node is not None and (await health(node)).get("state") == "Leading":
-            return name
-    return ""
-
-
-async def wait_in_sync(roles: Roles, *names: str) -> str:
-    """Until all are in sync; the name of the leader."""
-    found = ""
-
-    async def all_in() -> bool:
-        nonlocal found
-        found = await leader_of(roles, *names)
-        node = await roles.node(found) if found else None
-        return node is not None and len((await health(node)).get("in_sync", ())) == len(names)
-
-    await until(f"{names} in sync", all_in)
-    return found
 
 
 class Sender:
@@ -143,10 +105,12 @@ async def inbox(roles: Roles, name: str) -> list[tuple[int, int]]:
             return found
 
 
+@pytest.mark.timeout(120 + 60 * ROUNDS)
 async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "inbox_cap": 10_000_000}  # nothing goes by the cap
     await roles.layout(pi=1)
     for name in NAMES:
-        roles.start(name, partition=0, flush_interval_s=0.1)
+        roles.start(name, **settings)
     leader = await wait_in_sync(roles, *NAMES)
     alive = set(NAMES)
     sender = Sender(roles, alive)
@@ -157,13 +121,14 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
         epoch = sender.epoch
         roles.send_signal(leader, signal.SIGKILL)
         times.append(await sender.more(1, epoch))
-        roles.start(leader, partition=0, flush_interval_s=0.1)
+        roles.start(leader, **settings)
         alive.add(leader)
         leader = await wait_in_sync(roles, *NAMES)
     await sender.more(100)
     await sender.stop()
-    print(f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; entries {len(sender.known)}")
     found = await inbox(roles, leader)
+    said = figures("from a kill to the next acknowledgement", times)
+    print(f"{said}; rounds {ROUNDS}, acknowledged {len(sender.known)}, stored {len(found)}")
     assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
     assert len({msg_id for _, msg_id in found}) == len(found) <= sender.sent
     assert [msg_id for _, msg_id in found] == sorted(msg_id for _, msg_id in found)
