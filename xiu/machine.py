@@ -250,8 +250,8 @@ class Machine:
         await self._in_thread(flush)
 
     def free_bytes(self) -> int:
-        """Of the disk."""
-        return shutil.disk_usage(self._folder).free
+        """Of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""
+        return shutil.disk_usage(self._folder.parent).free
 
     async def close(self) -> None:
         """Close RocksDB."""
