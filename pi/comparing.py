@@ -152,16 +152,15 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
 
     async def Compare(self, request: pb.PiCompareRequest, context: CompareContext) -> pb.PiCompareReply:
         """This state and the leader's."""
+        repairing = False
         try:
             found = await self._comparer.compare()
+            if found is None:
+                return pb.PiCompareReply(leads=True)
+            position, rows, differing = found
+            if differing and request.repair:
+                text = f"behind entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
+                repairing = self._repair(text)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
-        if found is None:
-            return pb.PiCompareReply(leads=True)
-        position, rows, differing = found
-        repairing = False
-        if differing and request.repair:
-            repairing = self._repair(
-                f"the state behind entry {position} differs from the leader's in ranges {differing[:8]} of users"
-            )
         return pb.PiCompareReply(position=position, rows=rows, differing=differing, repairing=repairing)

@@ -82,7 +82,8 @@ class Machine:
         return aside
 
     def mark_damaged(self, reason: str) -> None:
-        """At its next start this replica sets its store aside, and takes the state from the log or another replica."""
+        """At its next start this replica sets its store aside, and takes the state from the log or another replica. Raises
+        DiskFull, DiskFailed."""
         mark(self._folder, reason)
 
     def _open(self) -> None:

@@ -43,7 +43,7 @@ from pi.state import Read, Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
 from pixiu.replication import proposals
@@ -56,6 +56,7 @@ DAMAGED: Final = "pi_state_damaged"
 ANSWER_S: Final = 0.5
 """From the answer to an operator to the end of a process that begins again."""
 SET_ASIDE: Final = "pi_state_set_aside"
+NOT_MARKED: Final = "pi_state_not_marked"
 
 
 class Service:
@@ -254,12 +255,16 @@ class Service:
             return 0, str(damage), repair and self._begin_again(str(damage))
 
     def _begin_again(self, text: str) -> bool:
-        """Take the state from another replica, if there is one that has it; whether this begins."""
+        """Take the state from another replica, if there is one that has it; whether this begins. Raises DiskFull, DiskFailed."""
         if not self._others_in_sync():
             return False
+        self._machine.mark_damaged(text)
         # The answer leaves before the process does.
-        asyncio.get_running_loop().call_later(ANSWER_S, self._damaged, text)
+        asyncio.get_running_loop().call_later(ANSWER_S, self._end_to_begin_again, text)
         return True
+
+    def _end_to_begin_again(self, text: str) -> None:
+        self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
 
     def _others_in_sync(self) -> bool:
         status = self._replica.status()
@@ -272,9 +277,14 @@ class Service:
 
     def _damaged(self, text: str) -> None:
         """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
-        if self._others_in_sync():
+        if not self._others_in_sync():
+            return
+        try:
             self._machine.mark_damaged(text)
-            self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
+        except StorageError as full:  # the scrub, a read or an operator finds the damage again
+            self._context.log.error(NOT_MARKED, error=str(full), code=full.code)
+            return
+        self._end_to_begin_again(text)
 
     def _failed(self, error: PixiuError) -> None:
         """The inboxes cannot be written, or are broken."""

@@ -189,12 +189,17 @@ class StateStore:
 
 
 def mark(folder: Path, reason: str) -> None:
-    """Have `set_aside` set a state aside, durably."""
-    with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
-        file.write(reason)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(folder)
+    """Have `set_aside` set a state aside, durably. Raises DiskFull, DiskFailed: then it is not."""
+    try:
+        with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
+            file.write(reason)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(folder)
+    except OSError as error:
+        (folder / DAMAGED_NAME).unlink(missing_ok=True)
+        kind = DiskFull if error.errno in _FULL else DiskFailed
+        raise kind(f"the damaged inboxes in {folder} cannot be marked for a repair: {error.strerror}; free some space") from error
 
 
 def set_aside(folder: Path) -> bool:

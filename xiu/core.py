@@ -220,6 +220,21 @@ class Core:
         # Only what had been written: what was not is still to be asked for, and is counted by who asks.
         self._write(now, self._written)
 
+    def catch_up(self, store: Store) -> bool:
+        """Apply to another store, which holds an earlier state, a little of what the log has behind it. Whether it is where this
+        core's store is, but for what one call does. Raises DiskFull; StoreDamaged when it is damaged as well."""
+        after, target = store.head.applied.counter, self._store.head.applied.counter
+        if after < target:
+            state = State(self.settings.partition, store, store.head)
+            entries = self._log.read(after, min(READ_ENTRIES, target - after), READ_BYTES)
+            decisions = [state.decide(entry) for entry in entries]
+            try:
+                store.write(decisions)
+            except Blocked as blocked:
+                if blocked.full:
+                    raise errors.DiskFull(str(blocked)) from blocked
+        return store.head.applied.counter >= target
+
     def met_damage(self, text: str) -> None:
         """The shell found the store damaged."""
         self.damaged = text

@@ -95,7 +95,7 @@ class Service:
             on_deposed=lambda epoch: self._step(Deposed(epoch)),
             segment_bytes=options.segment_mb << 20,
         )
-        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._rewound)
+        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
         self.streams = Streams()
         self.core: Core | None = None
         self.reading: Reading | None = None
@@ -237,6 +237,9 @@ class Service:
         if self.core is not None and self._table is not None:
             self._table.clear()
             self.core.replaced()
+
+    def _catch_up(self, store: Store) -> bool:
+        return self.core is None or self.core.catch_up(store)
 
     def _rewound(self) -> None:
         if self.core is not None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import grpc.aio
-import lmdb
 import pytest
 
 from pi.digest import range_of_user
-from pi.keys import ENTRY_VALUE, entry_key, seal, unseal
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import partition_state
 from pixiu.wire.v1 import xiu_pb2
-from tests.support.cluster import PIXIU
 from tests.support.pi import UIN, Sender, inbox
+from tests.support.repairs import alter, flip, repair
 from tests.support.roles import Roles, until
 from tests.support.roles import roles as roles
 from tests.support.stores import leader_of, wait_in_sync
@@ -48,14 +45,6 @@ async def leads(node: Node) -> bool:
         return bool((await writer.stub.Position(xiu_pb2.PositionRequest())).epoch)
 
 
-def flip(folder: Path) -> None:
-    """One bit in the middle of the largest file of a store."""
-    file = max(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) * 2 // 5] ^= 1
-    file.write_bytes(data)
-
-
 async def reads_come_right_and_the_store_is_repaired(roles: Roles, node: Node, ids: list[int], records: list[bytes]) -> None:
     async with Writer(node) as writer:
         assert await writer.fetch(ids) == [("", record) for record in records]
@@ -70,14 +59,6 @@ async def reads_come_right_and_the_store_is_repaired(roles: Roles, node: Node, i
         assert await writer.fetch(ids) == [("", record) for record in records]
         assert [record for _, record in await writer.scan()] == records
         assert await roles.metric(node, "reads_repaired_total") == before, "nothing is damaged any more"
-
-
-async def repair(roles: Roles, *more: str) -> tuple[int, dict[str, object]]:
-    """`pixiu repair --json`."""
-    arguments = ["repair", "--target", roles.target(), "--json", *more]
-    process = await asyncio.create_subprocess_exec(PIXIU, *arguments, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
-    return process.returncode or 0, json.loads(said) if said else {}
 
 
 async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the_other_replica(roles: Roles) -> None:
@@ -121,13 +102,13 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     assert await roles.metric(nodes[leader], "repairs_total") == 1
     exit_code, found = await repair(roles, "--role", "xiu", "--partition", "0")
     assert exit_code == 0
-    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]  # type: ignore[attr-defined]
+    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]
 
 
 async def until_repaired_by_command(roles: Roles) -> int:
     exit_code, found = await repair(roles)
     replicas = found["replicas"]
-    assert sum(each["repaired"] for each in replicas) > 0  # type: ignore[attr-defined]
+    assert sum(each["repaired"] for each in replicas) > 0
     return exit_code
 
 
@@ -137,20 +118,10 @@ async def test_a_pi_is_checked_and_what_cannot_be_repaired_is_said(roles: Roles)
     await roles.running("pi-0")
     exit_code, found = await repair(roles, "--role", "pi")
     assert exit_code == 0, found
-    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]  # type: ignore[attr-defined]
+    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]
     exit_code, found = await repair(roles, "--role", "xiu")
     assert exit_code == 2
     assert "no live replica" in str(found)
-
-
-def alter(folder: Path, uin: int, seq: int) -> None:
-    """Another MsgID in one entry of a Pi that is not running, with a right CRC."""
-    with lmdb.open(str(folder), map_size=1 << 30) as environment, environment.begin(write=True) as transaction:
-        key = entry_key(uin, 1, seq)
-        value = transaction.get(key)
-        assert value is not None
-        msg_id, at_s = ENTRY_VALUE.unpack(unseal(key, bytes(value)))
-        transaction.put(key, seal(key, ENTRY_VALUE.pack(msg_id + 1, at_s)))
 
 
 async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_and_mended_while_writes_go_on(
@@ -167,7 +138,7 @@ async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_
     await sender.more(1000)
     exit_code, found = await repair(roles, "--role", "pi")
     assert exit_code == 0, found
-    assert [(each["differed"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]  # type: ignore[attr-defined]
+    assert [(each["differed"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]
 
     await roles.end(follower)
     alter(roles.folder / follower / "inboxes", UIN, 10)
@@ -179,7 +150,7 @@ async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_
     roles.start(follower, **settings)  # as its supervisor does
     exit_code, found = await command
     assert exit_code == 0, found
-    told = sorted((each["damaged"], each["differed"], each["repaired"], each["differing"]) for each in found["replicas"])  # type: ignore[attr-defined]
+    told = sorted((each["damaged"], each["differed"], each["repaired"], each["differing"]) for each in found["replicas"])
     assert told == [(0, 0, 0, 0), (0, 1, 1, 0)]
     assert await wait_in_sync(roles, *names) == leader
     await sender.more(100)

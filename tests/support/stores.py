@@ -85,6 +85,8 @@ class Mailer:
         """Of the leader that acknowledged last."""
         self.refusals: dict[str, int] = {}
         self._numbers = [itertools.count() for _ in range(writers)]
+        self.paused = False
+        """Whether no further batch is sent."""
         self._stopping = False
         self._tasks = [asyncio.create_task(self._run(writer)) for writer in range(writers)]
 
@@ -126,6 +128,9 @@ class Mailer:
         call = stub.Store(sent())
         try:
             while not self._stopping:
+                if self.paused:
+                    await asyncio.sleep(0.05)
+                    continue
                 if not records:
                     records += self._fresh(writer)
                 batch = b"".join(record for _, record in records)

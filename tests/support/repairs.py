@@ -1,0 +1,41 @@
+"""Damage of stores that nobody has open, and `pixiu repair`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from pi.keys import CRC_BYTES, ENTRY_VALUE, entry_key, seal, unseal
+from tests.support.cluster import PIXIU
+from tests.support.roles import Roles
+
+
+def flip(folder: Path) -> None:
+    """One bit in the middle of the largest file of a store."""
+    file = max(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) * 2 // 5] ^= 1
+    file.write_bytes(data)
+
+
+def alter(folder: Path, uin: int, seq: int, *, right_crc: bool = True) -> None:
+    """Another MsgID in one entry of a Pi that is not running, and the CRC that belongs to it or to the old one."""
+    with lmdb.open(str(folder), map_size=1 << 30) as environment, environment.begin(write=True) as transaction:
+        key = entry_key(uin, 1, seq)
+        value = transaction.get(key)
+        assert value is not None
+        msg_id, at_s = ENTRY_VALUE.unpack(unseal(key, bytes(value)))
+        altered = seal(key, ENTRY_VALUE.pack(msg_id + 1, at_s))
+        transaction.put(key, altered if right_crc else altered[:-CRC_BYTES] + bytes(value)[-CRC_BYTES:])
+
+
+async def repair(roles: Roles, *more: str) -> tuple[int, dict[str, Any]]:
+    """`pixiu repair --json`."""
+    arguments = ["repair", "--target", roles.target(), "--json", *more]
+    process = await asyncio.create_subprocess_exec(PIXIU, *arguments, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    return process.returncode or 0, json.loads(said) if said else {}
