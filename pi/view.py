@@ -70,10 +70,11 @@ class Views:
 
     def expect(self, mark: int) -> asyncio.Future[View]:
         """The view behind the entry that holds a mark, when that is applied; `forget` must follow. Raises Overloaded."""
-        if len(self._wanted) >= MAX_VIEWS:
+        payload = mark.to_bytes(MARK_BYTES, "little")
+        if len(self._wanted) >= MAX_VIEWS or payload in self._wanted:
             raise Overloaded("this replica is being compared already; wait for it to end", 1000)
-        found = asyncio.get_running_loop().create_future()
-        return self._wanted.setdefault(mark.to_bytes(MARK_BYTES, "little"), found)
+        self._wanted[payload] = found = asyncio.get_running_loop().create_future()
+        return found
 
     def wants(self, payload: bytes) -> bool:
         """Whether somebody waits for this mark."""

@@ -318,6 +318,10 @@ class Service:
                     self._context.log.error(
                         NOT_REPAIRED, error=said, code=error.code, damage=self.core.damaged if self.core else ""
                     )
+                if isinstance(error, StorageError) and self.core is not None and self.core.stuck and self.core.epoch:
+                    # There is another replica, whose store may be whole: it shall lead, and this one wait as a follower.
+                    self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
+                    return
                 await asyncio.sleep(MEND_AGAIN_S)
 
     async def _trim_loop(self) -> None:

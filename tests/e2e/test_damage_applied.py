@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from pixiu.errors import StoreDamaged
+from tests.support.repairs import damage_dedupe_window
 from tests.support.roles import Roles, until
 from tests.support.stores import equal_scans, health, wait_in_sync
 from tests.xiu.writer import Writer, mails
-from xiu.state import KEY, SNOWFLAKES
-from xiu.store import Store
 
 NAMES = ("xiu-a", "xiu-b")
-STEP = 256
-FLIPPED = 16
-
-
-def unreadable(folder: Path, keys: list[bytes]) -> list[bool]:
-    """Which rows of a store cannot be read; nobody has it open. Empty: it does not open."""
-    found = []
-    try:
-        store = Store(folder)
-    except StoreDamaged:
-        return []
-    for key in keys:
-        try:
-            store.get_many([key])
-            found.append(False)
-        except StoreDamaged:
-            found.append(True)
-    store.close()
-    return found
-
-
-def damage_dedupe_window(folder: Path, records: list[bytes]) -> list[bytes]:
-    """Flip bits until rows of the dedupe window cannot be read, and the store still opens; whose rows these are."""
-    keys = [KEY.pack(SNOWFLAKES, int.from_bytes(record[16:24], "little")) for record in records]
-    for file in folder.glob("*.sst"):
-        whole = file.read_bytes()
-        for at in range(len(whole) - STEP, 0, -STEP):
-            data = bytearray(whole)
-            for offset in range(at, at + FLIPPED):
-                data[offset] ^= 1
-            file.write_bytes(data)
-            bad = unreadable(folder, keys)
-            if any(bad):
-                return [record for record, is_bad in zip(records, bad, strict=True) if is_bad]
-            file.write_bytes(whole)
-    raise AssertionError("no row of the dedupe window could be damaged")
 
 
 async def stored(roles: Roles, name: str) -> tuple[list[bytes], list[int]]:

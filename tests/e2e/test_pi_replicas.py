@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from pi.keys import entry_key
 from pixiu.cli.main import app
 from tests.support.pi import UIN, PiClient, Sender, appends, inbox, message
+from tests.support.repairs import repair
 from tests.support.roles import Roles, until
 from tests.support.stores import figures, health, leader_of, wait_in_sync
 
@@ -43,6 +44,9 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
         leader = await wait_in_sync(roles, *NAMES)
     await sender.more(100)
     await sender.stop()
+    exit_code, compared = await repair(roles, "--role", "pi")
+    assert exit_code == 0, compared
+    assert [(each["damaged"], each["differed"]) for each in compared["replicas"]] == [(0, 0), (0, 0)]
     found = await inbox(roles, leader)
     said = figures("from a kill to the next acknowledgement", times)
     print(f"{said}; rounds {ROUNDS}, acknowledged {len(sender.known)}, stored {len(found)}")

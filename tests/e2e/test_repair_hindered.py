@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.support.pi import UIN, Sender, inbox
-from tests.support.repairs import alter, flip, repair
-from tests.support.roles import Roles
-from tests.support.stores import Mailer, equal_scans, wait_in_sync
+from tests.support.repairs import alter, damage_dedupe_window, flip, repair
+from tests.support.roles import Roles, until
+from tests.support.stores import Mailer, equal_scans, leader_of, wait_in_sync
+from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
 SETTINGS: dict[str, Any] = {"partition": 0, "reserve_mb": 0}
@@ -187,3 +188,42 @@ async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_
     assert await wait_in_sync(roles, small) == small
     entries = await inbox(roles, small)
     assert {msg_id: seq for seq, msg_id in entries} == sender.known
+
+
+async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_the_other_replica(
+    roles: Roles, small_disk: Path
+) -> None:
+    small, other = NAMES
+    folder = small_disk / small
+    settings: dict[str, dict[str, Any]] = {small: SETTINGS | {"data_dir": str(folder)}, other: SETTINGS}
+    await roles.layout(xiu=1)
+    roles.start(small, **settings[small])
+    assert await wait_in_sync(roles, small) == small
+    records, (node,) = mails(0, 400), await roles.running(small)
+    async with Writer(node) as writer:
+        fates = [fate for start in range(0, 400, 20) for fate in await writer.store(records[start : start + 20])]
+    await roles.end(small)
+    bad = damage_dedupe_window(folder / "store", records)
+    roles.start(small, **settings[small])
+    assert await wait_in_sync(roles, small) == small
+    roles.start(other, **settings[other])
+    assert await wait_in_sync(roles, *NAMES) == small
+    leave(small_disk, 1 << 16)
+    (node,) = await roles.running(small)
+    async with Writer(node) as writer:
+        assert {code for code, _ in await writer.store(bad)} == {"STORE_DAMAGED"}
+        assert await roles.ended(small) == 1
+
+    async def other_leads() -> bool:
+        return await leader_of(roles, other) == other
+
+    await until("the other replica leads", other_leads)
+    more = mails(500, 20)
+    (node,) = await roles.running(other)
+    async with Writer(node) as writer:
+        assert await writer.store(bad) == [fates[records.index(record)] for record in bad]
+        assert {code for code, _ in await writer.store(more)} == {""}
+    (small_disk / "ballast").unlink()
+    roles.start(small, **settings[small])
+    assert await wait_in_sync(roles, *NAMES) == other
+    assert [record for _, record in await equal_scans(*await roles.running(*NAMES))] == records + more

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.support.repairs import repair
 from tests.support.roles import Roles
 from tests.support.stores import Mailer, equal_scans, figures, wait_in_sync
 
@@ -38,3 +39,6 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
     said = figures("from a kill to the next acknowledgement", times)
     print(f"{said}; rounds {ROUNDS}, acknowledged {mailer.acknowledged}, stored {len(scanned)}")
     mailer.check(scanned)
+    exit_code, compared = await repair(roles, "--role", "xiu")
+    assert exit_code == 0, compared
+    assert [(each["damaged"], each["differing"]) for each in compared["replicas"]] == [(0, 0), (0, 0)]

@@ -177,4 +177,6 @@ async def test_few_views_are_waited_for_at_a_time() -> None:
     with pytest.raises(Overloaded):
         views.expect(MAX_VIEWS + 1)
     views.forget(1)
+    with pytest.raises(Overloaded):
+        views.expect(2)
     views.expect(MAX_VIEWS + 1)
