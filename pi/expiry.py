@@ -77,7 +77,8 @@ class Expiry:
         state, looked = self._state, 0
         until_s = state.now_s - state.limits.dedupe_s
         if head.oldest_s > until_s:
-            return 0
+            # Counted as if it had been looked up: what a replica happens to remember must not move its sweeps further than others'.
+            return int(head.base < head.floor and budget > 0)
         delete = state.table.delete
         while head.base < head.floor and looked < budget:
             looked += 1

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+from pi.digest import Digest
 from pi.state import Read, Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
-from pixiu.errors import DiskFull, PixiuError, StateDamaged
+from pi.view import MARK_KIND, View, Views
+from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
 from pixiu.replication.model import Entry
 
 FLUSH_CHANGES: Final = 50_000
@@ -26,6 +28,18 @@ DAMAGED_S: Final = 10.0
 """The scrub finds a broken value again after so long: meanwhile there may be a replica to repair it from."""
 SCRUB_KEYS: Final = 500
 """Checked at a time."""
+
+T = TypeVar("T")
+
+
+async def _to_its_end(work: Callable[[], T]) -> T:
+    """In a thread. A caller that is cancelled still waits: the thread cannot be stopped, and its environment must stay open."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 class Machine:
@@ -59,6 +73,7 @@ class Machine:
         """An entry broke off: what is in memory must never be written."""
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self.views = Views()
 
     def open(self) -> bool:
         """Open the store. Whether a damaged one was set aside, and this one is empty."""
@@ -67,7 +82,8 @@ class Machine:
         return aside
 
     def mark_damaged(self, reason: str) -> None:
-        """At its next start this replica sets its store aside, and takes the state from the log or another replica."""
+        """At its next start this replica sets its store aside, and takes the state from the log or another replica. Raises
+        DiskFull, DiskFailed."""
         mark(self._folder, reason)
 
     def _open(self) -> None:
@@ -91,7 +107,7 @@ class Machine:
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
         """Committed entries. Raises StateDamaged: then this state must not be used any more."""
         try:
-            found = self.state.apply(entries)
+            found = self._apply_to_marks(entries) if self.views else self.state.apply(entries)
         except StateDamaged as damage:
             self.damaged, self._half_applied = str(damage), True
             self._on_failed(damage)
@@ -99,6 +115,30 @@ class Machine:
         if self.state.unwritten >= FLUSH_CHANGES:
             self._wake.set()
         return found
+
+    def _apply_to_marks(self, entries: Sequence[Entry]) -> list[list[Results]]:
+        """The same, and the views that somebody waits for."""
+        found: list[list[Results]] = []
+        begin = 0
+        for index, entry in enumerate(entries, 1):
+            if entry.kind == MARK_KIND and self.views.wants(entry.payload):
+                found += self.state.apply(entries[begin:index])
+                begin = index
+                try:
+                    self.views.answer(entry.payload, View(self.store.reader(), self.state.unstored(), self.applied))
+                except StorageError as problem:
+                    self.views.answer(entry.payload, problem)
+        return found + self.state.apply(entries[begin:])
+
+    async def digest(self, view: View) -> Digest:
+        """Read a view to its end. Raises Unavailable when the state is replaced meanwhile, StorageError."""
+        done = False
+        while not done:
+            async with self._writing:  # not while a snapshot takes the store's place
+                if view.reader.store is not self.store:
+                    raise Unavailable("a snapshot took this replica's state's place; compare it again")
+                done = await _to_its_end(view.read_part)
+        return view.digest
 
     @property
     def behind(self) -> bool:
@@ -185,7 +225,8 @@ class Machine:
             await asyncio.sleep(SCRUB_KEYS / keys_per_s)
             try:
                 async with self._writing:  # not while a snapshot takes the store's place
-                    after = await asyncio.to_thread(self.store.verify, after or b"", SCRUB_KEYS)
+                    begin = after or b""
+                    after = await _to_its_end(lambda begin=begin: self.store.verify(begin, SCRUB_KEYS))  # type: ignore[misc]
             except StateDamaged as damage:
                 self.damaged = str(damage)
                 self._on_failed(damage)
@@ -201,9 +242,10 @@ class Machine:
         values, after = 0, b""
         while True:
             async with self._writing:  # not while a snapshot takes the store's place
-                following = await asyncio.to_thread(self.store.verify, after, SCRUB_KEYS)
+                following = await _to_its_end(lambda after=after: self.store.verify(after, SCRUB_KEYS))  # type: ignore[misc]
             if following is None:
-                return values + await asyncio.to_thread(self.store.count_from, after)
+                async with self._writing:
+                    return values + await _to_its_end(lambda after=after: self.store.count_from(after))  # type: ignore[misc]
             values, after = values + SCRUB_KEYS, following
 
     async def close(self) -> None:
@@ -215,4 +257,5 @@ class Machine:
             return
         with contextlib.suppress(PixiuError):
             await self.flush()
-        self.store.close()
+        async with self._writing:
+            self.store.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
 from pi.events import (
     Appended,
@@ -42,19 +43,20 @@ from pi.state import Read, Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
 from pixiu.links.api import PeerState
 from pixiu.replication import proposals
 from pixiu.replication.replica import Replica
 from pixiu.runtime.context import Context
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
+from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
 ANSWER_S: Final = 0.5
 """From the answer to an operator to the end of a process that begins again."""
 SET_ASIDE: Final = "pi_state_set_aside"
+NOT_MARKED: Final = "pi_state_not_marked"
 
 
 class Service:
@@ -74,17 +76,19 @@ class Service:
             context, self._machine, folder / "replica", options.replication(),
             on_leading=self._leading, on_deposed=self._deposed, segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
+        self._comparer = Comparer(self._machine, self._replica)
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._opened_s = 0.0
         self._turn: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._notified = 0
         self.on_appended: Callable[[Sequence[Appended]], None] = self._count_notified
         """Called with what inboxes have now, after it was applied: who delivers mail is told by it."""
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
+        pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self._begin_again), context.server)
         context.metrics.collect_from(self._samples)
 
     # --- what the runtime calls
@@ -204,6 +208,9 @@ class Service:
 
     def _leading(self, epoch: int) -> None:
         self._step(LeaderChanged(epoch, ""))
+        if self._timer is not None:  # a new leader's clock entry, with its limits, is due at once
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_soon(self._tick)
 
     def _deposed(self, epoch: int) -> None:
         self._step(LeaderChanged(0, ""))
@@ -245,11 +252,19 @@ class Service:
             return await self._machine.verify(), "", False
         except StateDamaged as damage:
             self._machine.damaged = str(damage)
-            if not (repair and self._others_in_sync()):
-                return 0, str(damage), False
-            # The answer leaves before the process does.
-            asyncio.get_running_loop().call_later(ANSWER_S, self._damaged, str(damage))
-            return 0, str(damage), True
+            return 0, str(damage), repair and self._begin_again(str(damage))
+
+    def _begin_again(self, text: str) -> bool:
+        """Take the state from another replica, if there is one that has it; whether this begins. Raises DiskFull, DiskFailed."""
+        if not self._others_in_sync():
+            return False
+        self._machine.mark_damaged(text)
+        # The answer leaves before the process does.
+        asyncio.get_running_loop().call_later(ANSWER_S, self._end_to_begin_again, text)
+        return True
+
+    def _end_to_begin_again(self, text: str) -> None:
+        self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
 
     def _others_in_sync(self) -> bool:
         status = self._replica.status()
@@ -262,9 +277,14 @@ class Service:
 
     def _damaged(self, text: str) -> None:
         """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
-        if self._others_in_sync():
+        if not self._others_in_sync():
+            return
+        try:
             self._machine.mark_damaged(text)
-            self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
+        except StorageError as full:  # the scrub, a read or an operator finds the damage again
+            self._context.log.error(NOT_MARKED, error=str(full), code=full.code)
+            return
+        self._end_to_begin_again(text)
 
     def _failed(self, error: PixiuError) -> None:
         """The inboxes cannot be written, or are broken."""

@@ -161,12 +161,21 @@ class State:
 
     def freeze(self) -> Changes:
         """Everything that changed since the last time, with the applied position, for one transaction of the store."""
+        self._encode()
+        return self.table.freeze()
+
+    def unstored(self) -> Changes:
+        """A copy of everything that a transaction has not brought into the store, or may be bringing there just now."""
+        self._encode()
+        return {**self.table.frozen, **self.table.changes}
+
+    def _encode(self) -> None:
+        """What is kept as objects becomes values."""
         for key, head in self._dirty.items():
             self.table.put(head_key(key >> 2, key & 3), head.encode())
         self._dirty = {}
         meta = META.pack(META_VERSION, *self.applied, self.now_s, self.dropped, self.expiry.near, self.expiry.far)
         self.table.put(META_KEY, meta + LIMITS.pack(*self.limits))
-        return self.table.freeze()
 
     @property
     def unwritten(self) -> int:

@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,30 @@ LOCK_NAME: Final = "lock.mdb"
 DAMAGED_NAME: Final = "damaged"
 """Holds why this state is to be set aside at the next start."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StateReader:
+    """Everything that is stored, as of one moment, for one thread at a time. `close` ends it, before the store's end."""
+
+    def __init__(self, store: StateStore, transaction: lmdb.Transaction) -> None:
+        self.store = store
+        self._transaction = transaction
+
+    def rows(self, after: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Keys and values, CRCs and all, from a key on; the key to go on from, None at the end. Raises DiskFailed,
+        StateDamaged."""
+        try:
+            with self._transaction.cursor() as cursor:
+                found = cursor.set_range(after) if after else cursor.first()
+                rows = [(bytes(key), bytes(value)) for key, value in islice(cursor.iternext(), limit)] if found else []
+                more = len(rows) == limit and cursor.set_range(rows[-1][0] + b"\0")
+                return rows, bytes(cursor.key()) if more else None
+        except lmdb.Error as error:
+            raise self.store.problem("read", error) from error
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self._transaction.abort()
 
 
 class StateStore:
@@ -50,14 +75,14 @@ class StateStore:
             )
             self._reading = self._db.begin()
         except (OSError, lmdb.Error) as error:
-            raise self._error("opened", error) from error
+            raise self.problem("opened", error) from error
 
     def get(self, key: bytes) -> bytes | None:
         """A value as it was after the last transaction before `renew`."""
         try:
             found: bytes | None = self._reading.get(key)
         except lmdb.Error as error:
-            raise self._error("read", error) from error
+            raise self.problem("read", error) from error
         return found
 
     def scan(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -71,7 +96,7 @@ class StateStore:
                         return
                     yield key, value
         except lmdb.Error as error:
-            raise self._error("read", error) from error
+            raise self.problem("read", error) from error
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """All of it or nothing, in one transaction. Not sorted: that costs more than it saves."""
@@ -81,7 +106,14 @@ class StateStore:
                     transaction.delete(key)
                 cursor.putmulti([(key, value) for key, value in changes.items() if value is not None])
         except (OSError, lmdb.Error) as error:
-            raise self._error("written", error) from error
+            raise self.problem("written", error) from error
+
+    def reader(self) -> StateReader:
+        """Everything as of the newest transaction. What is freed meanwhile is not used again until the reader is closed."""
+        try:
+            return StateReader(self, self._db.begin())
+        except lmdb.Error as error:
+            raise self.problem("read", error) from error
 
     def renew(self) -> None:
         """Reads see the newest transaction from here on. In the thread of `get`."""
@@ -89,14 +121,14 @@ class StateStore:
             self._reading.abort()
             self._reading = self._db.begin()
         except lmdb.Error as error:
-            raise self._error("read", error) from error
+            raise self.problem("read", error) from error
 
     def sync(self) -> None:
         """The newest transaction is durable."""
         try:
             self._db.sync(True)
         except (OSError, lmdb.Error) as error:
-            raise self._error("synced", error) from error
+            raise self.problem("synced", error) from error
 
     def verify(self, after: bytes, limit: int) -> bytes | None:
         """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged."""
@@ -110,7 +142,7 @@ class StateStore:
                     found = cursor.next()
                 return bytes(cursor.key()) if found else None
         except lmdb.Error as error:
-            raise self._error("verified", error) from error
+            raise self.problem("verified", error) from error
 
     def count_from(self, key: bytes) -> int:
         """How many values stand from a key on."""
@@ -119,7 +151,7 @@ class StateStore:
                 found = cursor.set_range(key) if key else cursor.first()
                 return sum(1 for _ in cursor.iternext(keys=True, values=False)) if found else 0
         except lmdb.Error as error:
-            raise self._error("read", error) from error
+            raise self.problem("read", error) from error
 
     def copy(self, path: Path) -> None:
         """A compact copy of the newest transaction to a file, durable before it has its name: a snapshot."""
@@ -131,7 +163,7 @@ class StateStore:
             begun.replace(path)
         except (OSError, lmdb.Error) as error:
             begun.unlink(missing_ok=True)
-            raise self._error("copied", error) from error
+            raise self.problem("copied", error) from error
 
     @property
     def bytes_used(self) -> int:
@@ -144,7 +176,8 @@ class StateStore:
         self._reading.abort()
         self._db.close()
 
-    def _error(self, what: str, error: Exception) -> DiskFull | DiskFailed | StateDamaged:
+    def problem(self, what: str, error: Exception) -> DiskFull | DiskFailed | StateDamaged:
+        """What an error of LMDB means."""
         text = f"the inboxes in {self.folder} cannot be {what}: {error}"
         if isinstance(error, lmdb.MapFullError):
             return DiskFull(f"{text}; the file reached {self._map_bytes >> 20} MiB: raise pi.store_mb and start again")
@@ -156,12 +189,17 @@ class StateStore:
 
 
 def mark(folder: Path, reason: str) -> None:
-    """Have `set_aside` set a state aside, durably."""
-    with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
-        file.write(reason)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(folder)
+    """Have `set_aside` set a state aside, durably. Raises DiskFull, DiskFailed: then it is not."""
+    try:
+        with open(folder / DAMAGED_NAME, "w", encoding="utf-8") as file:
+            file.write(reason)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(folder)
+    except OSError as error:
+        (folder / DAMAGED_NAME).unlink(missing_ok=True)
+        kind = DiskFull if error.errno in _FULL else DiskFailed
+        raise kind(f"the damaged inboxes in {folder} cannot be marked for a repair: {error.strerror}; free some space") from error
 
 
 def set_aside(folder: Path) -> bool:

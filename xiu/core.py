@@ -167,6 +167,11 @@ class Core:
         self.committed = store.head.applied.counter
         self.full = ""
         """Why writes are refused; empty: they are not."""
+        self.damaged = ""
+        """What of the store could not be read or written; empty: nothing, or it was repaired since."""
+        self.stuck = False
+        """That was needed to decide an entry: nothing is decided before the store is repaired."""
+        self._written = self.committed
         self._log, self._store, self._table = log, store, table
         self._state = State(settings.partition, store, store.head)
         self._decided: deque[Decision] = deque()
@@ -204,13 +209,35 @@ class Core:
         """The store and the log hold another state: a snapshot was loaded."""
         self._state.forget(self._store.head)
         self._decided.clear()
-        self.committed = self._store.head.applied.counter
+        self.damaged, self.stuck = "", False
+        self.committed = self._written = self._store.head.applied.counter
 
     def rewound(self, now: float) -> None:
         """The store holds an earlier state of its own, without damage: what follows it comes from the log once more."""
         self._state.forget(self._store.head)
         self._decided.clear()
-        self._write(now)
+        self.damaged, self.stuck = "", False
+        # Only what had been written: what was not is still to be asked for, and is counted by who asks.
+        self._write(now, self._written)
+
+    def catch_up(self, store: Store) -> bool:
+        """Apply to another store, which holds an earlier state, a little of what the log has behind it. Whether it is where this
+        core's store is, but for what one call does. Raises DiskFull; StoreDamaged when it is damaged as well."""
+        after, target = store.head.applied.counter, self._store.head.applied.counter
+        if after < target:
+            state = State(self.settings.partition, store, store.head)
+            entries = self._log.read(after, min(READ_ENTRIES, target - after), READ_BYTES)
+            decisions = [state.decide(entry) for entry in entries]
+            try:
+                store.write(decisions)
+            except Blocked as blocked:
+                if blocked.full:
+                    raise errors.DiskFull(str(blocked)) from blocked
+        return store.head.applied.counter >= target
+
+    def met_damage(self, text: str) -> None:
+        """The shell found the store damaged."""
+        self.damaged = text
 
     @property
     def waiting(self) -> int:
@@ -257,6 +284,8 @@ class Core:
             return REJECTIONS[Rejection.NOT_LEADER]
         if event.epoch not in (0, self.epoch):
             return errors.StaleStream.code, f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
+        if self.stuck:
+            return errors.StoreDamaged.code, "the store is damaged and takes nothing before it is repaired from another replica"
         if self.full:
             return errors.DiskFull.code, self.full
         if not self._table.has_room(len(event.data)):
@@ -285,22 +314,28 @@ class Core:
     def _on_deposed(self, event: Deposed, now: float, out: list[Effect]) -> None:
         """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
         self.epoch = 0
-        text = "the leader changed; whether it was stored is unknown: send again with the same SnowflakeIDs"
         lost = [*self._proposed.values(), *(b for _, b in self._persisting), *(b for _, b in self._committing)]
         self._proposed.clear()
         self._persisting.clear()
         self._committing.clear()
         for batch in lost:
-            results = [Result(batch.position + index, count, errors.NotLeader.code, text=text) for index, count in batch.runs]
-            out.append(self._answer(batch.stream, [*batch.refused, *results]))
+            self._answer_unknown(batch, errors.NotLeader.code, "the leader changed", out)
         self._state.forget(self._store.head)
         self._decided.clear()
         self.counters.cut_off += self._table.dropped()
+
+    def _answer_unknown(self, batch: Batch, code: str, why: str, out: list[Effect]) -> None:
+        text = f"{why}; whether it was stored is unknown: send again with the same SnowflakeIDs"
+        results = [Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
+        out.append(self._answer(batch.stream, [*batch.refused, *results]))
 
     def _on_accepted(self, event: Accepted, now: float, out: list[Effect]) -> None:
         self._decide_to(event.last)
         batch = self._proposed.pop(event.token, None)
         if batch is None:
+            return
+        if self.stuck:
+            self._answer_unknown(batch, errors.StoreDamaged.code, "the store is damaged and is to be repaired", out)
             return
         begin = event.first - self._decided[0].head.applied.counter
         decisions = [self._decided[begin + index] for index in range(event.last - event.first + 1)]
@@ -356,19 +391,29 @@ class Core:
     # --- the state
 
     def _decide_to(self, counter: int) -> None:
-        """Decide what stands in the log up to here."""
-        while self._state.head.applied.counter < counter:
+        """Decide what stands in the log up to here; not while that needs what is damaged."""
+        while not self.stuck and self._state.head.applied.counter < counter:
             after = self._state.head.applied.counter
             entries = self._log.read(after, min(READ_ENTRIES, counter - after), READ_BYTES)
-            decisions = [self._state.decide(entry) for entry in entries]
+            try:
+                decisions = [self._state.decide(entry) for entry in entries]
+            except errors.StoreDamaged as damage:
+                self._stop_deciding(damage)
+                return
             self._decided.extend(decisions)
             blocks = [(decision.block, decision.puts[-1][1]) for decision in decisions if decision.block is not None]
             if blocks:
                 self._table.put(blocks, persisted=False)
 
-    def _write(self, now: float) -> None:
-        """Write what is committed; when the store cannot, later."""
-        if self._retry_at is not None and now < self._retry_at:
+    def _stop_deciding(self, damage: errors.StoreDamaged) -> None:
+        """What was decided and not written is forgotten: after the repair the same is decided once more."""
+        self.damaged, self.stuck = str(damage), True
+        self._state.forget(self._store.head)
+        self._decided.clear()
+
+    def _write(self, now: float, up_to: int | None = None) -> None:
+        """Write what is committed, or a part of it; when the store cannot, later."""
+        if self.stuck or (self._retry_at is not None and now < self._retry_at):
             return  # the writes wait for it
         try:
             if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:
@@ -376,7 +421,7 @@ class Core:
                 self._store.reopen()
                 self._state.forget(self._store.head)
                 self._decided.clear()
-            self._write_committed()
+            self._write_committed(self.committed if up_to is None else up_to)
         except Blocked as blocked:
             self.counters.writes_blocked += 1
             self._retry_at = now + (RETRY_S if blocked.full else RETRY_BUSY_S)
@@ -388,16 +433,22 @@ class Core:
         if self.enough_space:
             self.full = ""
 
-    def _write_committed(self) -> None:
-        while (written := self._store.head.applied.counter) < self.committed:
+    def _write_committed(self, up_to: int) -> None:
+        while (written := self._store.head.applied.counter) < up_to:
             if not self._decided:
-                self._decide_to(min(self.committed, written + READ_ENTRIES))
+                self._decide_to(min(up_to, written + READ_ENTRIES))
             decisions: list[Decision] = []
             for decision in self._decided:
-                if decision.head.applied.counter > self.committed or len(decisions) == READ_ENTRIES:
+                if decision.head.applied.counter > up_to or len(decisions) == READ_ENTRIES:
                     break
                 decisions.append(decision)
-            self._store.write(decisions)
+            try:
+                self._store.write(decisions)
+            except errors.StoreDamaged as damage:
+                self._stop_deciding(damage)
+            if self.stuck:
+                return
+            self._written = self._store.head.applied.counter
             floor = self._store.head.floor
             for decision in decisions:
                 self._decided.popleft()
@@ -409,10 +460,14 @@ class Core:
             self._decide_to(self._log.last.counter)
 
     def _on_trim_due(self, event: TrimDue, now: float, out: list[Effect]) -> None:
-        if not self.epoch:
+        if not self.epoch or self.stuck:
             return
         head = self._store.head
-        found = trim_to(self._store.marks(), head, event.at_us, self.settings.keep_us, self.settings.keep_bytes)
+        try:
+            found = trim_to(self._store.marks(), head, event.at_us, self.settings.keep_us, self.settings.keep_bytes)
+        except errors.StoreDamaged as damage:
+            self.damaged = str(damage)
+            return
         if found is None:
             found = head.floor, head.trimmed_bytes
         else:
@@ -427,6 +482,7 @@ class Core:
         return counted | {
             "stored_bytes": head.stored_bytes - head.trimmed_bytes,
             "waiting_entries": len(self._decided),
+            "damaged": int(bool(self.damaged)),
             "epoch": self.epoch,
             "committed": self.committed,
         }

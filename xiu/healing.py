@@ -30,6 +30,7 @@ from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from xiu.machine import Machine
 from xiu.reading import MAX_FETCH_BYTES, Found
 from xiu.repair import Checked, Row, verify
+from xiu.store import Store
 
 REPAIR_BEGINS: Final = "store_repair_begins"
 REPAIRED: Final = "store_repaired"
@@ -63,7 +64,7 @@ class Healer:
         context: of the process.
         machine: its state.
         in_sync: members in sync, in hex, this one among them.
-        on_adopted: the store holds another state now; the log is applied from there on.
+        catch_up, on_adopted: see `Machine.rebuild`.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class Healer:
         partition: int,
         machine: Machine,
         in_sync: Callable[[], Sequence[str]],
+        catch_up: Callable[[Store], bool],
         on_adopted: Callable[[], None],
     ) -> None:
         self._context, self._partition, self._machine = context, partition, machine
-        self._in_sync, self._on_adopted = in_sync, on_adopted
+        self._in_sync, self._catch_up, self._on_adopted = in_sync, catch_up, on_adopted
         self.counters = Counters()
         self._calls = 0
         self._busy = asyncio.Lock()
@@ -169,7 +171,7 @@ class Healer:
             self._context.log.warning(REPAIR_BEGINS, peer=peer.address)
             try:
                 with grpc.insecure_channel(peer.address) as channel:
-                    taken = await self._machine.rebuild(lambda applied: Rows(channel, applied), self._on_adopted)
+                    taken = await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
             except PixiuError:
                 self.counters.repairs_failed += 1
                 raise
@@ -179,6 +181,11 @@ class Healer:
         self._context.log.warning(REPAIRED, rows=taken, peer=peer.address)
         return taken
 
+    async def idle(self) -> None:
+        """Until no repair is under way."""
+        async with self._busy:
+            pass
+
     async def verify(self, end: int) -> Checked:
         """Read and check everything. Raises DiskFailed."""
         cursor = self._machine.store.cursor()
@@ -186,8 +193,7 @@ class Healer:
 
     async def close(self) -> None:
         """A repair that is under way ends first: it holds the store's files."""
-        async with self._busy:
-            pass
+        await self.idle()
         if self._task is not None:
             await asyncio.wait({self._task})
 

@@ -33,6 +33,8 @@ ROWS_AT_ONCE: Final = 256
 IN_LOOP_S: Final = 60.0
 PUT_TRIES: Final = 1000
 PUT_AGAIN_S: Final = 0.01
+CATCH_UP_PAUSE_S: Final = 0.001
+"""Between two turns that bring a new store forward: writes go on in between."""
 T = TypeVar("T")
 
 
@@ -172,13 +174,20 @@ class Machine:
         await self._in_thread(take)
         self._on_replaced()
 
-    async def rebuild(self, peer: Callable[[int], Callable[[bytes], Iterator[Row]]], on_adopted: Callable[[], None]) -> int:
+    async def rebuild(
+        self,
+        peer: Callable[[int], Callable[[bytes], Iterator[Row]]],
+        catch_up: Callable[[Store], bool],
+        on_adopted: Callable[[], None],
+    ) -> int:
         """Build the store anew beside itself, damaged places from another replica, and hold that one; how many rows were taken
         from there. Reads and writes go on meanwhile.
 
         Args:
             peer: another replica's rows from a key on, of a state with at least this entry.
-            on_adopted: called when the store holds the new state, which is older: what the log has behind it is applied again.
+            catch_up: applies to the new store a little of what the log has behind it, in one turn of the event loop; whether it
+                is where the old one is.
+            on_adopted: called when the store holds the new state, which may be a little older: the rest is applied again.
 
         Raises StoreDamaged, DiskFull, DiskFailed, what `peer` raises: then everything is as it was.
         """
@@ -191,12 +200,13 @@ class Machine:
             return done.result(IN_LOOP_S)
 
         # In the thread that flushes: meanwhile nothing that the new state needs leaves the log.
-        return await loop.run_in_executor(self._thread, self._rebuild, in_loop, peer, on_adopted)
+        return await loop.run_in_executor(self._thread, self._rebuild, in_loop, peer, catch_up, on_adopted)
 
     def _rebuild(
         self,
         in_loop: Callable[[Callable[[], Any]], Any],
         peer: Callable[[int], Callable[[bytes], Iterator[Row]]],
+        catch_up: Callable[[Store], bool],
         on_adopted: Callable[[], None],
     ) -> int:
         store = self.store
@@ -214,7 +224,20 @@ class Machine:
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        new = self._make(final)
+        finally:
+            cursor.close()
+        try:
+            new = self._make(final)
+            try:
+                while not in_loop(lambda: catch_up(new)):
+                    time.sleep(CATCH_UP_PAUSE_S)
+            except BaseException:
+                new.close()
+                raise
+        except BaseException:
+            # A start would take it for the newer one, when the log behind it has gone.
+            shutil.rmtree(final, ignore_errors=True)
+            raise
 
         def adopt() -> None:
             store.adopt(new)
@@ -250,8 +273,8 @@ class Machine:
         await self._in_thread(flush)
 
     def free_bytes(self) -> int:
-        """Of the disk."""
-        return shutil.disk_usage(self._folder).free
+        """Of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""
+        return shutil.disk_usage(self._folder.parent).free
 
     async def close(self) -> None:
         """Close RocksDB."""

@@ -26,12 +26,14 @@ from xiu.events import Answer, EndStream, Event, Level, StoreReceived
 from xiu.healing import Healer
 from xiu.options import Options
 from xiu.reading import Reading
+from xiu.repair import Checked
 from xiu.state import Head
 
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream. Policy: it is not read until some are answered."""
+REPAIR_TRIES: Final = 3
 LEVELS: Final = {
     xiu_pb2.StoreLevel.REPLICATED: Level.REPLICATED,
     xiu_pb2.StoreLevel.PERSISTED: Level.PERSISTED,
@@ -298,11 +300,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         checked = await healer.verify(end)
         damaged, repaired, text = checked.damaged, 0, ""
         if damaged and repair:
+            before = healer.counters.rows_repaired
             try:
-                repaired = await healer.repair()
-                checked = await healer.verify(end)
+                checked = await self._repair(end)
             except PixiuError as error:
                 text = f"{error.code}: {error}"
+            repaired = healer.counters.rows_repaired - before
         reading = self._shell.reading
         head = reading.head if reading is not None else Head()
         return xiu_pb2.VerifyReply(
@@ -319,6 +322,21 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                 for begin, (digest, records) in sorted(checked.ranges.items())
             ],
         )
+
+    async def _repair(self, end: int) -> Checked:
+        """Repair the store, or let a repair end that something else began; what is left. Raises PixiuError."""
+        healer = self._shell.healer
+        for _ in range(REPAIR_TRIES):
+            await healer.idle()
+            checked = await healer.verify(end)
+            if not checked.damaged:
+                return checked
+            try:
+                await healer.repair()
+            except Overloaded:
+                continue
+            return await healer.verify(end)
+        raise Overloaded("this replica repairs itself again and again; look at its log")
 
     async def Position(
         self, request: xiu_pb2.PositionRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -25,6 +25,7 @@ from pixiu.errors import (
     Overloaded,
     PixiuError,
     StorageError,
+    StoreDamaged,
     TooFewInSync,
     Unavailable,
 )
@@ -38,18 +39,22 @@ from pixiu.runtime.shared_memory import folder_name
 from pixiu.wire.v1 import xiu_pb2_grpc
 from xiu.core import Core, Settings
 from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
-from xiu.healing import Healer
+from xiu.healing import NOT_REPAIRED, Healer
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.rpc import Streams, XiuService
 from xiu.state import BLOCKS, KEY
+from xiu.store import Store
 from xiu.table import Table, open_table
 
 SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"
 FLUSH_FAILED: Final = "flush_failed"
 SPACE_INTERVAL_S: Final = 1.0
+MEND_POLL_S: Final = 0.2
+MEND_AGAIN_S: Final = 5.0
+"""Between two tries to repair the store: perhaps another replica has joined."""
 LEADER_WAIT_S: Final = 10.0
 """How long a start waits for the partition to have a leader; then the process is Running without one."""
 LEADER_POLL_S: Final = 0.05
@@ -60,6 +65,15 @@ REASONS: Final[dict[type[PixiuError], Rejection]] = {
     TooFewInSync: Rejection.TOO_FEW_IN_SYNC,
     DiskFull: Rejection.DISK_FULL,
 }
+
+
+def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
+    """Which rows are in the store. One that cannot be read is not kept in the table either: whether it was committed is unknown
+    before the store is repaired."""
+    try:
+        return [value is not None for value in store.get_many(list(keys))]
+    except StoreDamaged:
+        return [False] if len(keys) == 1 else [each for key in keys for each in _written(store, [key])]
 
 
 class Service:
@@ -81,7 +95,7 @@ class Service:
             on_deposed=lambda epoch: self._step(Deposed(epoch)),
             segment_bytes=options.segment_mb << 20,
         )
-        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._rewound)
+        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
         self.streams = Streams()
         self.core: Core | None = None
         self.reading: Reading | None = None
@@ -119,14 +133,14 @@ class Service:
         owner = f"{self._context.root}-{options.partition}-{member:016x}"
         folder = Path(options.table_dir) / (options.table_name or folder_name("xiu", owner))
         table = open_table(folder, options.table_mb << 20, member)
-        table.recover(lambda firsts: [value is not None for value in store.get_many([KEY.pack(BLOCKS, first) for first in firsts])])
+        table.recover(lambda firsts: _written(store, [KEY.pack(BLOCKS, first) for first in firsts]))
         table.dropped()
         return table
 
     async def start(self) -> None:
         """Take part; returns when the partition has a leader, or after a while without."""
         await self._replica.start()
-        for work in (self._flush_loop(), self._trim_loop(), self._space_loop()):
+        for work in (self._flush_loop(), self._trim_loop(), self._space_loop(), self._mend_loop()):
             self._spawn(work)
         limit = time.monotonic() + LEADER_WAIT_S
         while not self._replica.leader_address and not self._serves() and time.monotonic() < limit:
@@ -166,7 +180,7 @@ class Service:
         return {
             "replication": status,
             "waiting_entries": core.waiting if core is not None else 0,
-            "degraded": (core.full if core is not None else "") or status["degraded"],
+            "degraded": ((core.damaged or core.full) if core is not None else "") or status["degraded"],
         }
 
     def on_view(self, view: View) -> None:
@@ -216,12 +230,16 @@ class Service:
     def _committed(self, counter: int) -> str:
         """Called for what commits, and again for the same while the store cannot write."""
         self._step(Committed(counter, self._replica.copies))
-        return self.core.full or "the store is busy" if self.core is not None else "the process ends"
+        core = self.core
+        return core.damaged or core.full or "the store is busy" if core is not None else "the process ends"
 
     def _replaced(self) -> None:
         if self.core is not None and self._table is not None:
             self._table.clear()
             self.core.replaced()
+
+    def _catch_up(self, store: Store) -> bool:
+        return self.core is None or self.core.catch_up(store)
 
     def _rewound(self) -> None:
         if self.core is not None:
@@ -280,8 +298,31 @@ class Service:
                 continue
             try:
                 await self._machine.flush()
-            except DiskFull as error:
+            except (DiskFull, StoreDamaged) as error:
                 self._context.log.error(FLUSH_FAILED, text=str(error))
+                if isinstance(error, StoreDamaged) and self.core is not None:
+                    self.core.met_damage(str(error))
+
+    async def _mend_loop(self) -> None:
+        """Repair what was found damaged otherwise than by a read: nobody reads it a second time by chance."""
+        said = ""
+        while True:
+            await asyncio.sleep(MEND_POLL_S)
+            if self.core is None or not self.core.damaged:
+                continue
+            try:
+                await self.healer.repair()
+            except PixiuError as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._context.log.error(
+                        NOT_REPAIRED, error=said, code=error.code, damage=self.core.damaged if self.core else ""
+                    )
+                if isinstance(error, StorageError) and self.core is not None and self.core.stuck and self.core.epoch:
+                    # There is another replica, whose store may be whole: it shall lead, and this one wait as a follower.
+                    self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
+                    return
+                await asyncio.sleep(MEND_AGAIN_S)
 
     async def _trim_loop(self) -> None:
         while True:

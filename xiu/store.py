@@ -46,6 +46,10 @@ class Cursor:
         self._rows.next()
         return self._item()
 
+    def close(self) -> None:
+        """Let go of the store's files, which stay open until then, whatever closes the store."""
+        self._rows = None
+
     def _item(self) -> tuple[bytes, bytes] | None:
         if self._rows.valid():
             return self._rows.key(), self._rows.value()

@@ -22,8 +22,9 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from pixiu.cli.replicas import ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument
-from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
+from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 
 CHECK_S: Final = 3600.0
@@ -51,7 +52,10 @@ class Checked:
     left: int = 0
     """Places that still cannot be read."""
     differing: int = 0
-    """Ranges in which the replicas hold other records than the first one."""
+    """Ranges in which the replicas hold other records than the first one; of a Pi: ranges of users in which its state is another
+    than its leader's."""
+    differed: int = 0
+    """The same before a repair; of a Pi."""
     text: str = ""
     last: int = 0
     floor: int = 0
@@ -104,11 +108,11 @@ def repair(
 def table(found: Iterable[Checked]) -> Table:
     """For people."""
     shown = Table(box=None, pad_edge=False)
-    names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differing", "problem")
+    names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differed", "differing", "problem")
     for name in names:
         shown.add_column(name, justify="left" if name in ("role", "member", "problem") else "right")
     for each in found:
-        numbers = (each.checked, each.damaged, each.repaired, each.left, each.differing)
+        numbers = (each.checked, each.damaged, each.repaired, each.left, each.differed, each.differing)
         shown.add_row(
             each.role, str(each.partition), str(each.replica), escape(each.member), *(f"{n:,}" for n in numbers), escape(each.text)
         )
@@ -135,7 +139,11 @@ async def _repair(role: str, partition: int, target: str) -> list[Checked]:
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
     """One replica after the other: they repair themselves from each other."""
     if replicas[0].node.role == "pi":
-        return [await _check_pi(replica, target) for replica in replicas]
+        checked = [await _check_pi(replica, target) for replica in replicas]
+        if len(checked) > 1:
+            for each in checked:
+                await _compare_pi(each, target)
+        return checked
     found = [await _check(replica, 0, mend=True) for replica in replicas]
     read = [each for each in found if each.last]
     end = min((each.last for each in read), default=0)
@@ -193,6 +201,50 @@ async def _check_pi(replica: ReplicaStatus, target: str) -> Checked:
     else:
         checked.checked, checked.repaired, checked.left = values, 1, 0
     return checked
+
+
+async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
+    """A replica as it runs now: one that was repaired has another address."""
+    for process in (await read_status(target)).processes:
+        if process.replica is not None and (process.replica.node.role, process.replica.member) == (role, member):
+            return process.replica
+    return None
+
+
+async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompareReply:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = PiReplicasStub(channel)
+        reply: pi_replicas_pb2.PiCompareReply = await stub.Compare(pi_replicas_pb2.PiCompareRequest(repair=mend), timeout=CHECK_S)
+        return reply
+
+
+async def _compare_pi(checked: Checked, target: str) -> None:
+    """A Pi whose state differs from its leader's begins again with the leader's, as a damaged one does."""
+    replica = await _now(checked.role, checked.member, target) if checked.well else None
+    if replica is None:
+        return  # what is wrong with it is said already
+    address = replica.node.address
+    try:
+        reply = await _ask_compare(address, mend=True)
+        checked.differed = checked.differing = len(reply.differing)
+        if not reply.differing:
+            return
+        ranges = (
+            f"differs from the leader behind entry {reply.position}, in ranges {', '.join(map(str, reply.differing[:8]))} of users"
+        )
+        if not reply.repairing:
+            checked.text = f"{ranges}; no other replica is in sync"
+            return
+        if await _back(replica, target) is None:
+            checked.text = f"{ranges}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
+            return
+        back = await _now(checked.role, checked.member, target)
+        address = back.node.address if back is not None else address
+        again = await _ask_compare(address, mend=False)
+    except grpc.aio.AioRpcError as error:
+        checked.text = f"{address}: {error.details()}"
+        return
+    checked.repaired, checked.differing = 1, len(again.differing)
 
 
 async def _back(replica: ReplicaStatus, target: str) -> int | None:

@@ -63,6 +63,23 @@ async def test_append_read_acknowledge_and_the_triple(roles: Roles) -> None:
     await client.close()
 
 
+async def test_a_leaders_limits_are_in_force_when_it_has_taken_office(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    roles.start("pi-0", partition=0, inbox_cap=3, clock_interval_s=3600)
+    client, epoch = await connect(roles)
+    sent = 0
+
+    async def capped() -> bool:
+        nonlocal sent
+        sent += 1
+        assert list((await client.ask(appends(epoch, (message(sent), UIN)))).results) == [sent]
+        found = await client.read(UIN, await client.session(UIN), start=0)
+        return sent > 3 and len(found.seqs) == 3 and found.gap == sent - 3
+
+    await until("an inbox at its cap", capped)
+    await client.close()
+
+
 async def test_kill_nine_in_a_loop_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
     await roles.layout(pi=1)
     sent = 0

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
-import urllib.request
 from typing import Any
 
 import pytest
@@ -15,138 +13,22 @@ from typer.testing import CliRunner
 
 from pi.keys import entry_key
 from pixiu.cli.main import app
-from pixiu.discovery.node import Node
-from tests.support.pi import Lost, PiClient, appends, message
+from tests.support.pi import UIN, PiClient, Sender, appends, inbox, message
+from tests.support.repairs import repair
 from tests.support.roles import Roles, until
+from tests.support.stores import figures, health, leader_of, wait_in_sync
 
 pytestmark = pytest.mark.e2e
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
 NAMES = ("pi-a", "pi-b")
-UIN = 7
-BATCH = 20
 
 
-async def health(node: Node) -> dict[str, Any]:
-    """What a replica says of itself."""
-
-    def get() -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=30) as reply:
-                found: dict[str, Any] = json.load(reply)["service"]["replication"]
-        except OSError:  # it is not serving
-            found = {}
-        return found
-
-    return await asyncio.to_thread(get)
-
-
-async def leader_of(roles: Roles, *names: str) -> str:
-    """The name of the replica that leads; empty when none does."""
-    for name in names:
-        node = await roles.node(name)
-        if node is not None and (await health(node)).get("state") == "Leading":
-            return name
-    return ""
-
-
-async def wait_in_sync(roles: Roles, *names: str) -> str:
-    """Until all are in sync; the name of the leader."""
-    found = ""
-
-    async def all_in() -> bool:
-        nonlocal found
-        found = await leader_of(roles, *names)
-        node = await roles.node(found) if found else None
-        return node is not None and len((await health(node)).get("in_sync", ())) == len(names)
-
-    await until(f"{names} in sync", all_in)
-    return found
-
-
-class Sender:
-    """One writer that appends to one inbox in order, whoever leads, and remembers what was acknowledged."""
-
-    def __init__(self, roles: Roles, alive: set[str]) -> None:
-        self._roles, self._alive = roles, alive
-        self.known: dict[int, int] = {}
-        self.sent = 0
-        self.epoch = 0
-        """Of the leader that acknowledged last."""
-        self._generation = 0
-        self._stopping = False
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        while not self._stopping:
-            for name in sorted(self._alive):
-                try:
-                    node = await self._roles.node(name)
-                except AssertionError:  # it was killed just now
-                    continue
-                if node is not None:
-                    client = PiClient(node.address)
-                    try:
-                        await self._send(client)
-                    finally:
-                        await client.close()
-            await asyncio.sleep(0.05)
-
-    async def _send(self, client: PiClient) -> None:
-        """Everything unconfirmed, then more, until an answer is no acknowledgement."""
-        try:
-            epoch = (await client.ask()).epoch
-            if not epoch:
-                return
-            self._generation += 1
-            while not self._stopping:
-                first = len(self.known) + 1
-                pairs = [(message(number), UIN) for number in range(first, first + BATCH)]
-                self.sent = max(self.sent, first + BATCH - 1)
-                reply = await client.ask(appends(epoch, *pairs, generation=self._generation))
-                if reply.code or min(reply.results) < 0:
-                    return
-                self.epoch = reply.epoch
-                for (msg_id, _), seq in zip(pairs, reply.results, strict=True):
-                    assert self.known.setdefault(msg_id, seq) == seq
-        except Lost:
-            return
-
-    async def more(self, count: int, epoch: int = 0) -> float:
-        """Wait for so many more acknowledgements, the last of a later epoch; seconds."""
-        before, began = len(self.known), time.monotonic()
-
-        async def came() -> bool:
-            if self._task.done():
-                self._task.result()
-            return len(self.known) >= before + count and self.epoch > epoch
-
-        await until(f"{count} more acknowledgements", came)
-        return time.monotonic() - began
-
-    async def stop(self) -> None:
-        self._stopping = True
-        await self._task
-
-
-async def inbox(roles: Roles, name: str) -> list[tuple[int, int]]:
-    """The whole inbox as a replica serves it."""
-    (node,) = await roles.running(name)
-    client = PiClient(node.address)
-    session = await client.session(UIN)
-    found: list[tuple[int, int]] = []
-    while True:
-        page = await client.read(UIN, session, start=found[-1][0] if found else 0)
-        assert not page.code, page
-        found += zip(page.seqs, page.msg_ids, strict=True)
-        if found[-1][0] >= page.last:
-            await client.close()
-            return found
-
-
+@pytest.mark.timeout(120 + 60 * ROUNDS)
 async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing(roles: Roles) -> None:
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "inbox_cap": 10_000_000}  # nothing goes by the cap
     await roles.layout(pi=1)
     for name in NAMES:
-        roles.start(name, partition=0, flush_interval_s=0.1)
+        roles.start(name, **settings)
     leader = await wait_in_sync(roles, *NAMES)
     alive = set(NAMES)
     sender = Sender(roles, alive)
@@ -157,13 +39,17 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
         epoch = sender.epoch
         roles.send_signal(leader, signal.SIGKILL)
         times.append(await sender.more(1, epoch))
-        roles.start(leader, partition=0, flush_interval_s=0.1)
+        roles.start(leader, **settings)
         alive.add(leader)
         leader = await wait_in_sync(roles, *NAMES)
     await sender.more(100)
     await sender.stop()
-    print(f"\nfrom a kill to the next acknowledgement: {', '.join(f'{t:.2f} s' for t in times)}; entries {len(sender.known)}")
+    exit_code, compared = await repair(roles, "--role", "pi")
+    assert exit_code == 0, compared
+    assert [(each["damaged"], each["differed"]) for each in compared["replicas"]] == [(0, 0), (0, 0)]
     found = await inbox(roles, leader)
+    said = figures("from a kill to the next acknowledgement", times)
+    print(f"{said}; rounds {ROUNDS}, acknowledged {len(sender.known)}, stored {len(found)}")
     assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
     assert len({msg_id for _, msg_id in found}) == len(found) <= sender.sent
     assert [msg_id for _, msg_id in found] == sorted(msg_id for _, msg_id in found)

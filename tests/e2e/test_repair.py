@@ -1,22 +1,25 @@
-"""Two replicas of a Xiu, one with a flipped byte in its files: reads come right from the other one, and the store is built anew."""
+"""Two replicas, one with a flipped byte in its files: reads of a Xiu come right from the other one, and the store is built anew;
+a Pi that has other entries than its leader takes the leader's."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from random import Random
+from typing import Any
 
 import grpc.aio
 import pytest
-from typer.testing import CliRunner
 
-from pixiu.cli.main import app
+from pi.digest import range_of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import partition_state
 from pixiu.wire.v1 import xiu_pb2
+from tests.support.pi import UIN, Sender, inbox
+from tests.support.repairs import alter, flip, repair
 from tests.support.roles import Roles, until
 from tests.support.roles import roles as roles
+from tests.support.stores import leader_of, wait_in_sync
 from tests.support.zookeeper import own_server as own_server
 from tests.xiu.writer import Writer, mails
 
@@ -42,14 +45,6 @@ async def leads(node: Node) -> bool:
         return bool((await writer.stub.Position(xiu_pb2.PositionRequest())).epoch)
 
 
-def flip(folder: Path) -> None:
-    """One bit in the middle of the largest file of a store."""
-    file = max(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) * 2 // 5] ^= 1
-    file.write_bytes(data)
-
-
 async def reads_come_right_and_the_store_is_repaired(roles: Roles, node: Node, ids: list[int], records: list[bytes]) -> None:
     async with Writer(node) as writer:
         assert await writer.fetch(ids) == [("", record) for record in records]
@@ -64,13 +59,6 @@ async def reads_come_right_and_the_store_is_repaired(roles: Roles, node: Node, i
         assert await writer.fetch(ids) == [("", record) for record in records]
         assert [record for _, record in await writer.scan()] == records
         assert await roles.metric(node, "reads_repaired_total") == before, "nothing is damaged any more"
-
-
-async def repair(roles: Roles, *more: str) -> tuple[int, dict[str, object]]:
-    """`pixiu repair --json`."""
-    arguments = ["repair", "--target", roles.target(), "--json", *more]
-    found = await asyncio.to_thread(CliRunner().invoke, app, arguments)
-    return found.exit_code, json.loads(found.stdout)
 
 
 async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the_other_replica(roles: Roles) -> None:
@@ -114,13 +102,13 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     assert await roles.metric(nodes[leader], "repairs_total") == 1
     exit_code, found = await repair(roles, "--role", "xiu", "--partition", "0")
     assert exit_code == 0
-    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]  # type: ignore[attr-defined]
+    assert [(each["damaged"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]
 
 
 async def until_repaired_by_command(roles: Roles) -> int:
     exit_code, found = await repair(roles)
     replicas = found["replicas"]
-    assert sum(each["repaired"] for each in replicas) > 0  # type: ignore[attr-defined]
+    assert sum(each["repaired"] for each in replicas) > 0
     return exit_code
 
 
@@ -130,7 +118,49 @@ async def test_a_pi_is_checked_and_what_cannot_be_repaired_is_said(roles: Roles)
     await roles.running("pi-0")
     exit_code, found = await repair(roles, "--role", "pi")
     assert exit_code == 0, found
-    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]  # type: ignore[attr-defined]
+    assert [(each["role"], each["damaged"]) for each in found["replicas"]] == [("pi", 0)]
     exit_code, found = await repair(roles, "--role", "xiu")
     assert exit_code == 2
     assert "no live replica" in str(found)
+
+
+async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_and_mended_while_writes_go_on(
+    roles: Roles,
+) -> None:
+    names = ("pi-a", "pi-b")
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1}
+    await roles.layout(pi=1)
+    for name in names:
+        roles.start(name, **settings)
+    leader = await wait_in_sync(roles, *names)
+    (follower,) = set(names) - {leader}
+    sender = Sender(roles, {leader})
+    await sender.more(1000)
+    exit_code, found = await repair(roles, "--role", "pi")
+    assert exit_code == 0, found
+    assert [(each["differed"], each["differing"]) for each in found["replicas"]] == [(0, 0), (0, 0)]
+
+    await roles.end(follower)
+    alter(roles.folder / follower / "inboxes", UIN, 10)
+    roles.start(follower, **settings)
+    assert await wait_in_sync(roles, *names) == leader
+    command = asyncio.create_task(repair(roles, "--role", "pi"))
+    assert await roles.ended(follower) == 1, roles.log(follower)
+    assert f"ranges [{range_of_user(UIN)}] of users" in roles.log(follower)
+    roles.start(follower, **settings)  # as its supervisor does
+    exit_code, found = await command
+    assert exit_code == 0, found
+    told = sorted((each["damaged"], each["differed"], each["repaired"], each["differing"]) for each in found["replicas"])
+    assert told == [(0, 0, 0, 0), (0, 1, 1, 0)]
+    assert await wait_in_sync(roles, *names) == leader
+    await sender.more(100)
+    await sender.stop()
+    await roles.end(leader)
+
+    async def other_leads() -> bool:
+        return await leader_of(roles, follower) == follower
+
+    await until("the repaired replica leads", other_leads)
+    entries = await inbox(roles, follower)
+    by_id = {msg_id: seq for seq, msg_id in entries}
+    assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -155,3 +156,20 @@ async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Pat
                 await one.verify()
             one.start(1_000_000)
             await until(lambda: one.damaged)
+
+
+async def test_a_state_that_cannot_be_marked_as_damaged_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with machine(tmp_path) as one:
+        one.apply(entries(1, 5))
+        await one.flush()
+        monkeypatch.setattr("pi.store.os.fsync", full)
+        with pytest.raises(DiskFull, match="free some space"):
+            one.mark_damaged("a byte")
+        monkeypatch.undo()
+    again = Machine(tmp_path, 64 << 20, 100, 0.01, lambda _: None)
+    assert not again.open()
+    assert again.applied == 5
+    await again.close()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
 from pi.operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Operation, Writer, encode
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
+from tests.support.roles import Roles, until
 
 WAIT_S = 120.0
+UIN = 7
+"""Whose inbox a `Sender` fills."""
+BATCH = 20
 
 
 class Lost(Exception):
@@ -99,3 +104,83 @@ def appends(epoch: int, *pairs: tuple[int, int], worker: int = 1, generation: in
 def acknowledges(uin: int, session: int, up_to: int, bits: int = 0, device: int = 0, lane: int = 1) -> Acknowledges:
     """One cursor."""
     return Acknowledges(ACKNOWLEDGE.pack(uin, device, lane, session, up_to, bits))
+
+
+class Sender:
+    """One writer that appends to one inbox in order, whoever leads, and remembers what was acknowledged."""
+
+    def __init__(self, roles: Roles, alive: set[str]) -> None:
+        self._roles, self._alive = roles, alive
+        self.known: dict[int, int] = {}
+        self.sent = 0
+        self.epoch = 0
+        """Of the leader that acknowledged last."""
+        self._generation = 0
+        self._stopping = False
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            for name in sorted(self._alive):
+                try:
+                    node = await self._roles.node(name)
+                except AssertionError:  # it was killed just now
+                    continue
+                if node is not None:
+                    client = PiClient(node.address)
+                    try:
+                        await self._send(client)
+                    finally:
+                        await client.close()
+            await asyncio.sleep(0.05)
+
+    async def _send(self, client: PiClient) -> None:
+        """Everything unconfirmed, then more, until an answer is no acknowledgement."""
+        try:
+            epoch = (await client.ask()).epoch
+            if not epoch:
+                return
+            self._generation += 1
+            while not self._stopping:
+                first = len(self.known) + 1
+                pairs = [(message(number), UIN) for number in range(first, first + BATCH)]
+                self.sent = max(self.sent, first + BATCH - 1)
+                reply = await client.ask(appends(epoch, *pairs, generation=self._generation))
+                if reply.code or min(reply.results) < 0:
+                    return
+                self.epoch = reply.epoch
+                for (msg_id, _), seq in zip(pairs, reply.results, strict=True):
+                    assert self.known.setdefault(msg_id, seq) == seq
+        except Lost:
+            return
+
+    async def more(self, count: int, epoch: int = 0) -> float:
+        """Wait for so many more acknowledgements, the last of a later epoch; seconds."""
+        before, began = len(self.known), time.monotonic()
+
+        async def came() -> bool:
+            if self._task.done():
+                self._task.result()
+            return len(self.known) >= before + count and self.epoch > epoch
+
+        await until(f"{count} more acknowledgements", came)
+        return time.monotonic() - began
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._task
+
+
+async def inbox(roles: Roles, name: str) -> list[tuple[int, int]]:
+    """The whole inbox as a replica serves it."""
+    (node,) = await roles.running(name)
+    client = PiClient(node.address)
+    session = await client.session(UIN)
+    found: list[tuple[int, int]] = []
+    while True:
+        page = await client.read(UIN, session, start=found[-1][0] if found else 0)
+        assert not page.code, page
+        found += zip(page.seqs, page.msg_ids, strict=True)
+        if found[-1][0] >= page.last:
+            await client.close()
+            return found

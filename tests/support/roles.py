@@ -133,7 +133,7 @@ class Roles:
                     process.kill()
                     process.wait(60)
         for name, process in self._processes.items():
-            assert process.returncode == (2 if name in self._refused else 0), self.log(name)
+            assert process.returncode == (2 if name in self._refused else 0), (name, process.returncode, self.log(name))
             assert "Traceback" not in self.log(name), self.log(name)
 
     async def running(self, *names: str) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from pixiu.errors import StoreDamaged
 from pixiu.ids import snowflake
 from pixiu.record import Kind as RecordKind
 from pixiu.record import encode
@@ -34,13 +35,20 @@ class MemoryStore:
         self.head = Head()
         self.blocked: Blocked | None = None
         self.reopened = 0
+        self.unreadable: set[bytes] = set()
+        self.broken = False
+        """Whether it takes no writes, as RocksDB after it met damage by itself."""
 
     def get_many(self, keys: list[bytes]) -> Sequence[bytes | None]:
+        if not self.unreadable.isdisjoint(keys):
+            raise StoreDamaged("page")
         return [self.rows.get(key) for key in keys]
 
     def write(self, decisions: Iterable[Decision]) -> None:
         if self.blocked is not None:
             raise self.blocked
+        if self.broken:
+            raise StoreDamaged("closed for writes")
         for decision in decisions:
             self.rows.update(decision.puts)
             for begin, end in decision.deletes:
@@ -66,7 +74,13 @@ class MemoryStore:
         found = [(KEY.unpack(key)[1], value) for key, value in self.rows.items() if key[:1] == space]
         return sorted(row for row in found if row[0] >= begin)
 
+    def repaired(self) -> None:
+        """The same rows, all readable, in another store."""
+        self.unreadable, self.broken = set(), False
+
     def marks(self) -> Iterator[tuple[int, int, int]]:
+        if any(key[:1] == MARKS for key in self.unreadable):
+            raise StoreDamaged("page")
         for sequence, value in self._space(MARKS):
             yield (sequence, *MARK.unpack(value))
 

@@ -1,0 +1,67 @@
+"""What a state is in a few numbers, one for each range of users, so that two replicas can be compared without their rows. Pure.
+
+    range of a row    the top bits of its UIN times a constant: equally many users in each, whatever UINs are given
+    digest            the sum of a hash of every row, modulo 2^64: rows come in any order
+
+A row is a key and its value with the value's CRC, as it is stored.
+
+Source: DESIGN section 12 (committed prefixes are equal).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import xxhash
+
+from pi.keys import META_KEY
+
+RANGE_BITS: Final = 8
+RANGES: Final = 1 << RANGE_BITS
+NOBODY: Final = RANGES
+"""The range of the rows that are no user's: the position, the clock, writers' generations."""
+_SPREAD: Final = 0x9E37_79B9_7F4A_7C15
+_SHIFT: Final = 64 - RANGE_BITS
+_MASK: Final = (1 << 64) - 1
+_UIN: Final = struct.Struct(">Q")
+_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"U": 1, b"T": 5}
+"""Where a key has its UIN, by its first byte."""
+
+
+def range_of_user(uin: int) -> int:
+    """The range that a user's rows are in."""
+    return (uin * _SPREAD & _MASK) >> _SHIFT
+
+
+def range_of(key: bytes) -> int:
+    """The range that a row is in. A key that no version of this program wrote is nobody's."""
+    at = _UIN_AT.get(key[:1])
+    if at is None or key == META_KEY or len(key) < at + _UIN.size:
+        return NOBODY
+    return range_of_user(_UIN.unpack_from(key, at)[0])
+
+
+class Digest:
+    """Of the rows that were added, each once."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.sums = [0] * (RANGES + 1)
+
+    def add(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Count rows in."""
+        sums, count, value_of = self.sums, 0, xxhash.xxh3_64_intdigest
+        for key, value in rows:
+            place = range_of(key)
+            # A key's length is its first byte's, so that no other row has the same bytes.
+            sums[place] = sums[place] + value_of(key + value) & _MASK
+            count += 1
+        self.rows += count
+
+    def differing(self, other: Sequence[int]) -> list[int]:
+        """The ranges in which another replica has other rows."""
+        if len(other) != len(self.sums):
+            return list(range(len(self.sums)))
+        return [place for place, (mine, its) in enumerate(zip(self.sums, other, strict=True)) if mine != its]

@@ -1,0 +1,97 @@
+"""A Pi's state as it was behind one entry of the log, kept while it is read: the store as of then, and what was not in it yet.
+
+    apply … mark ─┬─ apply …            event loop
+                  └─ view ── part ── part ── part ── end         a thread, a bounded part at a time
+
+Source: DESIGN sections 11 and 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+from pi.digest import Digest
+from pi.store import StateReader
+from pi.table import Changes
+from pixiu.errors import Overloaded, StorageError
+
+MARK_KIND: Final = 17
+"""Of the log's entries that hold a mark (u64): they change nothing, and say behind what replicas are compared."""
+MARK_BYTES: Final = 8
+PART_ROWS: Final = 2000
+"""Read at a time."""
+MAX_VIEWS: Final = 2
+"""Marks that are waited for at a time. Policy: further ones are refused with OVERLOADED. A view keeps the store from using
+again what it frees meanwhile."""
+
+
+class View:
+    """See the module. `close` ends it.
+
+    Args:
+        reader: of the store.
+        overlay: what was to be written into the store, or was being written: as it is or will be there.
+        position: the last entry in it.
+    """
+
+    def __init__(self, reader: StateReader, overlay: Changes, position: int) -> None:
+        self.reader, self.position = reader, position
+        self._overlay = overlay
+        self._rest = iter(overlay.items())
+        self._after: bytes | None = b""
+        self.digest = Digest()
+
+    def read_part(self) -> bool:
+        """Take some more rows into the digest. Whether that was all. Blocking; one thread at a time. Raises StorageError."""
+        if self._after is not None:
+            rows, self._after = self.reader.rows(self._after, PART_ROWS)
+            overlay = self._overlay
+            self.digest.add((key, value) for key, value in rows if key not in overlay)
+            return False
+        part = list(itertools.islice(self._rest, PART_ROWS))
+        self.digest.add((key, value) for key, value in part if value is not None)
+        return not part
+
+    def close(self) -> None:
+        """Let the store go on without it."""
+        self.reader.close()
+
+
+class Views:
+    """Views that were asked for, by their marks."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[bytes, asyncio.Future[View]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def expect(self, mark: int) -> asyncio.Future[View]:
+        """The view behind the entry that holds a mark, when that is applied; `forget` must follow. Raises Overloaded."""
+        payload = mark.to_bytes(MARK_BYTES, "little")
+        if len(self._wanted) >= MAX_VIEWS or payload in self._wanted:
+            raise Overloaded("this replica is being compared already; wait for it to end", 1000)
+        self._wanted[payload] = found = asyncio.get_running_loop().create_future()
+        return found
+
+    def wants(self, payload: bytes) -> bool:
+        """Whether somebody waits for this mark."""
+        future = self._wanted.get(payload)
+        return future is not None and not future.done()
+
+    def answer(self, payload: bytes, view: View | StorageError) -> None:
+        """The mark was applied."""
+        future = self._wanted[payload]
+        if isinstance(view, View):
+            future.set_result(view)
+        else:
+            future.set_exception(view)
+
+    def forget(self, mark: int) -> None:
+        """End the view, or the wait for it."""
+        future = self._wanted.pop(mark.to_bytes(MARK_BYTES, "little"))
+        if future.cancel() or future.cancelled() or future.exception() is not None:
+            return
+        future.result().close()

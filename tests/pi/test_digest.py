@@ -1,0 +1,182 @@
+"""States in a few numbers: equal for equal states however they came to be, and different where one row is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pi import expiry
+from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
+from pi.keys import entry_key, index_key, seal, time_key, user_key, writer_key
+from pi.machine import Machine
+from pi.operations import (
+    ENTRY_KIND,
+    TRIM,
+    USER_DEVICE,
+    AddDevice,
+    Clock,
+    DropDevices,
+    Limits,
+    OpenSessions,
+    Operation,
+    Trims,
+    encode,
+)
+from pi.state import State
+from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
+from pixiu.errors import Overloaded, Unavailable
+from pixiu.replication.model import Entry
+from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
+from tests.support.pi import acknowledges, appends, message
+
+
+def of(values: dict[bytes, bytes]) -> list[int]:
+    digest = Digest()
+    digest.add(values.items())
+    return digest.sums
+
+
+def test_every_row_of_a_user_is_in_the_users_range_and_users_are_spread() -> None:
+    for uin in (1, 7, 1 << 40, (1 << 63) - 1):
+        keys = [entry_key(uin, 1, 5), index_key(uin, 1, 5), time_key(9, uin, 1), user_key(uin)]
+        assert {range_of(key) for key in keys} == {range_of_user(uin)}
+    assert [range_of(key) for key in (b"M", writer_key(3), b"E", b"?" * 20)] == [NOBODY] * 4
+    for users in (range(1, 10_001), range(4, 40_004, 4), range(1 << 50, (1 << 50) + 10_000)):
+        counts = [0] * RANGES
+        for uin in users:
+            counts[range_of_user(uin)] += 1
+        assert max(counts) < 3 * 10_000 / RANGES
+
+
+def test_a_row_that_is_changed_missing_or_more_is_found_in_its_range() -> None:
+    rows = {entry_key(uin, 1, seq): seal(b"", b"%d" % seq) for uin in range(1, 200) for seq in range(1, 4)}
+    whole = Digest()
+    whole.add(list(rows.items())[::-1])
+    assert whole.rows == len(rows)
+    assert whole.differing(of(rows)) == []
+    key = entry_key(9, 1, 2)
+    for other in ({**rows, key: seal(b"", b"?")}, {k: v for k, v in rows.items() if k != key}, {**rows, entry_key(9, 2, 1): b""}):
+        assert whole.differing(of(other)) == [range_of_user(9)]
+    assert whole.differing([]) == list(range(RANGES + 1)), "a leader of another version"
+
+
+def some_operations(random: Random, sent: int) -> list[Operation]:
+    uin = random.randint(1, 6)
+    choices: list[Operation] = [
+        appends(1, *((message(sent * 8 + number), random.randint(1, 6)) for number in range(random.randint(1, 8)))),
+        OpenSessions(USER_DEVICE.pack(uin, random.randint(0, 3))),
+        AddDevice(uin, b"device%d" % random.randint(0, 9)),
+        DropDevices(USER_DEVICE.pack(uin, random.randint(1, 3))),
+        acknowledges(uin, random.randint(1, 5), random.randint(0, 40), random.getrandbits(4), device=random.randint(0, 2)),
+        Trims(TRIM.pack(uin, 1, random.randint(0, 30))),
+        Clock(Limits(cap=20, dedupe_s=2 * HOUR, history_s=HOUR, age_s=30 * HOUR, device_age_s=40 * HOUR)),
+    ]
+    return random.choices(choices, [8, 1, 1, 1, 4, 1, 2], k=random.randint(1, 3))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replica_that_remembers_nothing_comes_to_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "SWEEP_ENTRIES", 7)
+    random = Random(seed)
+    one, forgetful = Replica(), Replica()
+    one.state = State(one.store)
+    for sent in range(400):
+        operations = some_operations(random, sent)
+        one.now_s = forgetful.now_s = one.now_s + random.choice([0, 60, HOUR / 2])
+        assert one.apply(*operations) == forgetful.apply(*operations)
+        forgetful.flush()
+        forgetful.restart()
+        if sent % 40 == 39:
+            one.flush()
+            assert isinstance(one.store, MemoryStore)
+            assert isinstance(forgetful.store, MemoryStore)
+            assert one.store.values == forgetful.store.values, f"after {sent} entries"
+
+
+def entries(first: int, last: int, mark_at: int, mark: int) -> list[Entry]:
+    found = []
+    for counter in range(first, last + 1):
+        payload = encode([appends(1, *((message(counter * 50 + n), uin) for n, uin in enumerate(range(1, 51))))])
+        if counter == mark_at:
+            found.append(Entry(1, counter, MARK_KIND, at_us(START_S), mark.to_bytes(8, "little")))
+        else:
+            found.append(Entry(1, counter, ENTRY_KIND, at_us(START_S), payload))
+    return found
+
+
+def expected(up_to: int, mark: int) -> list[int]:
+    """The digests of a state that was fed one entry after the other up to here."""
+    store = MemoryStore()
+    state = State(store)
+    state.apply(entries(1, up_to, up_to, mark))
+    store.write(state.freeze())
+    return of(store.values)
+
+
+@pytest.mark.parametrize("flushed", ["nothing", "before", "meanwhile", "after"])
+async def test_a_view_is_of_the_state_behind_its_mark_whatever_is_written_later(tmp_path: Path, flushed: str) -> None:
+    machine = Machine(tmp_path, 64 << 20, 100, 3600, lambda _: None)
+    machine.open()
+    log = entries(1, 60, 40, 77)
+    machine.apply(log[:20])
+    if flushed == "before":
+        await machine.flush()
+    flushing = asyncio.create_task(machine.flush()) if flushed == "meanwhile" else None
+    if flushing is not None:
+        await asyncio.sleep(0)  # what it writes is frozen now
+    future = machine.views.expect(77)
+    assert len(machine.apply(log[20:])) == 40
+    view = await future
+    assert view.position == 40
+    if flushed == "after":
+        await machine.flush()
+    if flushing is not None:
+        await flushing
+        await machine.flush()
+    digest = await machine.digest(view)
+    assert digest.sums == expected(40, 77)
+    assert digest.rows > PART_ROWS
+    machine.views.forget(77)
+    assert not machine.views
+    await machine.close()
+
+
+async def test_marks_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 64 << 20, 100, 3600, lambda _: None)
+    machine.open()
+    future = machine.views.expect(5)
+    machine.apply(entries(1, 10, 5, 77))
+    assert machine.applied == 10
+    assert not future.done()
+    machine.views.forget(5)
+    await machine.close()
+
+
+async def test_a_view_ends_with_the_state_that_it_is_of(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "state", 64 << 20, 100, 3600, lambda _: None)
+    machine.open()
+    future = machine.views.expect(77)
+    machine.apply(entries(1, 10, 10, 77))
+    view = await future
+    (tmp_path / "copy").mkdir()
+    await machine.snapshot(tmp_path / "copy")
+    await machine.load(tmp_path / "copy")
+    with pytest.raises(Unavailable, match="snapshot"):
+        await machine.digest(view)
+    machine.views.forget(77)
+    await machine.close()
+
+
+async def test_few_views_are_waited_for_at_a_time() -> None:
+    views = Views()
+    for mark in range(1, MAX_VIEWS + 1):
+        views.expect(mark)
+    with pytest.raises(Overloaded):
+        views.expect(MAX_VIEWS + 1)
+    views.forget(1)
+    with pytest.raises(Overloaded):
+        views.expect(2)
+    views.expect(MAX_VIEWS + 1)
