@@ -2,6 +2,8 @@
 
 from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
 from pixiu.client.directory import ClusterMap
+from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
 from pixiu.client.presence import UserPresence
@@ -15,6 +17,10 @@ __all__ = [
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "MailCounters",
+    "MailReceipt",
+    "MailTriple",
+    "MailWriter",
     "Message",
     "Receipt",
     "Room",
