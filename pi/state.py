@@ -73,6 +73,8 @@ MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
 MAX_READ: Final = 1000
 """Entries of one read."""
+NO_DEVICE: Final = -1
+"""Instead of a device: somebody looks at an inbox, which needs no session and changes nothing."""
 _COUNTER: Final = (1 << 48) - 1
 _HOUR_S: Final = 3600
 
@@ -446,10 +448,16 @@ class State:
     # --- reading
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
-        """Entries after `start`; None: what the device has not acknowledged. Raises Refusal."""
-        _, device = self._session(uin, number, lane, session)
-        head = self.head(uin, lane)
-        cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
+        """Entries after `start`; None: what the device has not acknowledged, of `NO_DEVICE` all. Raises Refusal."""
+        if number == NO_DEVICE:
+            if lane > MAX_LANE:
+                raise Refusal(Code.INVALID_ARGUMENT)
+            head = self.head(uin, lane)
+            cursor = Cursor(min(start or 0, head.last))
+        else:
+            _, device = self._session(uin, number, lane, session)
+            head = self.head(uin, lane)
+            cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
         entries: list[tuple[int, int]] = []
         seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
         while seq < head.last and len(entries) < wanted:

@@ -467,6 +467,10 @@ class MailCore:
             pass
         elif event.code:
             stale = self._append_refused(link, request, event, out) or stale
+        elif stale and not event.results:
+            # It was answered before it was applied, and will be refused then: it names the epoch before.
+            text = f"pi partition {event.partition}: the leader changed"
+            self._end([part.parcel.writer for part in request.waiting], errors.StaleStream.code, text, out)
         else:
             self._appended(link, request, event, out)
         if stale:

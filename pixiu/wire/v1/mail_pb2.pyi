@@ -253,7 +253,7 @@ Global___MailEnd: _TypeAlias = MailEnd  # noqa: Y015
 
 @_typing.final
 class MailTriple(_message.Message):
-    """What the writer of seed 002 keeps for each partition."""
+    """Where a partition stands: what a writer keeps of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
