@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
     from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+    from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
     from pixiu.errors import (
         ConfigurationError,
         DiskFull,
@@ -89,6 +90,8 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncMailReceipt",
+    "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",

@@ -11,6 +11,7 @@ from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 
 __all__ = [
     "Client",
@@ -28,6 +29,8 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncMailReceipt",
+    "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",

@@ -301,7 +301,7 @@ class MailSender:
 
     def _outcome(self, outcome: MailOutcome, woken: list[MailTicket]) -> None:
         failure = outcome.failure
-        for index in range(min(outcome.number, len(self._in_flight))):
+        for index in range(min(outcome.number, self._position - outcome.position)):
             ticket = self._in_flight.get(outcome.position + index)
             if ticket is None:
                 continue
