@@ -115,7 +115,7 @@ class WriterStream:
             reply, self._reply = self._reply, mail_pb2.MailReply()
             if reply.ByteSize():
                 yield reply
-            elif self.ended:
+            if self.ended and not self._reply.ByteSize():
                 return
 
 
@@ -258,7 +258,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
     def _end_turn(self) -> None:
         self._turn = None
         self._perform(self.core.step(TurnEnded(), self._context.now()))
-        if self._timer is None and self.core.under_way:
+        if self._timer is None and self.core.waiting_bytes:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:

@@ -15,7 +15,7 @@ import pixiu
 from pixiu.cli.inbox import Entry, read_inbox
 from pixiu.client.mail_writer import MailReceipt, MailWriter
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
-from tests.support.roles import until
+from tests.support.roles import Roles, until
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -163,7 +163,16 @@ async def test_confirmed_mail_is_in_the_inboxes_once_and_in_order_whoever_is_kil
         assert ids_of(await everything(mailing, uin)) == wanted[uin]
 
 
-def test_a_cluster_without_stores_and_a_proxy_without_mail_refuse_it(tmp_path: Path) -> None:
+async def test_a_proxy_that_takes_rooms_alone_refuses_mail(roles: Roles) -> None:
+    await roles.layout(proxy=1, xiu=1, pi=1)
+    roles.start("proxy-0", kinds='["room", "chat"]')
+    (node,) = await roles.running("proxy-0")
+    async with pixiu.connect(node.address) as px:
+        with pytest.raises(pixiu.NotServed, match=r"proxy\.kinds"):
+            await px.user(7).mail(b"x")
+
+
+def test_a_cluster_without_stores_refuses_mail(tmp_path: Path) -> None:
     without = ["--proxies=2", "--relays=0"]
     with running_cluster(tmp_path, *SMALL, *without) as cluster:
         refused = cluster.pixiu("send", "--mail", "--user", "7", "x")
