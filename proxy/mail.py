@@ -190,7 +190,7 @@ class MailCore:
             writer.ended = True
             self._size -= writer.size
             for parcel in writer.parcels:
-                parcel.done = True
+                parcel.finish()
             writer.parcels, writer.channels, writer.size = {}, {}, 0
         for xiu in self._xiu_links.values():
             xiu.queue = deque(parcel for parcel in xiu.queue if not parcel.done)
@@ -246,7 +246,7 @@ class MailCore:
 
     def _finish(self, parcel: Parcel) -> None:
         """All of it is answered."""
-        parcel.done = True
+        parcel.finish()
         writer = parcel.writer
         if writer.parcels.pop(parcel, parcel) is None:
             writer.size -= parcel.size
@@ -509,9 +509,7 @@ class MailCore:
                 self._appended_to_many(link, part, results, copies)
             else:
                 self._appended_to_each(link, part, results, copies)
-            if not results or min(results) > 0:
-                msg_ids = [parcel.msg_ids[index] for index in part.indexes]
-                out.append(InboxesGrew(part.uins, results, msg_ids, parcel.data, parcel.ends, part.indexes))
+            out.append(_grown(part, results))
             if not parcel.pending:
                 self._finish(parcel)
 
@@ -570,3 +568,12 @@ class MailCore:
             if link.in_flight and now >= link.progress_at + STALL_S:
                 self._leave(link, f"no answer for {STALL_S:g} s", out)
         self._on_turn(TurnEnded(), now, out)
+
+
+def _grown(part: Part, results: Sequence[int]) -> InboxesGrew:
+    """The inboxes that took their mail."""
+    parcel, indexes, uins = part.parcel, part.indexes, part.uins
+    if results and min(results) <= 0:
+        good = [at for at, result in enumerate(results) if result > 0]
+        indexes, uins, results = [indexes[at] for at in good], [uins[at] for at in good], [results[at] for at in good]
+    return InboxesGrew(uins, results, [parcel.msg_ids[index] for index in indexes], parcel.data, parcel.ends, indexes)

@@ -70,6 +70,10 @@ class Parcel:
         """Records."""
         return len(self.positions)
 
+    def finish(self) -> None:
+        """Nobody asks for it any more. It may stand in queues for a while, without its records."""
+        self.done, self.data, self.uins, self.msg_ids = True, b"", [], []
+
 
 @dataclass(slots=True, eq=False)
 class Part:

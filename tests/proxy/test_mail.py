@@ -341,6 +341,8 @@ def test_a_full_inbox_refuses_its_own_mail_alone() -> None:
         (2, 1, "INBOX_FULL"),
         (3, 1, ""),
     ]
+    (grown,) = pipeline.take(InboxesGrew)
+    assert [(uin, seq, body) for uin, _, seq, _, body in grown.items()] == [(7, 1, record(1, 7)), (9, 1, record(3, 9))]
 
 
 def test_many_receivers_share_one_body_and_are_told_of_together() -> None:
