@@ -9,8 +9,8 @@ the last two: 90,000 a CPU second alone and 50,000 with two replicas at windows 
 message of each hop, eight of them: 300 a CPU second.
 
 First run (2 cores shared with four other loads), windows 1, 100, 1,000: alone 203, 15,600, 70,000 a CPU second; two replicas 107,
-8,700, 41,000, of 24 µs a mail the proxy 4, each Xiu 5, each Pi 5. With two replicas in a quieter minute 50,000 a CPU second, 31,000 a
-second by the clock, and 6.8 ms at the median for one mail alone, of which most are two groups of disks, one after the other.
+8,700, 41,000, of 24 µs a mail the proxy 4, each Xiu 5, each Pi 5. With two replicas in a quieter minute 50,000 a CPU second, 31,000
+a second by the clock, and 6.8 ms at the median for one mail alone, of which most are two groups of disks, one after the other.
 
     python -m benchmarks.mail [--seconds 2] [--json]
 """

@@ -354,7 +354,7 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Wait until all that was sent is resolved (at most `publish_timeout_s`), then disconnect."""
+        """Wait until all that was sent is resolved (at most `publish_timeout_s`, of mail `mail_timeout_s`), then disconnect."""
         directory, publisher, worker, channels = self._directory, self._publisher, self._worker, self._channels
         if directory is None or publisher is None or worker is None or channels is None:
             return

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Level = Literal["replicated", "persisted", "accepted"]
 LEVELS: Final = {"replicated": MailLevel.REPLICATED, "persisted": MailLevel.PERSISTED, "accepted": MailLevel.ACCEPTED}
-MAX_WAITING: Final = 100_000
+MAX_WAITING: Final = 10_000
 """Coroutines that may wait for room; more are refused as `Overloaded`."""
 MAX_EXPIRE_MIN: Final = 65_535
 LEAST_TICK_S: Final = 0.01
