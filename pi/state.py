@@ -450,18 +450,24 @@ class State:
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
         """Entries after `start`; None: what the device has not acknowledged, of `NO_DEVICE` all. Raises Refusal."""
         if number == NO_DEVICE:
-            if lane > MAX_LANE:
-                raise Refusal(Code.INVALID_ARGUMENT)
-            head = self.head(uin, lane)
-            cursor = Cursor(min(start or 0, head.last))
-        else:
-            _, device = self._session(uin, number, lane, session)
-            head = self.head(uin, lane)
-            cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
+            return self._peek(uin, lane, start or 0, count)
+        _, device = self._session(uin, number, lane, session)
+        head = self.head(uin, lane)
+        cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
         entries: list[tuple[int, int]] = []
         seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
         while seq < head.last and len(entries) < wanted:
             seq += 1
             if not cursor.has(seq):
                 entries.append((seq, self.entry(uin, lane, seq)[0]))
+        return Read(entries, head.floor, head.gap, head.last, head.dropped)
+
+    def _peek(self, uin: int, lane: int, start: int, count: int) -> Read:
+        """Entries after `start`, for nobody's device. Raises Refusal."""
+        if lane > MAX_LANE:
+            raise Refusal(Code.INVALID_ARGUMENT)
+        head = self.head(uin, lane)
+        first = max(start, head.floor) + 1
+        numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
+        entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
         return Read(entries, head.floor, head.gap, head.last, head.dropped)
