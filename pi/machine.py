@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from pi.events import NO_DEVICE
 from pi.state import Read, Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
 from pixiu.errors import DiskFull, PixiuError, StateDamaged
@@ -107,6 +108,8 @@ class Machine:
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
         """Entries of an inbox. Raises Refusal, StateDamaged."""
+        if number == NO_DEVICE:
+            return self.state.peek(uin, lane, start or 0, count)
         return self.state.read(uin, number, lane, session, start, count)
 
     async def flush(self) -> None:

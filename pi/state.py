@@ -73,8 +73,6 @@ MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
 MAX_READ: Final = 1000
 """Entries of one read."""
-NO_DEVICE: Final = -1
-"""Instead of a device: somebody looks at an inbox, which needs no session and changes nothing."""
 _COUNTER: Final = (1 << 48) - 1
 _HOUR_S: Final = 3600
 
@@ -445,12 +443,20 @@ class State:
         found: tuple[int, int] = ENTRY_VALUE.unpack(body)
         return found
 
+    def peek(self, uin: int, lane: int, start: int, count: int) -> Read:
+        """Entries after `start`, for whoever looks: needs no session and changes nothing. Raises Refusal."""
+        if lane > MAX_LANE:
+            raise Refusal(Code.INVALID_ARGUMENT)
+        head = self.head(uin, lane)
+        first = max(start, head.floor) + 1
+        numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
+        entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
+        return Read(entries, head.floor, head.gap, head.last, head.dropped)
+
     # --- reading
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
-        """Entries after `start`; None: what the device has not acknowledged, of `NO_DEVICE` all. Raises Refusal."""
-        if number == NO_DEVICE:
-            return self._peek(uin, lane, start or 0, count)
+        """Entries after `start`; None: what the device has not acknowledged. Raises Refusal."""
         _, device = self._session(uin, number, lane, session)
         head = self.head(uin, lane)
         cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
@@ -460,14 +466,4 @@ class State:
             seq += 1
             if not cursor.has(seq):
                 entries.append((seq, self.entry(uin, lane, seq)[0]))
-        return Read(entries, head.floor, head.gap, head.last, head.dropped)
-
-    def _peek(self, uin: int, lane: int, start: int, count: int) -> Read:
-        """Entries after `start`, for nobody's device. Raises Refusal."""
-        if lane > MAX_LANE:
-            raise Refusal(Code.INVALID_ARGUMENT)
-        head = self.head(uin, lane)
-        first = max(start, head.floor) + 1
-        numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
-        entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
         return Read(entries, head.floor, head.gap, head.last, head.dropped)

@@ -14,8 +14,7 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from pi.events import Level, ReadRequest, Reply
-from pi.state import NO_DEVICE
+from pi.events import NO_DEVICE, Level, ReadRequest, Reply
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 

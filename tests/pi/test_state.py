@@ -25,7 +25,7 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.state import NO_DEVICE, Refusal
+from pi.state import Refusal
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.replication.model import Entry, EntryKind
 from tests.pi.memory import HOUR, MemoryStore, Replica
@@ -61,12 +61,12 @@ def test_who_looks_without_a_device_sees_what_can_be_read_and_changes_nothing() 
     replica = filled(5)
     replica.apply(acknowledges(UIN, 1, 2), Trims(TRIM.pack(UIN, 1, 1)))
     stored(replica, b"")
-    found = replica.state.read(UIN, NO_DEVICE, 1, 0, None, 10)
+    found = replica.state.peek(UIN, 1, 0, 10)
     assert found.entries == [(number, message(number)) for number in range(found.floor + 1, 6)]
-    assert replica.state.read(UIN, NO_DEVICE, 1, 0, 3, 1).entries == [(4, message(4))]
-    assert replica.state.read(8, NO_DEVICE, 1, 0, None, 10).entries == []
+    assert replica.state.peek(UIN, 1, 3, 1).entries == [(4, message(4))]
+    assert replica.state.peek(8, 1, 0, 10).entries == []
     with pytest.raises(Refusal):
-        replica.state.read(UIN, NO_DEVICE, 4, 0, None, 10)
+        replica.state.peek(UIN, 4, 0, 10)
     assert replica.state.unwritten == 0
     assert replica.state.read(UIN, 0, 1, 1, None, 10).entries[0] == (3, message(3))
 

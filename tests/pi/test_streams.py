@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from pi import streams
-from pi.events import Level, ReadFound, Reply
-from pi.state import NO_DEVICE
+from pi.events import NO_DEVICE, Level, ReadFound, Reply
 from pi.streams import Stream, level_of, message_of, reads_of
 from pixiu.wire.v1 import pi_pb2
 
