@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pi.state import Results
 
@@ -19,6 +19,10 @@ class Level(IntEnum):
     REPLICATED = 0
     PERSISTED = 1
     ACCEPTED = 2
+
+
+NO_DEVICE: Final = -1
+"""Instead of a device: somebody looks at an inbox."""
 
 
 class ReadRequest(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from pi.digest import Digest
+from pi.events import NO_DEVICE
 from pi.state import Read, Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
 from pi.view import MARK_KIND, View, Views
@@ -147,6 +148,8 @@ class Machine:
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
         """Entries of an inbox. Raises Refusal, StateDamaged."""
+        if number == NO_DEVICE:
+            return self.state.peek(uin, lane, start or 0, count)
         return self.state.read(uin, number, lane, session, start, count)
 
     async def flush(self) -> None:

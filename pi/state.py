@@ -452,6 +452,16 @@ class State:
         found: tuple[int, int] = ENTRY_VALUE.unpack(body)
         return found
 
+    def peek(self, uin: int, lane: int, start: int, count: int) -> Read:
+        """Entries after `start`, for whoever looks: needs no session and changes nothing. Raises Refusal."""
+        if lane > MAX_LANE:
+            raise Refusal(Code.INVALID_ARGUMENT)
+        head = self.head(uin, lane)
+        first = max(start, head.floor) + 1
+        numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
+        entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
+        return Read(entries, head.floor, head.gap, head.last, head.dropped)
+
     # --- reading
 
     def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from pi.events import Level, ReadRequest, Reply
+from pi.events import NO_DEVICE, Level, ReadRequest, Reply
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
@@ -104,7 +104,8 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
         start = read.start if read.HasField("start") else None
         num = min(read.num, MAX_READ, left)
         left -= num
-        found.append(ReadRequest(read.uin, read.device, read.lane, read.session, start, num))
+        device = NO_DEVICE if read.peek else read.device
+        found.append(ReadRequest(read.uin, device, read.lane, read.session, start, num))
     return found
 
 

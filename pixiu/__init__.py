@@ -17,6 +17,8 @@ from pixiu.version import __version__
 if TYPE_CHECKING:
     from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
     from pixiu.client.directory import ClusterMap
+    from pixiu.client.mail import MailCounters, MailTriple
+    from pixiu.client.mail_writer import MailReceipt, MailWriter
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
     from pixiu.client.presence import UserPresence
@@ -24,21 +26,30 @@ if TYPE_CHECKING:
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
     from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+    from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
     from pixiu.errors import (
         ConfigurationError,
+        DiskFull,
         Dropped,
+        IdReused,
+        IdTooOld,
+        InboxFull,
         InvalidArgument,
         LimitError,
         LocalError,
         LoginReplaced,
         MalformedData,
         NotConnected,
+        NotServed,
         Offline,
+        OutcomeUnknown,
         Overloaded,
         PixiuError,
         RecordTooLarge,
         RegistryUnavailable,
         RemoteError,
+        TooFewInSync,
+        TooManyReceivers,
         Unavailable,
         Undelivered,
     )
@@ -49,15 +60,25 @@ __all__ = [
     "ClientStats",
     "ClusterMap",
     "ConfigurationError",
+    "DiskFull",
     "Dropped",
+    "IdReused",
+    "IdTooOld",
+    "InboxFull",
     "InvalidArgument",
     "LimitError",
     "LocalError",
     "LoginReplaced",
+    "MailCounters",
+    "MailReceipt",
+    "MailTriple",
+    "MailWriter",
     "MalformedData",
     "Message",
     "NotConnected",
+    "NotServed",
     "Offline",
+    "OutcomeUnknown",
     "Overloaded",
     "PixiuError",
     "Receipt",
@@ -69,10 +90,14 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncMailReceipt",
+    "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",
     "SyncUser",
+    "TooFewInSync",
+    "TooManyReceivers",
     "Topic",
     "Unavailable",
     "Undelivered",

@@ -18,6 +18,7 @@
     │   ├── ChecksumWrong        a message was damaged on its way
     │   ├── Unavailable          nobody serves this now: try again later
     │   ├── RegistryUnavailable  ZooKeeper cannot be reached
+    │   ├── NotServed            this proxy, or the whole cluster, does not take this kind of message
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
     │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
     │   ├── Offline              nobody took it: the user has no device online
@@ -156,6 +157,12 @@ class Unavailable(RemoteError):
     code = "UNAVAILABLE"
 
 
+class NotServed(RemoteError):
+    """This proxy, or the whole cluster, does not take this kind of message. Trying again changes nothing."""
+
+    code = "NOT_SERVED"
+
+
 class RegistryUnavailable(Unavailable):
     """ZooKeeper cannot be reached. The text names the address."""
 
@@ -220,9 +227,11 @@ class TooFewInSync(RemoteError):
 
 
 class OutcomeUnknown(RemoteError):
-    """The leader stopped leading before the write was replicated: it may be kept or not."""
+    """The leader stopped leading before the write was replicated: it may be kept or not. `open_inboxes`: of a mail to several
+    users those whose inboxes have it not, as far as is known."""
 
     code = "OUTCOME_UNKNOWN"
+    open_inboxes: tuple[int, ...] = ()
 
 
 class StaleStream(RemoteError):
@@ -311,6 +320,8 @@ class InboxFull(LimitError):
     """The inbox is at its limit, and full inboxes are to be refused: acknowledge first."""
 
     code = "INBOX_FULL"
+    open_inboxes: tuple[int, ...] = ()
+    """Of a mail to several users: whose inboxes did not take it. The others have it."""
 
 
 class LeaseExpired(LimitError):
@@ -342,6 +353,7 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "STATE_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "TOO_MANY_DEVICES": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INBOX_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "NOT_SERVED": grpc.StatusCode.FAILED_PRECONDITION,
     "REMOTE": grpc.StatusCode.UNKNOWN,
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,

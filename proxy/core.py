@@ -57,6 +57,7 @@ ROOM: Final = int(Kind.ROOM)
 SIGNAL: Final = int(Kind.SIGNAL)
 CHAT: Final = int(Kind.CHAT)
 ALL_KINDS: Final = frozenset({"room", "chat"})
+"""Of the records that come here; mail has a pipeline of its own, `proxy.mail`."""
 
 
 @dataclass(slots=True)
@@ -422,7 +423,7 @@ class Core:
         if kind == SIGNAL and to_room and self._vrooms.is_big(key):
             return errors.InvalidArgument, "a big room takes messages, not signals"
         if kind not in (ROOM, CHAT, SIGNAL):
-            return errors.InvalidArgument, "this cluster's proxies take room messages, chat and signals"
+            return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"
         if name not in self._kinds:
             return errors.InvalidArgument, f"this proxy does not take {name} messages (proxy.kinds); use another one"

@@ -30,6 +30,8 @@ class Options(RoleOptions):
     """The same in bytes."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds' worth of these rates that may come at once after a silence."""
-    kinds: tuple[str, ...] = choices(("room", "chat"), "room", "chat")
-    """What this proxy takes: messages to rooms, messages to users. Others are refused; SDKs go by all proxies, so
-    proxies that differ are for back ends that name theirs."""
+    mail_timeout_s: float = bounded(15.0, 0.1, 3600.0)
+    """Seconds in which Xiu and Pi must have confirmed a mail; then its writer's stream is ended, and the writer sends again."""
+    kinds: tuple[str, ...] = choices(("room", "chat", "mail"), "room", "chat", "mail")
+    """What this proxy takes: messages to rooms, messages to users in real time, mail to users. Others are refused; SDKs go by
+    all proxies, so proxies that differ are for back ends that name theirs."""

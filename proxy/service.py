@@ -45,6 +45,7 @@ from proxy.events import (
 )
 from proxy.lending import Lender
 from proxy.limits import Rates
+from proxy.mail_service import MailService
 from proxy.options import Options
 from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
@@ -93,6 +94,7 @@ class Service:
         self._alarm = Alarm(self._tick)
         self._presence = PresenceService(lambda: context.view)
         self._measure_timer: asyncio.TimerHandle | None = None
+        self.mail = MailService(context)
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
@@ -110,6 +112,7 @@ class Service:
         self._draining = True
         for publisher in self._publishers.values():
             publisher.say(wire_pb2.PublishReply(draining=True))
+        await self.mail.drain()
         while self._core.under_way or self._publishers:
             await asyncio.sleep(DRAIN_POLL_S)
 
@@ -119,6 +122,7 @@ class Service:
         if self._measure_timer is not None:
             self._measure_timer.cancel()
         await self._presence.close()
+        await self.mail.stop()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
             await self._leases.release(worker, free_from_ms - 1)
@@ -133,6 +137,7 @@ class Service:
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
+        self.mail.on_view(view)
 
     # What the links call.
 
@@ -290,6 +295,7 @@ class Service:
             "lent_workers": self.lender.lent,
             "traces_begun_total": self._sampler.marked if self._sampler is not None else 0,
         }
+        samples |= self.mail.samples()
         if self._context.cluster.weighted_routing:
             brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]
             samples["broker_weight{peer}"] = {f"broker:{node.address}": self._weights.weight(node.endpoint) for node in brokers}

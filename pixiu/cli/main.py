@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.cli import status as status_module
+from pixiu.cli.inbox import inbox
 from pixiu.cli.messages import listen, presence, send
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.probe import probe
@@ -68,6 +69,7 @@ app.command()(send)
 app.command()(listen)
 app.command()(probe)
 app.command()(presence)
+app.command()(inbox)
 app.command()(promote)
 app.command()(repair)
 

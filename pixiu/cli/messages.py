@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.client.client import Client, Destination, connect
+from pixiu.client.mail_writer import Level, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
@@ -32,11 +33,14 @@ def send(
     user: Annotated[int | None, typer.Option("--user", help="The user to send to.", metavar="UIN")] = None,
     signal: Annotated[bool, typer.Option("--signal", help="As a signal: three copies, delivered once; to a room or user.")] = False,
     receipt: Annotated[bool, typer.Option("--receipt", help="With --signal: wait until a gateway has delivered it.")] = False,
+    mail: Annotated[bool, typer.Option("--mail", help="With --user: into the user's inbox, where it is kept.")] = False,
+    level: Annotated[str, typer.Option("--level", help="With --mail: replicated, persisted or accepted.")] = "replicated",
+    to: Annotated[list[int] | None, typer.Option("--to", help="With --mail: one more receiver.", metavar="UIN")] = None,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message to a room, a topic or a user and wait until the cluster has accepted it."""
+    """Send a message to a room, a topic or a user and wait until the cluster has accepted it; mail until it is stored."""
     if sum(where is not None for where in (room, topic, user)) != 1:
         raise InvalidArgument("give one of --room ROOM or --topic TOPIC or --user UIN")
     if signal and topic is not None:
@@ -44,7 +48,15 @@ def send(
     if receipt and not signal:
         raise InvalidArgument("--receipt needs --signal: only signals have receipts of their delivery")
 
+    if mail and (user is None or signal):
+        raise InvalidArgument("--mail needs --user UIN, and no --signal")
+    if not mail and (to or level != "replicated"):
+        raise InvalidArgument("--level and --to need --mail")
+    safety = level_of(level).name.lower()
+
     async def send_one(client: Client, payload: bytes) -> int:
+        if mail:
+            return (await client.user(user or 0).mail(payload, level=cast(Level, safety), to=to or ())).id
         if signal:
             sent = await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)
             await sent
@@ -62,7 +74,8 @@ def send(
             return sent
 
     ids = asyncio.run(run())
-    outcome, what = "delivered" if receipt else "accepted", "signal" if signal else "message"
+    outcome = "delivered" if receipt else safety if mail else "accepted"
+    what = "mail" if mail else "signal" if signal else "message"
     if as_json:
         print_json({outcome: len(ids), "message_ids": [f"{found:016x}" for found in ids[-100:]]})
     else:

@@ -2,6 +2,8 @@
 
 from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
 from pixiu.client.directory import ClusterMap
+from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
 from pixiu.client.presence import UserPresence
@@ -9,12 +11,17 @@ from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 
 __all__ = [
     "Client",
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "MailCounters",
+    "MailReceipt",
+    "MailTriple",
+    "MailWriter",
     "Message",
     "Receipt",
     "Room",
@@ -22,6 +29,8 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncMailReceipt",
+    "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",

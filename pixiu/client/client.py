@@ -20,12 +20,15 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack
 
 from pixiu.client.channels import Channels
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
 from pixiu.client.events import Failure
+from pixiu.client.mail import MailSender
+from pixiu.client.mail_writer import Level, MailOptions, MailPublisher, MailReceipt, MailShell, MailWriter
 from pixiu.client.message import TYPE_MASK, check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.presence import UserPresence, query
@@ -48,6 +51,7 @@ TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
 ROOM_KIND = int(Kind.ROOM)
 SIGNAL_KIND = int(Kind.SIGNAL)
 CHAT_KIND = int(Kind.CHAT)
+MAIL_KIND = int(Kind.MAIL)
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -262,6 +266,35 @@ class User:
         draft = self._chat.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
         return await self._client.signal(draft, receipt)
 
+    async def mail(
+        self,
+        payload: bytes,
+        *,
+        level: Level = "replicated",
+        lane: int = LANE_NORMAL,
+        expire: timedelta | None = None,
+        to: Iterable[int] = (),
+        type: int = 0,
+        extension: bytes = b"",
+    ) -> MailReceipt:
+        """Send a mail: it is kept in the user's inbox until it is acknowledged or expires. Returns when it is confirmed.
+
+        Args:
+            payload: what to send.
+            level: "replicated": on the disks of all replicas in sync; "persisted": on both leaders' disks; "accepted": in both
+                leaders' logs. The latter two may be lost by a change of leader.
+            lane: 0 goes before 1; order holds within a lane.
+            expire: for how long it is of use, in whole minutes; None: for as long as the cluster keeps mail.
+            to: further receivers, with this one at most 1 000: the body is stored once.
+            type, extension: as in `Destination.send`.
+
+        Raises `OutcomeUnknown` when nobody confirmed it in `mail_timeout_s` (with `open_inboxes`, as far as is known),
+        `InboxFull`, `DiskFull`, `Overloaded`, `IdTooOld`, `NotServed` and what `send` raises.
+        Source: DESIGN sections 2 and 9, "Mail".
+        """
+        options = MailOptions(level, lane, expire, to)
+        return await self._client.mails().send_and_wait(self.uin, payload, options, type, extension)
+
     def chat_nowait(
         self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
     ) -> Receipt:
@@ -288,6 +321,7 @@ class Client:
         self._publisher: PublisherShell | None = None
         self._worker: WorkerLease | None = None
         self._signals: SignalPublisher | None = None
+        self._mails: MailPublisher | None = None
         self._subscriptions: set[Subscription] = set()
 
     @property
@@ -311,7 +345,7 @@ class Client:
             await directory.close()
             await channels.close()
             raise
-        self._channels, self._directory, self._signals = channels, directory, None
+        self._channels, self._directory, self._signals, self._mails = channels, directory, None, None
         core = PublisherCore(self.options, directory.map.proxies, self._uniform)
         self._publisher = PublisherShell(core, self._name, channels, directory.refresh)
         self._worker = WorkerLease(
@@ -320,7 +354,7 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Wait until all that was sent is resolved (at most `publish_timeout_s`), then disconnect."""
+        """Wait until all that was sent is resolved (at most `publish_timeout_s`, of mail `mail_timeout_s`), then disconnect."""
         directory, publisher, worker, channels = self._directory, self._publisher, self._worker, self._channels
         if directory is None or publisher is None or worker is None or channels is None:
             return
@@ -333,6 +367,8 @@ class Client:
             await publisher.close(CLOSE_GRACE_S)
             if self._signals is not None:
                 await self._signals.close(CLOSE_GRACE_S)
+            if self._mails is not None:
+                await self._mails.shell.close()
             await worker.close(CLOSE_GRACE_S)
             await directory.close()
             await channels.close()
@@ -358,6 +394,25 @@ class Client:
         if not 0 < uin <= MAX_ID:
             raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
         return User(self, UIN(uin))
+
+    def mail_writer(self) -> MailWriter:
+        """Sends mail without waiting for each: `async with px.mail_writer() as writer: writer.send(7, b"…")`."""
+        return MailWriter(self.mails())
+
+    def mails(self) -> MailPublisher:
+        """What all mail of this client goes through."""
+        directory, channels, worker = self._directory, self._channels, self._worker
+        if directory is None or channels is None or worker is None:
+            raise self._not_connected()
+        if self._mails is None:
+            core = MailSender(self.options, directory.map.proxies, lambda: worker.worker, time.time, self._uniform)
+            self._mails = MailPublisher(
+                MailShell(core, self._name, channels, directory.refresh),
+                worker,
+                lambda uin: Destination(self, uin, None, MAIL_KIND).draft,
+                lambda draft, message_id: self._encode(MAIL_KIND, draft, message_id),
+            )
+        return self._mails
 
     async def presence(self, uins: Iterable[int]) -> list[UserPresence]:
         """Who of these users is online, on how many devices, in the order asked for.
@@ -413,6 +468,8 @@ class Client:
         await publisher.flush()
         if self._signals is not None:
             await self._signals.flush()
+        if self._mails is not None:
+            await self._mails.finished()
 
     def stats(self) -> ClientStats:
         """Totals since `open`."""
@@ -511,6 +568,8 @@ class Client:
             self._publisher.set_proxies(found.proxies)
         if self._signals is not None:
             self._signals.set_proxies(found.proxies)
+        if self._mails is not None:
+            self._mails.shell.set_proxies(found.proxies)
 
     @staticmethod
     def _not_connected() -> PixiuError:

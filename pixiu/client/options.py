@@ -36,6 +36,7 @@ class OptionOverrides(TypedDict, total=False):
 
     connect_timeout_s: float
     publish_timeout_s: float
+    mail_timeout_s: float
     join_timeout_s: float
     queue_bytes: int
     queue_records: int
@@ -61,6 +62,9 @@ class ClientOptions:
     """How long `connect` tries to reach the cluster, seconds."""
     publish_timeout_s: float = 10.0
     """How long a message may stay unresolved, seconds; then it fails as `Unavailable`, its outcome unknown."""
+    mail_timeout_s: float = 60.0
+    """How long a mail may stay unconfirmed, seconds, while it is sent again; then it fails, its outcome unknown. A change of
+    leaders takes about ten seconds."""
     join_timeout_s: float = 10.0
     """How long `join` and `leave` wait for the cluster's word, seconds."""
     queue_bytes: int = 8 << 20

@@ -15,20 +15,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from pixiu.client.client import Client, ClientStats, Destination, Draft, Room, connect, failure_of
+from pixiu.client.client import Client, ClientStats, Destination, Draft, Room, User, connect, failure_of
 from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
+from pixiu.client.mail_writer import Level
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
 from pixiu.client.presence import UserPresence
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
+from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 from pixiu.errors import NotConnected, PixiuError, Unavailable
 from pixiu.ids import SnowflakeID
+from pixiu.record import LANE_NORMAL
 
 MAX_OUTBOX: Final = 1_000
 """Messages between a caller's thread and the loop; a `send` above it waits."""
@@ -127,10 +131,27 @@ class SyncRoom(SyncDestination):
 class SyncUser:
     """A user to send to."""
 
-    __slots__ = ("_destination",)
+    __slots__ = ("_client", "_destination", "_user")
 
-    def __init__(self, destination: SyncDestination) -> None:
-        self._destination = destination
+    def __init__(self, client: SyncClient, user: User) -> None:
+        self._client = client
+        self._user = user
+        self._destination = SyncDestination(client, user.destination)
+
+    def mail(
+        self,
+        payload: bytes,
+        *,
+        level: Level = "replicated",
+        lane: int = LANE_NORMAL,
+        expire: timedelta | None = None,
+        to: Iterable[int] = (),
+        type: int = 0,
+        extension: bytes = b"",
+    ) -> SyncMailReceipt:
+        """As `User.mail`: returns when it is confirmed."""
+        mail = self._user.mail(payload, level=level, lane=lane, expire=expire, to=to, type=type, extension=extension)
+        return SyncMailReceipt(self._client, self._client.run(mail))
 
     def chat(
         self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
@@ -280,7 +301,11 @@ class SyncClient:
 
     def user(self, uin: int) -> SyncUser:
         """As `Client.user`."""
-        return SyncUser(SyncDestination(self, self._connected().user(uin).destination))
+        return SyncUser(self, self._connected().user(uin))
+
+    def mail_writer(self) -> SyncMailWriter:
+        """As `Client.mail_writer`."""
+        return SyncMailWriter(self, self._connected())
 
     def presence(self, uins: Iterable[int]) -> list[UserPresence]:
         """As `Client.presence`."""

@@ -15,7 +15,8 @@ import pytest
 
 from pixiu.ids import uin_of_name
 from pixiu.record import Record, decode, split
-from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
+from tests.client.fake_mailer import FakeMailer
 from tests.support.zookeeper import root, zookeeper, zookeeper_server
 
 __all__ = ["root", "zookeeper", "zookeeper_server"]
@@ -57,6 +58,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         self.renewals = 0
         self.returned: list[int] = []
         self.draining = False
+        self.mailer = FakeMailer()
         self._tell: set[asyncio.Queue[wire_pb2.PublishReply | None]] = set()
 
     @property
@@ -66,6 +68,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
     async def start(self) -> None:
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         wire_pb2_grpc.add_PublisherServicer_to_server(self, self.server)
+        mail_pb2_grpc.add_MailerServicer_to_server(self.mailer, self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
 

@@ -10,6 +10,7 @@ from mypy import api
 ROOT = Path(__file__).parents[2]
 RIGHT = """
 import asyncio
+from datetime import timedelta
 import pixiu
 
 
@@ -29,6 +30,13 @@ async def publish() -> None:
             await signal
         except pixiu.Undelivered:
             print(signal.id, px.stats().signals.repeated)
+        mail: pixiu.MailReceipt = await px.user(7).mail(b"kept", level="persisted", lane=0, expire=timedelta(days=1), to=[8, 9])
+        async with px.mail_writer() as writer:
+            queued: pixiu.MailReceipt = writer.send(7, b"kept")
+            await writer.wait_sent()
+            await queued
+            triple: pixiu.MailTriple = writer.triples["pi", 0]
+            print(mail.stored_as, mail.replicas, triple.epoch, writer.counters.resent)
         await px.flush()
         print(px.stats().failures_by_code.get("OVERLOADED", 0), number, problem)
 
@@ -52,6 +60,10 @@ def synchronous() -> None:
         receipt: pixiu.SyncReceipt = px.room(42).send(b"x")
         receipt.wait(timeout_s=1.0)
         px.room(42).signal(b"x", receipt=True).wait()
+        mail: pixiu.SyncMailReceipt = px.user(7).mail(b"kept")
+        with px.mail_writer() as writer:
+            writer.send(7, b"kept", level="accepted").wait()
+        print(mail.id)
         for message in px.subscribe(room=42):
             data: bytes = message.payload
             print(data)

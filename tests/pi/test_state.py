@@ -57,6 +57,20 @@ def test_a_message_sent_again_within_the_window_has_its_number_though_it_was_ack
     assert stored(replica, b"E") == stored(replica, b"I") == 6
 
 
+def test_who_looks_without_a_device_sees_what_can_be_read_and_changes_nothing() -> None:
+    replica = filled(5)
+    replica.apply(acknowledges(UIN, 1, 2), Trims(TRIM.pack(UIN, 1, 1)))
+    stored(replica, b"")
+    found = replica.state.peek(UIN, 1, 0, 10)
+    assert found.entries == [(number, message(number)) for number in range(found.floor + 1, 6)]
+    assert replica.state.peek(UIN, 1, 3, 1).entries == [(4, message(4))]
+    assert replica.state.peek(8, 1, 0, 10).entries == []
+    with pytest.raises(Refusal):
+        replica.state.peek(UIN, 4, 0, 10)
+    assert replica.state.unwritten == 0
+    assert replica.state.read(UIN, 0, 1, 1, None, 10).entries[0] == (3, message(3))
+
+
 def test_behind_the_window_what_was_acknowledged_goes_from_the_store() -> None:
     replica = filled(5)
     replica.apply(acknowledges(UIN, 1, 3))

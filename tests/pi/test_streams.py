@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pi import streams
-from pi.events import Level, ReadFound, Reply
+from pi.events import NO_DEVICE, Level, ReadFound, Reply
 from pi.streams import Stream, level_of, message_of, reads_of
 from pixiu.wire.v1 import pi_pb2
 
@@ -18,6 +18,13 @@ def test_reads_of_a_request_are_bounded_together() -> None:
     found = reads_of(request)
     assert [read.num for read in found] == [1000] * 50 + [0] * 10
     assert (found[0].start, found[1].start) == (None, 3)
+
+
+def test_who_peeks_is_no_device() -> None:
+    (found,) = reads_of(pi_pb2.PiRequest(reads=[pi_pb2.PiRead(uin=7, device=3, lane=1, num=5, peek=True)]))
+    assert (found.device, found.start, found.num) == (NO_DEVICE, None, 5)
+    (named,) = reads_of(pi_pb2.PiRequest(reads=[pi_pb2.PiRead(uin=7, device=3)]))
+    assert named.device == 3
 
 
 def test_an_unknown_level_is_the_safest() -> None:

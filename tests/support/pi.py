@@ -77,7 +77,7 @@ class PiClient:
 
     async def read(self, uin: int, session: int, start: int | None = None, num: int = 1000, lane: int = 1) -> pi_pb2.PiReadReply:
         """One read of device 0."""
-        read = pi_pb2.PiRead(uin=uin, lane=lane, session=session, num=num, **({} if start is None else {"start": start}))
+        read = pi_pb2.PiRead(uin=uin, lane=lane, session=session, num=num, start=start)
         reply = await self.ask(reads=[read])
         assert not reply.code, reply
         return reply.reads[0]

@@ -134,6 +134,7 @@ class PiRead(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     NUM_FIELD_NUMBER: _builtins.int
+    PEEK_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     device: _builtins.int
     lane: _builtins.int
@@ -142,6 +143,8 @@ class PiRead(_message.Message):
     """entries after this InboxSeq; absent: what the device has not acknowledged"""
     num: _builtins.int
     """at most 1000"""
+    peek: _builtins.bool
+    """look at an inbox without a device or session: from `start` on, else from its floor"""
     def __init__(
         self,
         *,
@@ -151,10 +154,11 @@ class PiRead(_message.Message):
         session: _builtins.int = ...,
         start: _builtins.int | None = ...,
         num: _builtins.int = ...,
+        peek: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "device", b"device", "lane", b"lane", "num", b"num", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "device", b"device", "lane", b"lane", "num", b"num", "peek", b"peek", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
     _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015

@@ -1,0 +1,456 @@
+"""The core of sending mail: one writer, one stream at a time, everything unconfirmed again in order when it ends. Pure.
+
+    offer ──▶ fresh ──▶ under way, by position ──▶ confirmed, or failed
+                 ▲              │
+                 └── again ◀────┘ the stream ended: the next one has a higher generation, and begins with these
+
+Mail of one client goes by one stream, whatever its receivers, so that there is one generation for its worker number.
+
+Source: DESIGN section 9 ("Mail"); seed 002 (the write protocol).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.client.options import ClientOptions
+from pixiu.errors import (
+    Draining,
+    InboxFull,
+    InvalidArgument,
+    MalformedData,
+    NotServed,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    StaleWriter,
+    TooFewInSync,
+    Unavailable,
+)
+from pixiu.mailing import next_generation
+
+STALL_S: Final = 30.0
+"""A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
+MAX_BACKOFF_S: Final = 1.0
+HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotServed.code})
+"""Ends of a stream that another stream would have too."""
+MAX_OPEN_SHOWN: Final = 1000
+
+
+class MailLevel(IntEnum):
+    """How safe mail is when it is confirmed. Source: DESIGN section 2."""
+
+    REPLICATED = 0
+    PERSISTED = 1
+    ACCEPTED = 2
+
+
+class MailTriple(NamedTuple):
+    """Where a partition of Xiu or Pi stands: the triple of the write protocol."""
+
+    layout_version: int
+    """V."""
+    epoch: int
+    """S: of the leader."""
+    committed: int
+    """C: the log is persisted and replicated up to here."""
+
+
+class MailTicket:
+    """A mail from its offer until it is resolved."""
+
+    __slots__ = (
+        "attempts", "copies", "deadline", "failure", "level", "message_id", "more", "msg_id", "number", "open", "record",
+        "resolved", "size", "watched",
+    )  # fmt: skip
+
+    def __init__(self, record: bytes, message_id: int, level: MailLevel, more: tuple[int, ...] = ()) -> None:
+        self.record = record
+        self.message_id = message_id
+        self.level = level
+        self.more = more
+        """Receivers beside the record's key."""
+        self.size = len(record) + 8 * len(more)
+        self.number = 0
+        """Of the offer, from 1."""
+        self.deadline = 0.0
+        self.attempts = 0
+        self.resolved = False
+        self.failure: Failure | None = None
+        self.msg_id = 0
+        self.copies = 0
+        self.open: tuple[int, ...] = ()
+        self.watched = False
+
+    def problem(self) -> PixiuError | None:
+        """Why it failed."""
+        if self.failure is None:
+            return None
+        error = self.failure.error()
+        if isinstance(error, OutcomeUnknown | InboxFull):
+            error.open_inboxes = self.open
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMailStream:
+    """Open a stream to a proxy, and say who writes."""
+
+    address: str
+    stream: int
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailResolved:
+    """Watched tickets that are resolved."""
+
+    tickets: tuple[MailTicket, ...]
+
+
+Effect = OpenMailStream | CloseStream | Writable | MailResolved | RefreshCluster
+
+
+@dataclass(frozen=True, slots=True)
+class MailBatch:
+    """What leaves together."""
+
+    data: bytes
+    count: int
+    position: int
+    level: MailLevel
+    more: Sequence[tuple[int, tuple[int, ...]]]
+
+
+class MailOutcome(NamedTuple):
+    """What a proxy says of mails one after the other."""
+
+    position: int
+    number: int
+    copies: int
+    msg_ids: Sequence[int]
+    failure: Failure | None
+    open: Sequence[int]
+
+
+@dataclass(slots=True)
+class MailCounters:
+    """Totals since the client connected."""
+
+    offered: int = 0
+    confirmed: int = 0
+    failed: int = 0
+    expired: int = 0
+    """Those of `failed` that nobody confirmed in `mail_timeout_s`."""
+    resent: int = 0
+    """Sent once more, with the same SnowflakeID."""
+    batches: int = 0
+    streams: int = 0
+    failures_by_code: dict[str, int] = field(default_factory=dict)
+
+
+class MailSender:
+    """Decides; see the module.
+
+    Args:
+        options: of the client.
+        proxies: their addresses.
+        worker: gives the worker number of the moment.
+        clock_s: Unix seconds.
+        uniform: numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        proxies: Sequence[str],
+        worker: Callable[[], int],
+        clock_s: Callable[[], float],
+        uniform: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._proxies = list(proxies)
+        self._worker = worker
+        self._clock_s = clock_s
+        self._uniform = uniform
+        self._next_proxy = int(uniform() * len(proxies)) if proxies else 0
+        self._stream = 0
+        self._last_stream = 0
+        self._draining = False
+        self._stream_worker = -1
+        self._generation = 0
+        self._position = 1
+        self._taken = 0
+        self._window_bytes = options.window_bytes
+        self._in_flight: dict[int, MailTicket] = {}
+        """By position, in order."""
+        self._in_flight_bytes = 0
+        self._again: deque[MailTicket] = deque()
+        self._fresh: deque[MailTicket] = deque()
+        self._progress_at = 0.0
+        self._failures = 0
+        self._rest_until = 0.0
+        self._last: Failure | None = None
+        """Why the last stream ended."""
+        self.unresolved = 0
+        self.unresolved_bytes = 0
+        self.triples: dict[tuple[str, int], MailTriple] = {}
+        self.counters = MailCounters()
+
+    def has_room(self) -> bool:
+        """Whether one more may be offered, of whatever size."""
+        return self.unresolved < self._options.queue_records and self.unresolved_bytes < self._options.queue_bytes
+
+    def offer(self, ticket: MailTicket, now: float) -> list[Effect]:
+        """Take a mail; or take one again that failed, with the same ID."""
+        self.counters.offered += 1
+        ticket.number = self.counters.offered
+        ticket.deadline = now + self._options.mail_timeout_s
+        ticket.resolved, ticket.failure = False, None
+        self.unresolved += 1
+        self.unresolved_bytes += ticket.size
+        self._fresh.append(ticket)
+        if self._stream and self._worker() != self._stream_worker:
+            # Another holder of the old number may use it as a writer from now on.
+            return [*self._restart(now, 0.0), *self._open(now)]
+        return self._open(now)
+
+    def _open(self, now: float) -> list[Effect]:
+        if self._stream:
+            return [] if self._draining else [Writable(self._stream)]
+        if not (self._again or self._fresh) or now < self._rest_until or not self._proxies:
+            return []
+        address = self._proxies[self._next_proxy % len(self._proxies)]
+        self._last_stream += 1
+        self._stream = self._last_stream
+        worker = self._worker()
+        jump = (1 << min(self._failures, 20)) - 1 if self._last is not None and self._last.code == StaleWriter.code else 0
+        self._generation = next_generation(self._generation + jump, self._clock_s())
+        self._stream_worker, self._draining, self._position, self._taken = worker, False, 1, 0
+        self._window_bytes = self._options.window_bytes
+        self._progress_at = now
+        self.counters.streams += 1
+        return [OpenMailStream(address, self._stream, worker, self._generation)]
+
+    def next_batch(self, stream: int, now: float) -> MailBatch | None:
+        """What a stream may send now."""
+        if stream != self._stream or self._draining:
+            return None
+        options = self._options
+        tickets: list[MailTicket] = []
+        size = 0
+        while len(tickets) < options.batch_records and len(self._in_flight) + len(tickets) < options.window_records:
+            queue = self._again or self._fresh
+            if not queue:
+                break
+            ticket = queue[0]
+            if tickets and (ticket.level is not tickets[0].level or size + ticket.size > options.batch_bytes):
+                break
+            if (self._in_flight or tickets) and self._in_flight_bytes + size + ticket.size > self._window_bytes:
+                break
+            queue.popleft()
+            if ticket.attempts:
+                self.counters.resent += 1
+            ticket.attempts += 1
+            size += ticket.size
+            tickets.append(ticket)
+        if not tickets:
+            return None
+        if not self._in_flight:
+            self._progress_at = now
+        position = self._position
+        self._in_flight.update(zip(range(position, position + len(tickets)), tickets, strict=True))
+        self._position += len(tickets)
+        self._in_flight_bytes += size
+        self.counters.batches += 1
+        more = [(index, ticket.more) for index, ticket in enumerate(tickets) if ticket.more]
+        data = b"".join([ticket.record for ticket in tickets])
+        return MailBatch(data, len(tickets), position, tickets[0].level, more)
+
+    def reply(
+        self,
+        stream: int,
+        now: float,
+        outcomes: Iterable[MailOutcome],
+        taken: int = 0,
+        window_bytes: int = 0,
+        draining: bool = False,
+    ) -> list[Effect]:
+        """A proxy's answer."""
+        if stream != self._stream:
+            return []
+        self._progress_at = now
+        self._window_bytes = window_bytes or self._window_bytes
+        self._taken = max(self._taken, taken)
+        self._draining = self._draining or draining
+        woken: list[MailTicket] = []
+        for outcome in outcomes:
+            self._outcome(outcome, woken)
+        effects: list[Effect] = [MailResolved(tuple(woken))] if woken else []
+        if self._draining:
+            return effects + self._finish_drain(now)
+        if self._again or self._fresh:
+            effects.append(Writable(stream))
+        return effects
+
+    def _outcome(self, outcome: MailOutcome, woken: list[MailTicket]) -> None:
+        failure = outcome.failure
+        for index in range(min(outcome.number, self._position - outcome.position)):
+            ticket = self._in_flight.get(outcome.position + index)
+            if ticket is None:
+                continue
+            if index < len(outcome.msg_ids):
+                ticket.msg_id = outcome.msg_ids[index]
+            ticket.open = tuple(outcome.open[:MAX_OPEN_SHOWN])
+            if failure is not None and failure.code == OutcomeUnknown.code:
+                continue  # the stream is about to end: this one is sent again
+            del self._in_flight[outcome.position + index]
+            self._in_flight_bytes -= ticket.size
+            ticket.copies = outcome.copies
+            self._failures = 0
+            self._settle(ticket, failure, woken)
+
+    def _settle(self, ticket: MailTicket, failure: Failure | None, woken: list[MailTicket]) -> None:
+        ticket.resolved, ticket.failure = True, failure
+        self.unresolved -= 1
+        self.unresolved_bytes -= ticket.size
+        if failure is None:
+            ticket.record = b""  # a receipt that is kept must not keep the mail
+            self.counters.confirmed += 1
+        else:
+            self.counters.failed += 1
+            self.counters.failures_by_code[failure.code] = self.counters.failures_by_code.get(failure.code, 0) + 1
+        if ticket.watched:
+            woken.append(ticket)
+
+    def ended(self, stream: int, now: float, why: Failure) -> list[Effect]:
+        """A proxy ended the stream and said why."""
+        if stream != self._stream:
+            return []
+        self._last = why
+        if why.code in HOPELESS:
+            return self._fail_all(why, now)
+        if why.code in (Draining.code, Overloaded.code):
+            self._next_proxy += 1
+        return self._restart(now, why.retry_after_ms / 1000)
+
+    def stream_died(self, stream: int, now: float, reason: str) -> list[Effect]:
+        """A stream broke: its proxy may be dead."""
+        if stream != self._stream:
+            return []
+        self._last = Failure(Unavailable.code, reason)
+        self._next_proxy += 1
+        return [*self._restart(now, 0.0), RefreshCluster()]
+
+    def _restart(self, now: float, rest_s: float) -> list[Effect]:
+        """The stream is over: what it had is sent again, first and in order."""
+        stream, self._stream = self._stream, 0
+        self._again.extendleft(reversed([ticket for ticket in self._in_flight.values() if not ticket.resolved]))
+        self._in_flight, self._in_flight_bytes = {}, 0
+        if self._worker() == self._stream_worker:
+            self._failures += 1
+            backoff = min(self._options.backoff_s * 2 ** min(self._failures - 1, 16), MAX_BACKOFF_S, self._options.max_backoff_s)
+            self._rest_until = now + max(rest_s, backoff * (0.5 + 0.5 * self._uniform()) if self._failures > 1 else 0.0)
+        return [CloseStream(stream), *self._open(now)]
+
+    def _finish_drain(self, now: float) -> list[Effect]:
+        if self._in_flight:
+            return []
+        self._next_proxy += 1
+        self._failures = 0
+        return [*self._restart(now, 0.0), RefreshCluster()]
+
+    def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
+        """The cluster's proxies. An empty list changes nothing."""
+        if addresses:
+            self._proxies = list(addresses)
+        return self._open(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Mail expires, a silent stream is left, a rest ends."""
+        effects: list[Effect] = []
+        woken: list[MailTicket] = []
+        expired = [position for position, ticket in self._in_flight.items() if ticket.deadline <= now]
+        for position in expired:
+            ticket = self._in_flight.pop(position)
+            self._in_flight_bytes -= ticket.size
+            self._expire(ticket, woken)
+        for queue in (self._again, self._fresh):
+            while queue and queue[0].deadline <= now:
+                self._expire(queue.popleft(), woken)
+        if woken:
+            effects.append(MailResolved(tuple(woken)))
+        if self._stream and self._in_flight and now >= self._progress_at + STALL_S:
+            effects += self.stream_died(self._stream, now, f"no answer for {STALL_S:g} s")
+        elif self._draining and self._stream:
+            effects += self._finish_drain(now)
+        return effects + self._open(now)
+
+    def _expire(self, ticket: MailTicket, woken: list[MailTicket]) -> None:
+        self.counters.expired += 1
+        seconds, last = f"{self._options.mail_timeout_s:g} s", self._last
+        because = f" (last: {last.code}: {last.text})" if last is not None else ""
+        if not ticket.attempts:
+            text = f"the mail was not sent within {seconds}: no proxy took it{because}; send it again"
+            failure = Failure(Unavailable.code, text)
+        else:
+            code = last.code if last is not None and last.code in (Overloaded.code, TooFewInSync.code) else OutcomeUnknown.code
+            text = f"nobody confirmed the mail within {seconds}{because}: whether it is in the inbox is unknown; `resend` it, "
+            failure = Failure(code, text + "which uses the same ID, so that it is there once")
+        self._settle(ticket, failure, woken)
+
+    def _fail_all(self, why: Failure, now: float) -> list[Effect]:
+        woken: list[MailTicket] = []
+        stream, self._stream = self._stream, 0
+        for ticket in (*self._in_flight.values(), *self._again, *self._fresh):
+            self._settle(ticket, why, woken)
+        self._in_flight, self._in_flight_bytes = {}, 0
+        self._again.clear()
+        self._fresh.clear()
+        effects: list[Effect] = [MailResolved(tuple(woken))] if woken else []
+        return [*effects, CloseStream(stream)] if stream else effects
+
+    def abandon(self, text: str, now: float) -> list[Effect]:
+        """The client closes: what is unresolved fails."""
+        return self._fail_all(Failure(OutcomeUnknown.code, text), now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due, monotonic seconds; None for never."""
+        if not self.unresolved:
+            return self._progress_at if self._draining and self._stream else None
+        due = min(ticket.deadline for ticket in self._firsts())
+        if self._stream:
+            return min(due, self._progress_at + STALL_S) if self._in_flight else due
+        return min(due, self._rest_until) if self._proxies else due
+
+    # What waits ask for: everything offered up to a number.
+
+    def finished(self, number: int) -> bool:
+        """Whether it is all resolved."""
+        return all(ticket.number > number for ticket in self._firsts())
+
+    def sent(self, number: int) -> bool:
+        """Whether proxies have it all, or it is resolved."""
+        untaken = next((ticket for position, ticket in self._in_flight.items() if position > self._taken), None)
+        return (
+            (untaken is None or untaken.number > number)
+            and not (self._again and self._again[0].number <= number)
+            and self.flushed(number)
+        )
+
+    def flushed(self, number: int) -> bool:
+        """Whether it has all been given to a stream, or is resolved."""
+        return not self._fresh or self._fresh[0].number > number
+
+    def _firsts(self) -> list[MailTicket]:
+        """The first that is not resolved of each kind."""
+        found = [queue[0] for queue in (self._again, self._fresh) if queue]
+        if self._in_flight:
+            found.append(next(iter(self._in_flight.values())))
+        return found

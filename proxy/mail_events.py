@@ -1,0 +1,249 @@
+"""What happens to a proxy's mail pipeline, and what it asks its shell to do.
+
+Source: DESIGN section 9, "Mail".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Level(IntEnum):
+    """How safe mail is to be when it is confirmed; the same numbers as Xiu's and Pi's. Source: DESIGN section 2."""
+
+    REPLICATED = 0
+    PERSISTED = 1
+    ACCEPTED = 2
+
+
+class Store(NamedTuple):
+    """A partition of Xiu or of Pi."""
+
+    pi: bool
+    partition: int
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+        return "pi" if self.pi else "xiu"
+
+
+class Triple(NamedTuple):
+    """Where a partition stands."""
+
+    layout_version: int
+    """V."""
+    epoch: int
+    """S: of the leader."""
+    committed: int
+    """C."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOpened:
+    """A writer's stream; it has said who it is."""
+
+    stream: int
+    worker: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterClosed:
+    """The stream is gone: nobody waits for its answers. What is under way may be stored or not."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailReceived:
+    """A batch of a writer: `count` records, the first at `position`."""
+
+    stream: int
+    data: bytes
+    count: int
+    position: int
+    level: Level
+    more: Mapping[int, Sequence[int]]
+    """Index of a record → its receivers beside its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoresChanged:
+    """The number of partitions of each; 0 where the layout has none."""
+
+    xius: int
+    pis: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A stream to a partition's leader is open. `link` names it in what follows."""
+
+    store: Store
+    link: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """It is gone, or could not be opened (`link` 0)."""
+
+    store: Store
+    link: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """What a Xiu says of records one after the other."""
+
+    position: int
+    count: int
+    sequence: int
+    """Stored now: of the first."""
+    msg_id: int
+    """Stored before."""
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A Xiu's reply."""
+
+    partition: int
+    link: int
+    runs: Sequence[StoredRun]
+    triple: Triple
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A Pi's reply."""
+
+    partition: int
+    link: int
+    request: int
+    results: Sequence[int]
+    """InboxSeq of each append, or below 0 why not; none below level replicated."""
+    code: str
+    text: str
+    triple: Triple
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """What came in one turn of the loop leaves together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | TurnEnded | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream to a partition's leader, and again whenever it is gone."""
+
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """A stream is of no use any more: open another one. What it still says does not count."""
+
+    store: Store
+    link: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendStore:
+    """Records for a Xiu."""
+
+    partition: int
+    link: int
+    position: int
+    data: bytes
+    count: int
+    level: Level
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAppend:
+    """Operations for a Pi."""
+
+    partition: int
+    link: int
+    request: int
+    operations: bytes
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of records of a writer, one after the other."""
+
+    position: int
+    count: int
+    copies: int = 0
+    msg_ids: Sequence[int] = ()
+    code: str = ""
+    text: str = ""
+    open: Sequence[int] = ()
+    """Of a mail with several receivers: inboxes that have it not, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell a writer."""
+
+    stream: int
+    results: Sequence[Result]
+    triples: Mapping[Store, Triple]
+    unconfirmed_bytes: int
+    """Of this writer, now."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndWriter:
+    """End a writer's stream: it opens another one and sends everything unconfirmed again."""
+
+    stream: int
+    code: str
+    text: str
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InboxesGrew:
+    """These users have mail: for who delivers it. The records lie end to end in `data`."""
+
+    uins: Sequence[int]
+    seqs: Sequence[int]
+    """InboxSeq of each; empty where the level gives none."""
+    msg_ids: Sequence[int]
+    data: bytes
+    ends: Sequence[int]
+    """Where each record of `data` ends; one record for all when there is one."""
+    indexes: Sequence[int]
+    """Which record is each user's."""
+
+    def items(self) -> Iterator[tuple[int, int, int, int, bytes]]:
+        """(UIN, lane, InboxSeq, MsgID, record) of each; InboxSeq 0: not known here."""
+        for at, (uin, msg_id, index) in enumerate(zip(self.uins, self.msg_ids, self.indexes, strict=True)):
+            start = self.ends[index - 1] if index else 0
+            yield uin, msg_id >> 54 & 3, self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
+
+
+Effect = Connect | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew

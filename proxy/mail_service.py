@@ -1,0 +1,292 @@
+"""The gRPC side of a proxy's mail, and the shell of its pipeline.
+
+Source: DESIGN section 9, "Mail".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from pixiu.client.channels import Channels
+from pixiu.discovery.view import View
+from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
+from pixiu.ids import WORKERS
+from pixiu.mailing import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.runtime.context import Context
+from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
+from proxy.mail import MailCore
+from proxy.mail_events import (
+    Answer,
+    Connect,
+    Disconnect,
+    Effect,
+    EndWriter,
+    Event,
+    InboxesGrew,
+    Level,
+    MailReceived,
+    SendAppend,
+    SendStore,
+    Store,
+    StoresChanged,
+    Tick,
+    TurnEnded,
+    WriterClosed,
+    WriterOpened,
+)
+from proxy.mail_links import StoreLink
+from proxy.options import Options
+
+TICK_S: Final = 0.05
+"""While mail is under way."""
+MAX_CLIENT_BYTES: Final = 128
+FINISH_TIMEOUT_S: Final = 30.0
+"""How long a writer that has said its last word is still answered."""
+STOPPED_POLL_S: Final = 0.02
+
+Call = grpc.aio.ServicerContext[mail_pb2.MailRequest, mail_pb2.MailReply]
+
+
+class WriterStream:
+    """One writer: replies that wait, and how much of its mail is not confirmed."""
+
+    def __init__(self, number: int, window_bytes: int) -> None:
+        self.number = number
+        self.ended = False
+        self._window = window_bytes
+        self._reply = mail_pb2.MailReply()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.unconfirmed = 0
+
+    async def room(self) -> None:
+        """Until another batch may be taken."""
+        await self._room.wait()
+
+    def took(self, up_to: int, size: int) -> None:
+        """The pipeline has a batch up to this position."""
+        self._reply.taken = up_to
+        self.unconfirmed += size
+        if self.unconfirmed >= self._window:
+            self._room.clear()
+        self._wake.set()
+
+    def answered(self, answer: Answer) -> None:
+        """Results."""
+        for result in answer.results:
+            self._reply.results.add(
+                position=result.position, count=result.count, copies=result.copies, msg_ids=result.msg_ids, code=result.code,
+                text=result.text, open=result.open,
+            )  # fmt: skip
+        for store, triple in answer.triples.items():
+            self._reply.triples.add(
+                pi=store.pi, partition=store.partition, layout_version=triple.layout_version, epoch=triple.epoch,
+                committed=triple.committed,
+            )  # fmt: skip
+        self.unconfirmed = answer.unconfirmed_bytes
+        if self.unconfirmed < self._window:
+            self._room.set()
+        self._wake.set()
+
+    def say(self, reply: mail_pb2.MailReply) -> None:
+        """Something beside results."""
+        self._reply.MergeFrom(reply)
+        self._wake.set()
+
+    def end(self) -> None:
+        """What waits is said, then the stream ends."""
+        self.ended = True
+        self._room.set()
+        self._wake.set()
+
+    async def replies(self) -> AsyncIterator[mail_pb2.MailReply]:
+        """Replies as they come, joined while one is being sent."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            reply, self._reply = self._reply, mail_pb2.MailReply()
+            if reply.ByteSize():
+                yield reply
+            if self.ended and not self._reply.ByteSize():
+                return
+
+
+class MailService(mail_pb2_grpc.MailerServicer):
+    """Serves `pixiu.v1.Mailer`, and runs one `proxy.mail.MailCore`.
+
+    Args:
+        context: of the process.
+    """
+
+    def __init__(self, context: Context[Options]) -> None:
+        self._context = context
+        options = context.options
+        self._window = options.publisher_window_bytes
+        self._max_writers = options.max_publishers
+        self.core = MailCore(
+            max_record_bytes=context.cluster.max_record_bytes, timeout_s=options.mail_timeout_s, taken="mail" in options.kinds
+        )
+        self._streams: dict[int, WriterStream] = {}
+        self._numbers = itertools.count(1)
+        self._links: dict[Store, StoreLink] = {}
+        self._channels = Channels()
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self.on_grown: Callable[[InboxesGrew], None] = self._count_grown
+        """Called with what inboxes have now, when it was confirmed: who delivers mail is told by it."""
+        self._grown = 0
+        mail_pb2_grpc.add_MailerServicer_to_server(self, context.server)
+
+    # --- what the proxy's service calls
+
+    def on_view(self, view: View) -> None:
+        """How many partitions there are."""
+        roles = view.layout.roles
+        xius, pis = (view.layout.partitions(role) if role in roles else 0 for role in ("xiu", "pi"))
+        self._step(StoresChanged(xius, pis))
+
+    async def drain(self) -> None:
+        """Tell writers to use another proxy, and wait until what is under way is confirmed."""
+        self._draining = True
+        for stream in self._streams.values():
+            stream.say(mail_pb2.MailReply(draining=True))
+        while self.core.under_way or self._streams:
+            await asyncio.sleep(TICK_S)
+
+    async def stop(self) -> None:
+        """End everything."""
+        for handle in (self._turn, self._timer):
+            if handle is not None:
+                handle.cancel()
+        for stream in self._streams.values():
+            stream.end()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await self._channels.close()
+
+    def samples(self) -> dict[str, object]:
+        """For metrics."""
+        counted: dict[str, object] = {f"mail_{name}_total": value for name, value in asdict(self.core.counters).items()}
+        return counted | {
+            "mail_writers": len(self._streams),
+            "mail_parcels_under_way": self.core.under_way,
+            "mail_waiting_bytes": self.core.waiting_bytes,
+            "mail_notified_total": self._grown,
+        }
+
+    # --- writers
+
+    async def Send(self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call) -> AsyncIterator[mail_pb2.MailReply]:
+        """One writer's stream."""
+        number = next(self._numbers)
+        stream = WriterStream(number, self._window)
+        try:
+            self._admit(stream)
+        except PixiuError as refused:
+            yield mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200))
+            return
+        reader = asyncio.get_running_loop().create_task(self._read(stream, request_iterator))
+        try:
+            async for reply in stream.replies():
+                yield reply
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._streams.pop(number, None)
+            self._step(WriterClosed(number))
+
+    def _admit(self, stream: WriterStream) -> None:
+        if self._draining:
+            raise Draining("this proxy is going; use another one")
+        if len(self._streams) >= self._max_writers:
+            raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
+        self._streams[stream.number] = stream
+
+    async def _read(self, stream: WriterStream, requests: AsyncIterator[mail_pb2.MailRequest]) -> None:
+        opened = False
+        try:
+            async for request in requests:
+                if request.HasField("hello") and not opened:
+                    self._hello(stream, request.hello)
+                    opened = True
+                if request.count:
+                    if not opened:
+                        raise InvalidArgument("a stream begins with `hello`")
+                    self._take(stream, request)
+                await stream.room()
+                if stream.ended:
+                    return
+            end = asyncio.get_running_loop().time() + FINISH_TIMEOUT_S
+            while stream.unconfirmed and not stream.ended and asyncio.get_running_loop().time() < end:
+                await asyncio.sleep(STOPPED_POLL_S)
+        except PixiuError as wrong:
+            stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
+        finally:
+            stream.end()
+
+    def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
+        if len(hello.client.encode()) > MAX_CLIENT_BYTES or hello.worker >= WORKERS or not 0 < hello.generation <= MAX_GENERATION:
+            raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes, a worker is below {WORKERS}")
+        stream.say(mail_pb2.MailReply(window_bytes=self._window))
+        self._step(WriterOpened(stream.number, hello.worker, hello.generation))
+
+    def _take(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
+        more: dict[int, list[int]] = {}
+        for each in request.more:
+            # A few too many are passed on, so that the pipeline can say so for this record alone.
+            more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
+        number = int(request.level)
+        level = Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+        stream.took(request.position + request.count - 1, len(request.batch))
+        self._step(MailReceived(stream.number, request.batch, request.count, request.position, level, more))
+
+    # --- the core
+
+    def _step(self, event: Event) -> None:
+        self._perform(self.core.step(event, self._context.now()))
+        if self._turn is None and not isinstance(event, TurnEnded):
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        self._perform(self.core.step(TurnEnded(), self._context.now()))
+        if self._timer is None and self.core.waiting_bytes:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(Tick())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer):
+                stream = self._streams.get(effect.stream)
+                if stream is not None:
+                    stream.answered(effect)
+            elif isinstance(effect, SendStore | SendAppend):
+                self._links[Store(isinstance(effect, SendAppend), effect.partition)].send(effect)
+            elif isinstance(effect, InboxesGrew):
+                self.on_grown(effect)
+            elif isinstance(effect, EndWriter):
+                stream = self._streams.get(effect.stream)
+                if stream is not None:
+                    end = mail_pb2.MailEnd(code=effect.code, text=effect.text, retry_after_ms=effect.retry_after_ms)
+                    stream.say(mail_pb2.MailReply(end=end))
+                    stream.end()
+            elif isinstance(effect, Connect):
+                self._links[effect.store] = StoreLink(
+                    effect.store, lambda: self._context.view, self._channels, lambda: next(self._numbers), self._step
+                )
+            elif isinstance(effect, Disconnect):
+                self._links[effect.store].leave(effect.link)
+
+    def _count_grown(self, grown: InboxesGrew) -> None:
+        self._grown += len(grown.uins)

@@ -1,0 +1,137 @@
+"""A proxy's mail pipeline takes whatever comes: writers' bytes, and answers of stores that make no sense."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from pixiu.ids import MAX_ID, snowflake
+from pixiu.record import Kind, encode
+from proxy.mail import MailCore
+from proxy.mail_events import (
+    Appended,
+    Connect,
+    Disconnect,
+    EndWriter,
+    Event,
+    Level,
+    LinkDown,
+    LinkUp,
+    MailReceived,
+    SendAppend,
+    SendStore,
+    Store,
+    Stored,
+    StoredRun,
+    StoresChanged,
+    Tick,
+    Triple,
+    TurnEnded,
+    WriterClosed,
+    WriterOpened,
+)  # fmt: skip
+
+SEEDS = max(int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "0")) // 100, 20)
+CODES = ("", "", "", "ID_REUSED", "OVERLOADED", "NOT_LEADER", "DISK_FULL", "STALE_WRITER", "nonsense")
+
+
+def batch(chance: random.Random) -> tuple[bytes, int]:
+    """A batch that is often damaged, and a count that is often wrong."""
+    count = chance.randrange(1, 5)
+    data = bytearray(
+        b"".join(
+            encode(Kind.MAIL, chance.choice((1, 2, 3, MAX_ID)), b"x" * chance.randrange(30), snowflake(1_750_000_000_000, 1, n))
+            for n in range(count)
+        )
+    )
+    for _ in range(chance.choice((0, 0, 0, 1, 3))):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    end = len(data) if chance.random() < 0.8 else chance.randrange(len(data))
+    return bytes(data[:end]), count + (chance.random() < 0.2)
+
+
+class Stranger:
+    """Somebody who writes, and stores that answer as they please."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.core = MailCore(max_record_bytes=1 << 16, timeout_s=2.0)
+        self.now, self.links, self.streams, self.ended = 0.0, 0, 0, 0
+        self.positions: dict[int, int] = {}
+        self.sent: list[SendStore | SendAppend] = []
+        self.step(StoresChanged(2, 2))
+
+    def step(self, event: Event) -> None:
+        """One event; what it asks for is done sooner or later, or never."""
+        for effect in self.core.step(event, self.now):
+            if isinstance(effect, SendStore | SendAppend):
+                self.sent.append(effect)
+            elif isinstance(effect, Connect | Disconnect):
+                self.links += 1
+                self.step(LinkUp(effect.store, self.links, 3))
+            elif isinstance(effect, EndWriter):
+                self.ended += 1
+                self.positions.pop(effect.stream, None)
+
+    def one(self) -> None:
+        """Something happens."""
+        chance = self.chance
+        self.now += chance.random() * 0.1
+        what = chance.randrange(8)
+        if what == 0 or not self.positions:
+            self.streams += 1
+            self.positions[self.streams] = 1
+            self.step(WriterOpened(self.streams, chance.randrange(4), self.streams))
+        elif what <= 3:
+            stream = chance.choice(list(self.positions))
+            data, count = batch(chance)
+            position = self.positions[stream] + (chance.random() < 0.02)
+            self.positions[stream] += count
+            more = {chance.randrange(4): [chance.choice((0, 1, 5, MAX_ID + 9)) for _ in range(chance.randrange(3))]}
+            self.step(MailReceived(stream, data, count, position, Level(chance.randrange(3)), more))
+        elif what <= 5 and self.sent:
+            self.answer(self.sent.pop(chance.randrange(len(self.sent))))
+        elif what == 6:
+            self.step(TurnEnded() if chance.random() < 0.8 else Tick())
+        elif chance.random() < 0.2:
+            stream = chance.choice(list(self.positions))
+            del self.positions[stream]
+            self.step(WriterClosed(stream))
+
+    def answer(self, sent: SendStore | SendAppend) -> None:
+        """A store answers, rightly or not."""
+        chance, triple = self.chance, Triple(1, self.chance.choice((3, 3, 3, 3, 4)), 9)
+        code = chance.choice(CODES)
+        if isinstance(sent, SendStore):
+            runs = [
+                StoredRun(
+                    sent.position + chance.choice((0, 0, 0, 1, 70)), chance.choice((sent.count, 1, 1 << 20)), chance.choice((1, 5)),
+                    chance.choice((0, 0, 77)), code, "x",
+                )
+                for _ in range(chance.choice((1, 1, 2)))
+            ]  # fmt: skip
+            self.step(Stored(sent.partition, sent.link, runs, triple, 2))
+        else:
+            some = (1, 2, 3, -1, -2, -8)
+            results = [chance.choice(some) if chance.random() < 0.1 else 1 for _ in range(chance.choice((1, 2, 4, 9)))]
+            self.step(Appended(sent.partition, sent.link, sent.request, results, code, "x", triple, 2))
+        if chance.random() < 0.05:
+            self.step(LinkDown(Store(isinstance(sent, SendAppend), sent.partition), sent.link, "x"))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_raises_and_nothing_is_kept_for_ever(seed: int) -> None:
+    stranger = Stranger(seed)
+    for _ in range(1500):
+        stranger.one()
+    assert stranger.core.counters.mails_in > 500
+    assert stranger.core.counters.confirmed + stranger.core.counters.refused > 50
+    assert stranger.ended > 10
+    stranger.now += 60
+    stranger.step(Tick())
+    stranger.now += 60
+    stranger.step(Tick())
+    assert (stranger.core.under_way, stranger.core.waiting_bytes) == (0, 0)

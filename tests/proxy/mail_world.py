@@ -1,0 +1,472 @@
+"""Senders, proxies' mail pipelines, and small models of Xiu and Pi, on a clock of their own: streams keep their order, and break.
+
+A stream that breaks may have delivered any first part of what was written to it; another part may still come late. A leader
+that changes has a new epoch; what it had answered stays.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pi.operations import APPEND, U64, Appends, Code, Fanout, decode
+from pixiu.client.events import CloseStream, Failure, Writable
+from pixiu.client.mail import Effect as SenderEffect
+from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.options import ClientOptions
+from pixiu.ids import msg_id, snowflake
+from pixiu.record import Kind, encode, split
+from proxy.mail import MailCore
+from proxy.mail_events import (
+    Answer,
+    Appended,
+    Connect,
+    Disconnect,
+    Effect,
+    EndWriter,
+    Event,
+    InboxesGrew,
+    Level,
+    LinkDown,
+    LinkUp,
+    MailReceived,
+    SendAppend,
+    SendStore,
+    Store,
+    Stored,
+    StoredRun,
+    StoresChanged,
+    Tick,
+    Triple,
+    TurnEnded,
+    WriterClosed,
+    WriterOpened,
+)  # fmt: skip
+
+START_MS = 1_750_000_000_000
+
+
+class World:
+    """Events in the order of their times; the same seed gives the same run."""
+
+    def __init__(self, seed: int, xius: int = 2, pis: int = 2, proxies: int = 2, senders: int = 2, lossy: bool = True) -> None:
+        self.chance = random.Random(seed)
+        self.lossy = lossy
+        self.now = 1000.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.xius = [XiuModel(self, partition) for partition in range(xius)]
+        self.pis = [PiModel(self, partition) for partition in range(pis)]
+        self.proxies = [ProxyModel(self, number) for number in range(proxies)]
+        self.senders = [SenderModel(self, number) for number in range(senders)]
+        self.refused: dict[str, int] = {}
+        """What the models refused, by code."""
+
+    def after(self, delay: float, what: Callable[[], None]) -> None:
+        """Do something later."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + delay, self._count, what))
+
+    def soon(self, what: Callable[[], None], least: float = 0.0005) -> None:
+        """Do something after a random while."""
+        self.after(least + self.chance.expovariate(400), what)
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self.now + seconds
+        while self._heap and self._heap[0][0] <= end:
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+        self.now = end
+
+    def run_until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
+        """Let time pass until something holds."""
+        end = self.now + limit_s
+        while not condition():
+            assert self.now < end, "it did not come"
+            self.run(0.05)
+
+    def refuse(self, code: str) -> None:
+        """Count one."""
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+    def inbox(self, uin: int, lane: int = 1) -> list[int]:
+        """SnowflakeIDs in an inbox, in its order."""
+        stored = {number: identity for xiu in self.xius for identity, (number, _) in xiu.stored.items()}
+        return [stored[number] for number in self.pis[uin % len(self.pis)].inboxes.get((uin, lane), [])]
+
+
+class Pipe:
+    """One direction of a stream: in order, until it breaks."""
+
+    def __init__(self, world: World, deliver: Callable[[object], None]) -> None:
+        self._world, self._deliver = world, deliver
+        self._items: deque[object] = deque()
+        self._busy = False
+        self.broken = False
+
+    def put(self, item: object) -> None:
+        """Send something."""
+        if not self.broken:
+            self._items.append(item)
+            self._next()
+
+    def cut(self) -> None:
+        """Break it: a first part of what is under way may still arrive, late."""
+        self.broken = True
+        keep = self._world.chance.randrange(len(self._items) + 1) if self._items else 0
+        while len(self._items) > keep:
+            self._items.pop()
+
+    def _next(self) -> None:
+        if self._items and not self._busy:
+            self._busy = True
+            self._world.after(self._world.chance.expovariate(300 if not self.broken else 3), self._arrive)
+
+    def _arrive(self) -> None:
+        self._busy = False
+        if self._items:
+            self._deliver(self._items.popleft())
+        self._next()
+
+
+class XiuModel:
+    """A partition of Xiu: SnowflakeID → (MsgID, record)."""
+
+    def __init__(self, world: World, partition: int) -> None:
+        self._world, self.partition = world, partition
+        self.epoch, self.leads = 1, True
+        self.stored: dict[int, tuple[int, bytes]] = {}
+        self._last = 0
+        self.refusing = ""
+
+    def answer(self, link: int, request: SendStore) -> Stored | None:
+        """None: nobody answers."""
+        if not self.leads:
+            return None
+        triple = Triple(1, self.epoch, self._last)
+        refusal = self.refusing if self._world.chance.random() < 0.5 else ""
+        if request.epoch not in (0, self.epoch):
+            refusal = "STALE_STREAM"
+        if refusal:
+            self._world.refuse(refusal)
+            runs = [StoredRun(request.position, request.count, 0, 0, refusal, "the model says so")]
+            return Stored(self.partition, link, runs, triple, 1)
+        runs = []
+        for index, record in enumerate(split(request.data, request.count)):
+            identity, key = int.from_bytes(record[16:24], "little"), int.from_bytes(record[24:32], "little")
+            assert key % len(self._world.xius) == self.partition
+            known = self.stored.get(identity)
+            if known is None:
+                self._last += 1
+                sequence = self.epoch << 32 | self._last
+                self.stored[identity] = (msg_id(self.partition, record[6], sequence), record)
+                runs.append(StoredRun(request.position + index, 1, sequence, 0, "", ""))
+            elif known[1][12:16] != record[12:16]:
+                runs.append(StoredRun(request.position + index, 1, 0, 0, "ID_REUSED", "another mail has this ID"))
+            else:
+                runs.append(StoredRun(request.position + index, 1, 0, known[0], "", ""))
+        return Stored(self.partition, link, runs, triple, 2)
+
+
+class PiModel:
+    """A partition of Pi: inboxes, the highest generation of each writer, and streams of appends that ended."""
+
+    def __init__(self, world: World, partition: int) -> None:
+        self._world, self.partition = world, partition
+        self.epoch, self.leads = 1, True
+        self.inboxes: dict[tuple[int, int], list[int]] = {}
+        self._writers: dict[int, tuple[int, int]] = {}
+        self._ended: dict[tuple[int, int], int] = {}
+        self.refusing = ""
+        self.full: set[int] = set()
+        """UINs whose inboxes refuse."""
+
+    def answer(self, link: int, request: SendAppend) -> Appended | None:
+        """None: nobody answers."""
+        if not self.leads:
+            return None
+        triple = Triple(1, self.epoch, 0)
+        operations = decode(request.operations)
+        code = self.refusing if self._world.chance.random() < 0.5 else ""
+        for operation in operations:
+            assert isinstance(operation, Appends | Fanout)
+            if self._ended.get((link, operation.writer.worker), -1) >= operation.writer.generation:
+                code = "STALE_WRITER"
+        if code:
+            self._world.refuse(code)
+            for operation in operations:
+                assert isinstance(operation, Appends | Fanout)
+                self._ended[link, operation.writer.worker] = operation.writer.generation
+            return Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0)
+        results: list[int] = []
+        for operation in operations:
+            assert isinstance(operation, Appends | Fanout)
+            results += self._append(operation)
+        if request.level is not Level.REPLICATED:
+            results = []
+        return Appended(self.partition, link, request.request, results, "", "", triple, 2)
+
+    def _append(self, operation: Appends | Fanout) -> list[int]:
+        if isinstance(operation, Appends):
+            pairs = list(APPEND.iter_unpack(operation.items))
+        else:
+            pairs = [(operation.msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers)]
+        worker, generation, epoch = operation.writer
+        known = self._writers.get(worker, (0, 0))
+        if epoch != self.epoch or (known[0] == epoch and generation < known[1]):
+            self._world.refuse("stale append")
+            return [-Code.STALE_WRITER] * len(pairs)
+        self._writers[worker] = (epoch, generation)
+        results = []
+        for number, uin in pairs:
+            assert uin % len(self._world.pis) == self.partition
+            inbox = self.inboxes.setdefault((uin, number >> 54 & 3), [])
+            if number in inbox:
+                results.append(inbox.index(number) + 1)
+            elif uin in self.full:
+                results.append(-Code.INBOX_FULL)
+            else:
+                inbox.append(number)
+                results.append(len(inbox))
+        return results
+
+
+@dataclass
+class _StoreStream:
+    number: int
+    there: Pipe
+    back: Pipe
+
+
+@dataclass
+class _WriterStream:
+    number: int
+    sender: SenderModel
+    stream: int
+    there: Pipe
+    back: Pipe
+
+
+class ProxyModel:
+    """A proxy: its pipeline, and streams to stores and from senders."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world, self.name = world, f"proxy-{number}"
+        self.alive = True
+        self._numbers = number * 1_000_000
+        self.grown: list[tuple[int, int, int, int, bytes]] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        self.alive = True
+        self.core = MailCore(max_record_bytes=1 << 20, timeout_s=5.0)
+        self.stores: dict[Store, _StoreStream] = {}
+        self._writers: dict[int, _WriterStream] = {}
+        self._turn = False
+        self.step(StoresChanged(len(self._world.xius), len(self._world.pis)))
+        self._tick(self.core)
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        self.alive = False
+        for store in self.stores.values():
+            store.there.cut()
+            store.back.cut()
+        for writer in list(self._writers.values()):
+            self._world.soon(lambda writer=writer: writer.sender.died(writer.stream))  # type: ignore[misc]
+        self._writers = {}
+
+    def _tick(self, core: MailCore) -> None:
+        if core is self.core and self.alive:
+            self.step(Tick())
+            self._world.after(0.05, lambda: self._tick(core))
+
+    def step(self, event: Event) -> None:
+        """Give the core an event."""
+        self._perform(self.core.step(event, self._world.now))
+        if not self._turn:
+            self._turn = True
+            self._world.after(0.0, lambda core=self.core: self._end_turn(core))  # type: ignore[misc]
+
+    def _end_turn(self, core: MailCore) -> None:
+        if core is self.core and self.alive:
+            self._turn = False
+            self._perform(self.core.step(TurnEnded(), self._world.now))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer | EndWriter):
+                writer = self._writers.get(effect.stream)
+                if writer is not None:
+                    writer.back.put(effect)
+                    if isinstance(effect, EndWriter):
+                        del self._writers[effect.stream]
+            elif isinstance(effect, SendStore | SendAppend):
+                self.stores[Store(isinstance(effect, SendAppend), effect.partition)].there.put(effect)
+            elif isinstance(effect, Connect):
+                self._connect(effect.store, self.core)
+            elif isinstance(effect, Disconnect):
+                self._lost(effect.store, effect.link, tell=False)
+            elif isinstance(effect, InboxesGrew):
+                self.grown += effect.items()
+
+    def _connect(self, store: Store, core: MailCore) -> None:
+        if core is not self.core or not self.alive:
+            return
+        model = (self._world.pis if store.pi else self._world.xius)[store.partition]
+        if not model.leads:
+            self.step(LinkDown(store, 0, "nobody leads"))
+            self._world.after(0.2, lambda: self._connect(store, core))
+            return
+        self._numbers += 1
+        number = self._numbers
+
+        def back(reply: object) -> None:
+            if core is self.core and self.alive:
+                assert isinstance(reply, Stored | Appended)
+                self.step(reply)
+
+        replies = Pipe(self._world, back)
+
+        def there(request: object) -> None:
+            if isinstance(model, PiModel):
+                assert isinstance(request, SendAppend)
+                reply: Stored | Appended | None = model.answer(number, request)
+            else:
+                assert isinstance(request, SendStore)
+                reply = model.answer(number, request)
+            if reply is not None:
+                replies.put(reply)
+
+        self.stores[store] = _StoreStream(number, Pipe(self._world, there), replies)
+        self.step(LinkUp(store, number, model.epoch))
+
+    def lose(self, store: Store) -> None:
+        """A stream to a store breaks."""
+        if store in self.stores and self.alive:
+            self._lost(store, self.stores[store].number, tell=True)
+
+    def _lost(self, store: Store, number: int, *, tell: bool) -> None:
+        stream = self.stores.get(store)
+        if stream is None or stream.number != number:
+            return
+        del self.stores[store]
+        stream.there.cut()
+        stream.back.cut()
+        if tell:
+            self.step(LinkDown(store, number, "the stream broke"))
+        core = self.core
+        self._world.soon(lambda: self._connect(store, core))
+
+    def open(self, sender: SenderModel, effect: OpenMailStream) -> Pipe:
+        """A sender opens a stream."""
+        self._numbers += 1
+        number, core = self._numbers, self.core
+
+        def there(item: object) -> None:
+            if core is not self.core or not self.alive:
+                return
+            if isinstance(item, MailBatch):
+                more = dict(item.more)
+                self.step(MailReceived(number, item.data, item.count, item.position, Level(int(item.level)), more))
+            elif item is None:
+                self._writers.pop(number, None)
+                self.step(WriterClosed(number))
+            else:
+                self.step(WriterOpened(number, effect.worker, effect.generation))
+
+        to, back = Pipe(self._world, there), Pipe(self._world, lambda item: sender.heard(effect.stream, item))
+        self._writers[number] = _WriterStream(number, sender, effect.stream, to, back)
+        to.put(effect)
+        return to
+
+
+@dataclass
+class SenderModel:
+    """A client: its core and its stream."""
+
+    world: World
+    number: int
+    tickets: list[tuple[MailTicket, tuple[int, ...], int]] = field(default_factory=list)
+    """(ticket, receivers, lane)"""
+
+    def __post_init__(self) -> None:
+        options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=120.0)
+        names = [proxy.name for proxy in self.world.proxies]
+        self.worker = self.number + 1
+        self.core = MailSender(
+            options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.chance.random
+        )
+        self._pipe: Pipe | None = None
+        self._stream = 0
+        self._made = 0
+        self.generations: list[int] = []
+        self._tick()
+
+    def send(self, *receivers: int, level: MailLevel = MailLevel.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
+        """Offer a mail."""
+        self._made += 1
+        identity = identity or snowflake(START_MS + self._made, self.worker, 0)
+        body = b"%d from %d" % (self._made, self.number)
+        record = encode(Kind.MAIL, receivers[0], body, identity, type=lane << 6)
+        ticket = MailTicket(record, identity, level, receivers[1:])
+        self.tickets.append((ticket, receivers, lane))
+        self._apply(self.core.offer(ticket, self.world.now))
+        return ticket
+
+    def done(self) -> bool:
+        """Whether everything is resolved."""
+        return not self.core.unresolved
+
+    def died(self, stream: int) -> None:
+        """The stream's proxy is gone."""
+        self._apply(self.core.stream_died(stream, self.world.now, "the proxy died"))
+
+    def heard(self, stream: int, item: object) -> None:
+        """A reply."""
+        now = self.world.now
+        if isinstance(item, Answer):
+            outcomes = [
+                MailOutcome(r.position, r.count, r.copies, r.msg_ids, Failure(r.code, r.text) if r.code else None, r.open)
+                for r in item.results
+            ]
+            self._apply(self.core.reply(stream, now, outcomes))
+        elif isinstance(item, EndWriter):
+            self._apply(self.core.ended(stream, now, Failure(item.code, item.text, item.retry_after_ms)))
+
+    def _tick(self) -> None:
+        due = self.core.next_deadline()
+        if due is not None and due <= self.world.now:
+            self._apply(self.core.tick(self.world.now))
+        self.world.after(0.02, self._tick)
+
+    def _apply(self, effects: list[SenderEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, OpenMailStream):
+                self.generations.append(effect.generation)
+                proxy = next(each for each in self.world.proxies if each.name == effect.address)
+                self._stream = effect.stream
+                if proxy.alive:
+                    self._pipe = proxy.open(self, effect)
+                    self._write(effect.stream)
+                else:
+                    self._pipe = None
+                    self.world.soon(lambda stream=effect.stream: self.died(stream))  # type: ignore[misc]
+            elif isinstance(effect, CloseStream):
+                if self._pipe is not None and effect.stream == self._stream:
+                    self._pipe.put(None)
+                    self._pipe = None
+            elif isinstance(effect, Writable):
+                self._write(effect.stream)
+
+    def _write(self, stream: int) -> None:
+        while self._pipe is not None and stream == self._stream:
+            batch = self.core.next_batch(stream, self.world.now)
+            if batch is None:
+                return
+            self._pipe.put(batch)

@@ -1,0 +1,103 @@
+"""Mail through real cores of sender and proxy, with streams that break, leaders that change and proxies that die."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pixiu.client.mail import MailLevel
+from proxy.mail_events import Store
+from tests.proxy.mail_world import PiModel, World, XiuModel
+
+SEEDS = int(os.environ.get("PIXIU_MAIL_SEEDS", "40"))
+USERS = 6
+MAILS = 400
+
+
+def check(world: World) -> int:
+    """Confirmed mail is in every inbox once, each sender's in order; returns how many were confirmed."""
+    confirmed = 0
+    for sender in world.senders:
+        order = {ticket.message_id: place for place, (ticket, _, _) in enumerate(sender.tickets)}
+        for ticket, receivers, lane in sender.tickets:
+            assert ticket.resolved
+            if ticket.failure is None:
+                confirmed += 1
+                for uin in receivers:
+                    assert world.inbox(uin, lane).count(ticket.message_id) == 1
+        for uin in range(1, USERS + 1):
+            for lane in (0, 1):
+                own = [order[identity] for identity in world.inbox(uin, lane) if identity in order]
+                assert own == sorted(own), (uin, lane, own)
+    return confirmed
+
+
+def one_fault(world: World) -> str:
+    """Something breaks; what."""
+    chance = world.chance
+    what = chance.choice(("link", "link", "xiu", "pi", "proxy", "refuse xiu", "refuse pi"))
+    if what == "link":
+        store = Store(chance.random() < 0.5, chance.randrange(2))
+        chance.choice(world.proxies).lose(store)
+    elif what in ("xiu", "pi"):
+        model: XiuModel | PiModel = chance.choice(world.xius) if what == "xiu" else chance.choice(world.pis)
+        model.leads = False
+        model.epoch += 1
+        for proxy in world.proxies:
+            if chance.random() < 0.8:  # else it finds out by itself
+                proxy.lose(Store(what == "pi", model.partition))
+        world.after(chance.uniform(0.05, 8.0), lambda: setattr(model, "leads", True))
+    elif what == "proxy":
+        proxy = chance.choice(world.proxies)
+        if proxy.alive:
+            proxy.kill()
+            world.after(chance.uniform(0.05, 1.0), proxy.start)
+    else:
+        refusing: XiuModel | PiModel = chance.choice(world.xius) if what == "refuse xiu" else chance.choice(world.pis)
+        refusing.refusing = chance.choice(("OVERLOADED", "TOO_FEW_IN_SYNC", "NOT_LEADER", "UNAVAILABLE"))
+        world.after(chance.uniform(0.05, 0.6), lambda: setattr(refusing, "refusing", ""))
+    return what
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_confirmed_mail_is_in_every_inbox_once_and_each_senders_in_order(seed: int) -> None:
+    world = World(seed)
+    chance = world.chance
+    faults: list[str] = []
+    for number in range(MAILS):
+        sender = chance.choice(world.senders)
+        several = chance.random() < 0.1
+        receivers = chance.sample(range(1, USERS + 1), chance.randint(2, USERS)) if several else [chance.randint(1, USERS)]
+        level = chance.choice((MailLevel.REPLICATED, MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED))
+        sender.send(*receivers, level=level, lane=chance.choice((0, 1, 1)))
+        world.run(chance.expovariate(200))
+        if number % 40 == 20:
+            faults.append(one_fault(world))
+    world.run_until(lambda: all(sender.done() for sender in world.senders))
+    assert len(faults) == MAILS // 40
+    assert check(world) == MAILS
+    for sender in world.senders:
+        assert sender.generations == sorted(set(sender.generations))
+
+
+def test_the_schedules_have_the_faults_that_they_are_for() -> None:
+    """Seeds together: late appends were refused, streams were opened again, mail was sent again."""
+    refused: dict[str, int] = {}
+    resent = lost = 0
+    for seed in range(12):
+        world = World(seed)
+        for number in range(200):
+            world.chance.choice(world.senders).send(world.chance.randint(1, USERS))
+            world.run(world.chance.expovariate(400))
+            if number % 20 == 10:
+                one_fault(world)
+        world.run_until(lambda world=world: all(sender.done() for sender in world.senders))  # type: ignore[misc]
+        check(world)
+        resent += sum(sender.core.counters.resent for sender in world.senders)
+        lost += sum(proxy.core.counters.links_lost for proxy in world.proxies)
+        for code, count in world.refused.items():
+            refused[code] = refused.get(code, 0) + count
+    assert resent > 100
+    assert lost > 10
+    assert refused.get("STALE_WRITER", 0) + refused.get("stale append", 0) > 0
