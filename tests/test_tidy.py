@@ -41,6 +41,9 @@ PURE_MODULES = {
     "xiu/state.py", "xiu/block.py", "xiu/batch.py", "xiu/reading.py", "xiu/retention.py",
     "pi/operations.py", "pi/keys.py", "pi/inbox.py", "pi/table.py", "pi/caches.py", "pi/state.py", "pi/expiry.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
+    "pixiu/cursor.py", "pixiu/envelope.py",
+    "relay/delivery/events.py", "relay/delivery/limits.py", "relay/delivery/pacing.py", "relay/delivery/saving.py",
+    "relay/delivery/session.py", "relay/delivery/states.py", "relay/delivery/table.py", "relay/delivery/window.py",
 }  # fmt: skip
 UNTYPED = {
     "kazoo": {"pixiu/discovery/zookeeper.py"},
