@@ -96,6 +96,11 @@ class Session:
         """What an answer echoes."""
         return Asked(self.uin, self.device, self.token)
 
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether its deadline is the end of a wait, for its turn or for an answer."""
+        return self.state in _WAITING and not self._pausing
+
     def on(self, cause: Cause, what: Any, now: float) -> bool:
         """Something happened. Whether it means anything in this state."""
         row = TABLE.get((self.state, cause))

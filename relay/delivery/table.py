@@ -434,7 +434,7 @@ class Deliveries:
                 continue
             del self._timed[session]
             if session.deadline <= now:
-                if session.state is not State.SENDING and session.state is not State.OFFLINE:
+                if session.waits_for_answer:
                     self.counters.failures += 1
                 session.on_time(now)
             self._touched[session] = None

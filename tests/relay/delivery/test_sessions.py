@@ -285,6 +285,7 @@ def test_every_waiting_state_has_a_timeout_and_tries_again(state: State) -> None
         bench.tick()
         assert bench.table.busy == 0 or bench.asked  # the place is free while it pauses
     assert LIMITS.call_timeout_s < bench.now - asked_at < LIMITS.call_timeout_s + LIMITS.max_pause_s
+    assert bench.table.counters.failures == 1
     if state is State.ONLINE:
         bench.answer_open()
     bench.answer_read()
