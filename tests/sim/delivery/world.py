@@ -97,8 +97,8 @@ class World:
         self._notices: dict[int, ev.Notice] = {}
         """Under way, or in reliable runs not confirmed."""
         self._notice = 0
-        self._saves: dict[tuple[int, int], Sequence[ev.Acknowledgement]] = {}
-        """(relay's start, call) → its cursors."""
+        self._saves: dict[tuple[int, int], tuple[float, Sequence[ev.Acknowledgement]]] = {}
+        """(relay's start, call) → when it was made, and its cursors."""
 
     # --- time
 
@@ -251,7 +251,7 @@ class World:
         self._call(relay, self.xiu, serve, ev.Fetched([(asked, ev.Failure.LATER) for asked, _ in effect.items]))
 
     def _save(self, relay: Relay, effect: ev.SaveCursors) -> None:
-        self._saves[relay.start, effect.number] = effect.items
+        self._saves[relay.start, effect.number] = self.now, effect.items
         for item in effect.items:
             self.watch.saves(relay, item)
 
@@ -272,8 +272,10 @@ class World:
                 if answer is ev.Failure.FENCED and held is not None and held.token == asked.token:
                     self.watch.fenced(relay, asked.uin, asked.device, held.number)
         elif isinstance(event, ev.Saved):
-            for item, failure in zip(self._saves.pop((relay.start, event.number), ()), event.results or (), strict=False):
-                if failure is ev.Failure.FENCED:
+            made_at, items = self._saves.pop((relay.start, event.number))
+            in_time = self.now < made_at + self.limits.call_timeout_s  # else the call was given up, and is made again
+            for item, failure in zip(items, event.results or (), strict=False):
+                if failure is ev.Failure.FENCED and in_time:
                     self.watch.fenced(relay, item.uin, item.device, item.session)
 
     # --- notifies: from Pi to the owner
