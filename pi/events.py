@@ -139,6 +139,7 @@ class ReadFound:
     gap: int = 0
     last: int = 0
     dropped: int = 0
+    up_to: int = 0
     code: str = ""
 
 

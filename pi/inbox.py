@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pi.operations import MAX_DEVICES
+from pixiu.cursor import Cursor
 
 HEAD: Final = struct.Struct("<QQQQQI")
 HIGHEST: Final = struct.Struct("<BQ")
 USER: Final = struct.Struct("<IHB")
 DEVICE: Final = struct.Struct("<HIIB")
-MAP_BITS: Final = 64
-_MAP_MASK: Final = (1 << MAP_BITS) - 1
 
 
 class Head:
@@ -58,35 +57,6 @@ class Head:
         head.last, head.floor, head.base, head.gap, head.dropped, head.hour = HEAD.unpack_from(body)
         head.highest = dict(HIGHEST.iter_unpack(body[HEAD.size :]))
         return head
-
-
-class Cursor:
-    """What a device has acknowledged in one lane."""
-
-    __slots__ = ("bits", "up_to")
-
-    def __init__(self, up_to: int = 0, bits: int = 0) -> None:
-        self.up_to = up_to
-        """Everything up to here."""
-        self.bits = bits
-        """Bit i: `up_to` + 1 + i, too."""
-
-    def acknowledge(self, up_to: int, bits: int) -> bool:
-        """Take an acknowledgement; never back. Whether something changed."""
-        mine, mine_bits = self.up_to, self.bits
-        if up_to < mine:
-            up_to, bits = mine, mine_bits | bits >> (mine - up_to)
-        else:
-            bits |= mine_bits >> (up_to - mine)
-        while bits & 1:
-            run = (~bits & bits + 1).bit_length() - 1
-            up_to, bits = up_to + run, bits >> run
-        self.up_to, self.bits = up_to, bits & _MAP_MASK
-        return (self.up_to, self.bits) != (mine, mine_bits)
-
-    def has(self, seq: int) -> bool:
-        """Whether an entry was acknowledged."""
-        return seq <= self.up_to or bool(self.bits >> (seq - self.up_to - 1) & 1)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from pi.caches import Cache
 from pi.expiry import PURGE_A_TOUCH, Expiry
-from pi.inbox import Cursor, Device, Head, User
+from pi.inbox import Device, Head, User
 from pi.keys import (
     CRC,
     CURSOR_VALUE,
@@ -61,6 +61,7 @@ from pi.operations import (
     decode,
 )
 from pi.table import Changes, Store, Table
+from pixiu.cursor import Cursor
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.replication.model import START, Entry, Position
 
@@ -93,6 +94,8 @@ class Read(NamedTuple):
     """The newest InboxSeq."""
     dropped: int
     """How many entries went unacknowledged, ever."""
+    up_to: int
+    """The device has acknowledged everything up to here."""
 
 
 class Refusal(Exception):
@@ -460,7 +463,7 @@ class State:
         first = max(start, head.floor) + 1
         numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
         entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
-        return Read(entries, head.floor, head.gap, head.last, head.dropped)
+        return Read(entries, head.floor, head.gap, head.last, head.dropped, up_to=0)
 
     # --- reading
 
@@ -468,11 +471,12 @@ class State:
         """Entries after `start`; None: what the device has not acknowledged. Raises Refusal."""
         _, device = self._session(uin, number, lane, session)
         head = self.head(uin, lane)
-        cursor = self.cursor(uin, number, device, lane) if start is None else Cursor(min(start, head.last))
+        acknowledged = self.cursor(uin, number, device, lane)
+        cursor = acknowledged if start is None else Cursor(min(start, head.last))
         entries: list[tuple[int, int]] = []
         seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
         while seq < head.last and len(entries) < wanted:
             seq += 1
             if not cursor.has(seq):
                 entries.append((seq, self.entry(uin, lane, seq)[0]))
-        return Read(entries, head.floor, head.gap, head.last, head.dropped)
+        return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to)

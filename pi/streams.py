@@ -124,7 +124,8 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
     for found in reply.reads:
         message.reads.add(
             seqs=[seq for seq, _ in found.entries], msg_ids=[msg_id for _, msg_id in found.entries], floor=found.floor,
-            gap=found.gap, last=found.last, dropped=found.dropped, code=found.code,
+            gap=found.gap, last=found.last, dropped=found.dropped, up_to=found.up_to,
+            code=found.code,
         )  # fmt: skip
     if reply.server is not None:
         partition, partitions, address = reply.server

@@ -46,6 +46,11 @@ PAGES: tuple[Page, ...] = (
         "States of a replica of Xiu and Pi",
         (("A replica", "pixiu.replication.core:TABLE", "FOLLOWING"),),
     ),
+    Page(
+        "docs/delivery_states.md",
+        "States of the delivery of mail to a device",
+        (("A session", "relay.delivery.session:TABLE", "OFFLINE"),),
+    ),
 )
 
 

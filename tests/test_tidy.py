@@ -43,6 +43,9 @@ PURE_MODULES = {
     "proxy/mail.py", "proxy/mail_events.py", "proxy/mail_parcels.py", "proxy/mail_state.py", "pixiu/mailing.py",
     "pixiu/client/mail.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
+    "pixiu/cursor.py", "pixiu/envelope.py",
+    "relay/delivery/events.py", "relay/delivery/limits.py", "relay/delivery/pacing.py", "relay/delivery/saving.py",
+    "relay/delivery/session.py", "relay/delivery/states.py", "relay/delivery/table.py", "relay/delivery/window.py",
 }  # fmt: skip
 UNTYPED = {
     "kazoo": {"pixiu/discovery/zookeeper.py"},

@@ -48,7 +48,7 @@ class Shelf:
             raise Refusal(Code.OLD_SESSION)
         if number == 2:
             raise StateDamaged("broken")
-        return Read([(4, 44)], 3, 2, 4, 2)
+        return Read([(4, 44)], 3, 2, 4, 2, 0)
 
 
 def leader(epoch: int = 5) -> Core:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pi import expiry
-from pi.inbox import Cursor
 from pi.keys import entry_key, index_key
 from pi.operations import (
     ENTRY_KIND,
@@ -26,6 +25,7 @@ from pi.operations import (
     encode,
 )
 from pi.state import Refusal
+from pixiu.cursor import Cursor
 from pixiu.errors import MalformedData, StateDamaged
 from pixiu.replication.model import Entry, EntryKind
 from tests.pi.memory import HOUR, MemoryStore, Replica
@@ -69,6 +69,13 @@ def test_who_looks_without_a_device_sees_what_can_be_read_and_changes_nothing() 
         replica.state.peek(UIN, 4, 0, 10)
     assert replica.state.unwritten == 0
     assert replica.state.read(UIN, 0, 1, 1, None, 10).entries[0] == (3, message(3))
+
+
+def test_a_read_says_how_far_the_device_has_acknowledged() -> None:
+    replica = filled(5)
+    replica.apply(acknowledges(UIN, 1, 2, 0b10))
+    assert [replica.state.read(UIN, 0, 1, 1, start, 9).up_to for start in (None, 0, 4)] == [2, 2, 2]
+    assert replica.state.read(UIN, 0, 1, 1, None, 9).entries == [(3, message(3)), (5, message(5))]
 
 
 def test_behind_the_window_what_was_acknowledged_goes_from_the_store() -> None:

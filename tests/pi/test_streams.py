@@ -34,11 +34,12 @@ def test_an_unknown_level_is_the_safest() -> None:
 
 
 def test_a_reply_travels_whole() -> None:
-    reply = Reply(1, 9, 3, 5, 100, results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2)], copies=2, server=(1, 2, "a:1"))
+    reply = Reply(1, 9, 3, 5, 100, results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2, 1)], copies=2, server=(1, 2, "a:1"))
     message = message_of(reply)
     assert (message.request, list(message.results), message.copies, message.committed) == (9, [1, -2], 2, 100)
     assert (message.server.partition, message.server.partitions, message.server.address) == (1, 2, "a:1")
     read = message.reads[0]
+    assert read.up_to == 1
     assert (list(read.seqs), list(read.msg_ids), read.floor, read.gap, read.last, read.dropped) == ([4], [44], 3, 2, 4, 2)
 
 

@@ -235,6 +235,7 @@ class PiReadReply(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    UP_TO_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     """entries up to here cannot be read any more"""
     gap: _builtins.int
@@ -245,6 +246,8 @@ class PiReadReply(_message.Message):
     """entries of this inbox that went unacknowledged, ever"""
     code: _builtins.str
     """not empty: refused"""
+    up_to: _builtins.int
+    """the device has acknowledged everything up to here"""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -259,10 +262,11 @@ class PiReadReply(_message.Message):
         last: _builtins.int = ...,
         dropped: _builtins.int = ...,
         code: _builtins.str = ...,
+        up_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "seqs", b"seqs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "seqs", b"seqs", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

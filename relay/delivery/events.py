@@ -1,0 +1,261 @@
+"""What happens to deliveries, and what they ask their shell to do. Every one is a batch.
+
+Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """A user's device, as Pi numbers it."""
+
+    uin: int
+    device: int
+
+
+class Login(NamedTuple):
+    """A device is connected."""
+
+    uin: int
+    device: int
+    gateway: int
+    """The gateway's endpoint."""
+    connection: int
+    """The connection's time: a newer connection of the device has a higher one."""
+
+
+class Notice(NamedTuple):
+    """An inbox has a new entry, which is committed in Pi and in Xiu."""
+
+    uin: int
+    lane: int
+    seq: int
+    msg_id: int
+    record: bytes
+    """Empty: not in the notify."""
+
+
+class Acknowledgement(NamedTuple):
+    """What a device has got."""
+
+    uin: int
+    device: int
+    session: int
+    lane: int
+    up_to: int
+    bits: int
+
+
+class Asked(NamedTuple):
+    """Who asked for something; echoed in the answer."""
+
+    uin: int
+    device: int
+    token: int
+
+
+class Read(NamedTuple):
+    """Entries of a lane after `start`; None: what the device has not acknowledged."""
+
+    lane: int
+    start: int | None
+    num: int
+
+
+class Listing(NamedTuple):
+    """What Pi says of one lane."""
+
+    entries: Sequence[tuple[int, int]]
+    """(InboxSeq, MsgID)."""
+    floor: int
+    gap: int
+    last: int
+    up_to: int
+    """As the device's cursor is stored."""
+
+
+class Missing(Enum):
+    """Why there is no record."""
+
+    NOT_YET = "not yet"
+    GONE = "gone"
+    LATER = "not now"
+
+
+class Failure(Enum):
+    """Why a call was not answered with what it asked for."""
+
+    LATER = "try again"
+    FENCED = "a newer session"
+    REFUSED = "never"
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedIn:
+    """Devices have connected, or this relay has become their owner."""
+
+    logins: Sequence[Login]
+
+
+@dataclass(frozen=True, slots=True)
+class StillThere:
+    """Heartbeats of devices."""
+
+    logins: Sequence[Login]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOut:
+    """Connections have ended."""
+
+    logins: Sequence[Login]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """A gateway is gone, and all connections with it."""
+
+    gateway: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBroken:
+    """What is under way to a gateway is lost; sessions send nothing to it before `StreamReady`.
+
+    Comes whenever something that was to be delivered was not, and before anything goes through a stream that is new.
+    """
+
+    gateway: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReady:
+    """Deliveries to a gateway go again."""
+
+    gateway: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersChanged:
+    """Ask again which users this relay serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    """A batch of notices from `peer`, under its number."""
+
+    peer: int
+    number: int
+    notices: Sequence[Notice]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """From gateways."""
+
+    acknowledgements: Sequence[Acknowledgement]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answers to `OpenSessions`: the session number, or why there is none."""
+
+    answers: Sequence[tuple[Asked, int | Failure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Answers to `ReadInboxes`: a listing for each read."""
+
+    answers: Sequence[tuple[Asked, Sequence[Listing] | Failure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answers to `FetchMessages`: a record or a reason for each MsgID; fewer when the answer was full."""
+
+    answers: Sequence[tuple[Asked, Sequence[bytes | Missing] | Failure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The answer to `SaveCursors`: None for what is done. `results` None: the call failed."""
+
+    number: int
+    results: Sequence[Failure | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The process drains: all sessions end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline is due."""
+
+
+Event = (
+    LoggedIn | StillThere | LoggedOut | GatewayLost | StreamBroken | StreamReady | OwnersChanged | Notified | Acknowledged | Opened
+    | Listed | Fetched | Saved | Stopping | Tick
+)  # fmt: skip
+
+
+# --- effects
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSessions:
+    """Ask Pi for session numbers."""
+
+    items: Sequence[Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInboxes:
+    """Read inboxes: who asks, under which session, and the reads."""
+
+    items: Sequence[tuple[Asked, int, Sequence[Read]]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMessages:
+    """Ask Xiu for messages."""
+
+    items: Sequence[tuple[Asked, Sequence[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCursors:
+    """Acknowledge to Pi."""
+
+    number: int
+    items: Sequence[Acknowledgement]
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Send to a gateway: envelopes with their records, in order."""
+
+    gateway: int
+    chunks: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmNotices:
+    """A batch of notices is taken, but for these users, whom another relay serves."""
+
+    peer: int
+    number: int
+    elsewhere: Sequence[int]
+
+
+Effect = OpenSessions | ReadInboxes | FetchMessages | SaveCursors | Deliver | ConfirmNotices

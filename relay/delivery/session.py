@@ -1,0 +1,403 @@
+"""Mail to one device of a user: seed 004's flow as a state table. Pure.
+
+`TABLE` says which state follows which; docs/delivery_states.md draws it. Every state but OffLine has a deadline.
+One fetch is under way at a time: it begins with a read of Pi and ends with the records of Xiu, and what is told meanwhile
+raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be sent again is fetched again.
+
+Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail"). Departs from the article where DESIGN section 18 says so: what a
+logout acknowledges is what the device acknowledged, order and gaps go by InboxSeq, and it is the relay that delivers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from pixiu.envelope import AGAIN, GAP, encode
+from relay.delivery.events import Acknowledgement, Asked, Listing, Login, Missing, Notice, Read
+from relay.delivery.limits import LANES, Limits
+from relay.delivery.states import Cause, State
+from relay.delivery.window import WINDOW, Lane, Plan
+
+_WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
+_GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+
+
+class Desk(Protocol):
+    """What a session asks of the table that it is in."""
+
+    limits: Limits
+
+    def next_token(self) -> int:
+        """A number that nobody had."""
+
+    def queue(self, session: Session) -> None:
+        """Wait for a place: `Cause.PLACED` comes."""
+
+    def leave(self, session: Session) -> None:
+        """Give the place back."""
+
+    def open(self, session: Session) -> None:
+        """Ask Pi for a session number."""
+
+    def read(self, session: Session, reads: Sequence[Read]) -> None:
+        """Ask Pi for entries."""
+
+    def fetch(self, session: Session, msg_ids: Sequence[int]) -> None:
+        """Ask Xiu for records."""
+
+    def deliver(self, gateway: int, chunks: list[bytes]) -> None:
+        """Send to a gateway."""
+
+    def sendable(self, gateway: int, now: float) -> bool:
+        """Whether its stream takes deliveries."""
+
+    def save(self, item: Acknowledgement, now: float) -> None:
+        """Acknowledge to Pi."""
+
+    def hurry(self, now: float) -> None:
+        """Acknowledge to Pi at once."""
+
+    def sent_gap(self) -> None:
+        """A gap marker was sent."""
+
+
+class Session:
+    """One device. `on` takes what happens; see `TABLE`."""
+
+    def __init__(self, uin: int, device: int, desk: Desk) -> None:
+        self.uin, self.device = uin, device
+        self.state = State.OFFLINE
+        self.number = 0
+        """Of Pi; 0: none yet."""
+        self.gateway = self.connection = 0
+        self.lanes = [self.make_lane() for _ in range(LANES)]
+        self.token = 0
+        """New with everything that is asked, and never used again in this relay: an answer with another one is to a question
+        that is no longer open."""
+        self.deadline = math.inf
+        self.opening = True
+        """It waits for, or has, a place among those that are opened."""
+        self._desk = desk
+        self._pausing = False
+        self._failures = 0
+        self._asked: list[Read] = []
+        self._plans: list[Plan] = []
+        self._resend_at = self._poll_at = math.inf
+        self._resends = 0
+
+    def make_lane(self) -> Lane:
+        """A lane; a test puts another kind in its place."""
+        return Lane()
+
+    @property
+    def asked(self) -> Asked:
+        """What an answer echoes."""
+        return Asked(self.uin, self.device, self.token)
+
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether its deadline is the end of a wait, for its turn or for an answer."""
+        return self.state in _WAITING and not self._pausing
+
+    def on(self, cause: Cause, what: Any, now: float) -> bool:
+        """Something happened. Whether it means anything in this state."""
+        row = TABLE.get((self.state, cause))
+        if row is None:
+            return False
+        self.state = row[0]
+        row[1](self, what, now)
+        return True
+
+    # --- time
+
+    def set_deadline(self, now: float) -> None:
+        """Called after whatever happened."""
+        if self.state is State.OFFLINE:
+            self.deadline = math.inf
+        elif self.state is State.SENDING:
+            blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
+            self.deadline = min(self._poll_at, self._resend_at, *blocked)
+
+    def on_time(self, now: float) -> None:
+        """The deadline is due."""
+        if self.state in _WAITING:
+            self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
+        elif self._resend_at <= now:
+            self.on(Cause.UNACKNOWLEDGED, None, now)
+        elif self._poll_at <= now:
+            self.on(Cause.POLL, None, now)
+        else:
+            self._look(now)
+
+    def _wait(self, seconds: float, now: float, *, pausing: bool = False) -> None:
+        self._pausing = pausing
+        self.deadline = now + seconds
+
+    def _jitter(self, salt: int) -> float:
+        """From 0.5 to 1, the same in every run: a core has no chance in it."""
+        mixed: int = (self.uin * _GOLDEN + self.device * 31 + salt) * _GOLDEN & (1 << 64) - 1
+        return 0.5 + (mixed >> 40) / (1 << 25)
+
+    def _pause_s(self, failures: int) -> float:
+        limits = self._desk.limits
+        return min(limits.max_pause_s, limits.pause_s * float(1 << min(failures, 10))) * self._jitter(failures)
+
+    # --- coming and going
+
+    def _log_in(self, login: Login, now: float) -> None:
+        """Wait for a place among the sessions that are opened."""
+        self._desk.hurry(now)
+        self.gateway, self.connection = login.gateway, login.connection
+        self.number = self._failures = self._resends = 0
+        self.token = self._desk.next_token()
+        self._resend_at = self._poll_at = math.inf
+        for lane in self.lanes:
+            lane.open()
+        self.opening = True
+        self._queue(None, now)
+
+    def _log_out(self, what: object, now: float) -> None:
+        """Save what was acknowledged, not what was sent, and forget the rest."""
+        self._desk.hurry(now)
+        self._desk.leave(self)
+        self.token = self._desk.next_token()
+        self.number = 0
+
+    # --- waiting
+
+    def _queue(self, what: object, now: float) -> None:
+        """Wait for a place."""
+        self._desk.queue(self)
+        self._wait(self._desk.limits.place_timeout_s, now)
+
+    def _pause(self, what: object, now: float) -> None:
+        """Give the place back and pause."""
+        self._desk.leave(self)
+        self.token = self._desk.next_token()
+        self._wait(self._pause_s(self._failures), now, pausing=True)
+        self._failures += 1
+
+    def _open(self, what: object, now: float) -> None:
+        """Ask Pi for a session number."""
+        self.token = self._desk.next_token()
+        self._desk.open(self)
+        self._wait(self._desk.limits.call_timeout_s, now)
+
+    def _opened(self, number: int, now: float) -> None:
+        """Read all lanes from the stored cursors."""
+        self.number = number
+        self._failures = 0
+        self._read(None, now)
+
+    def _read(self, what: object, now: float) -> None:
+        """Read from Pi what the windows take, lane 0 first."""
+        self.token = self._desk.next_token()
+        self._plans = []
+        limits = self._desk.limits
+        # The first read is of a whole window, since it is all that says what of it was acknowledged before.
+        self._asked = [
+            Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent)) if lane.known else Read(number, None, WINDOW)
+            for number, lane in enumerate(self.lanes)
+            if not lane.known or lane.worth_a_fetch(now)
+        ]
+        if not self._asked:  # it was acknowledged, or sent, while it waited for its place
+            self.on(Cause.LISTED_NONE, None, now)
+            return
+        self._desk.read(self, self._asked)
+        self._wait(limits.call_timeout_s, now)
+
+    def listed(self, listings: Sequence[Listing], now: float) -> None:
+        """Pi has answered."""
+        if len(listings) != len(self._asked):
+            self.on(Cause.FAILED, None, now)
+            return
+        self._plans, budget = [], self._desk.limits.fetch_entries
+        for read, listing in zip(self._asked, listings, strict=True):
+            plan = self.lanes[read.lane].plan(read.lane, listing, read.num, budget)
+            budget -= sum(1 for _, msg_id in plan.items if msg_id)
+            self._plans.append(plan)
+        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        wanted = any(msg_id for plan in self._plans for _, msg_id in plan.items)
+        self.on(Cause.LISTED if wanted else Cause.LISTED_NONE, None, now)
+
+    def _fetch(self, what: object, now: float) -> None:
+        """Ask Xiu for the records."""
+        self.token = self._desk.next_token()
+        self._desk.fetch(self, [msg_id for plan in self._plans for _, msg_id in plan.items if msg_id])
+        self._wait(self._desk.limits.call_timeout_s, now)
+
+    def _nothing_to_fetch(self, what: object, now: float) -> None:
+        """Tell gaps, if there are any, and give the place back."""
+        self._send([], now)
+
+    # --- sending
+
+    def _send(self, answers: Sequence[bytes | Missing], now: float) -> None:
+        """Send the records in order, gap markers for what is gone, and give the place back."""
+        self._desk.leave(self)
+        self.token = self._desk.next_token()
+        self.opening, self._failures = False, 0
+        chunks: list[bytes] = []
+        records = iter(answers)
+        for plan in self._plans:
+            lane = self.lanes[plan.lane]
+            for seq, msg_id in plan.items:
+                # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
+                answer = next(records, None) if msg_id else Missing.GONE
+                if answer is Missing.NOT_YET or answer is Missing.LATER:
+                    lane.blocked_until = now + self._pause_s(lane.failures)
+                    lane.failures += 1
+                if answer is None or answer is Missing.NOT_YET or answer is Missing.LATER:
+                    # The lane goes on from here; what other lanes have behind it in the answer still counts.
+                    for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
+                        next(records, None)
+                    break
+                lane.failures = 0
+                if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
+                    continue
+                chunks.append(self._chunk(plan.lane, seq, msg_id, answer if isinstance(answer, bytes) else b"", now))
+            else:
+                lane.sent_up_to(plan.end)
+        self._plans = []
+        if chunks:
+            self._desk.deliver(self.gateway, chunks)
+        self._look(now)
+
+    def _chunk(self, number: int, seq: int, msg_id: int, record: bytes, now: float) -> bytes:
+        lane = self.lanes[number]
+        if not lane.unacknowledged:
+            self._set_resend(now)
+        flags = AGAIN if seq <= lane.marked else 0
+        if not record:
+            flags |= GAP
+            self._desk.sent_gap()
+        lane.sent_up_to(seq)
+        return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
+
+    def _set_resend(self, now: float) -> None:
+        limits = self._desk.limits
+        self._resend_at = now + min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
+
+    def kind_of(self, notice: Notice, now: float) -> Cause:
+        """What a notice is to this session."""
+        if self.state is not State.SENDING or not self.lanes[notice.lane].takes(notice.seq):
+            return Cause.NOTIFIED
+        if not self._desk.sendable(self.gateway, now):
+            return Cause.NOTIFIED
+        whole = notice.record and len(notice.record) <= self._desk.limits.record_bytes
+        return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
+
+    def _send_notified(self, notice: Notice, now: float) -> None:
+        """Send the record."""
+        chunk = self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)
+        lane = self.lanes[notice.lane]
+        lane.last = max(lane.last, notice.seq)
+        self._desk.deliver(self.gateway, [chunk])
+
+    def _fetch_notified(self, notice: Notice, now: float) -> None:
+        """Wait for a place to fetch the record; Pi has nothing to add."""
+        self._note(notice, now)
+        self._plans = [Plan(notice.lane, [(notice.seq, notice.msg_id)], notice.seq)]
+        self._queue(None, now)
+
+    def _note(self, notice: Notice, now: float) -> None:
+        """Remember how far the inbox goes: the next fetch gets it."""
+        lane = self.lanes[notice.lane]
+        lane.last = max(lane.last, notice.seq)
+
+    def _note_and_look(self, notice: Notice, now: float) -> None:
+        """Remember how far the inbox goes, and fetch if something is missing."""
+        self._note(notice, now)
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Fetch if there is something that the windows take."""
+        if self.state is not State.SENDING or not self._desk.sendable(self.gateway, now):
+            return
+        if any(lane.worth_a_fetch(now) for lane in self.lanes):
+            self.on(Cause.BEHIND, None, now)
+
+    def _poll(self, what: object, now: float) -> None:
+        """Ask Pi whether there is more."""
+        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        for lane in self.lanes:
+            lane.unread = True
+        self._look(now)
+
+    def ready(self, now: float) -> None:
+        """The gateway's stream takes deliveries again."""
+        self._look(now)
+
+    # --- acknowledgements
+
+    def _acknowledge(self, item: Acknowledgement, now: float) -> None:
+        """Move the window, never beyond what was sent, and save the cursor."""
+        lane = self.lanes[item.lane]
+        if lane.acknowledge(item.up_to, item.bits):
+            cursor = lane.cursor
+            self._desk.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
+            self._resends = 0
+            self._resend_at = math.inf
+            if any(each.unacknowledged for each in self.lanes):
+                self._set_resend(now)
+
+    def _acknowledge_and_look(self, item: Acknowledgement, now: float) -> None:
+        """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
+        self._acknowledge(item, now)
+        self._look(now)
+
+    def _rewind(self, what: object, now: float) -> None:
+        """Send again what is not acknowledged."""
+        self._desk.leave(self)
+        self.token = self._desk.next_token()
+        self._plans = []
+        self._resends += 1
+        for lane in self.lanes:
+            lane.rewind()
+        self._set_resend(now)
+        if not any(lane.unacknowledged for lane in self.lanes):
+            self._resend_at = math.inf
+        self._poll_at = min(self._poll_at, now + self._desk.limits.poll_s)
+        self._look(now)
+
+
+_Row = tuple[State, Callable[[Session, Any, float], None]]
+_OFF, _ON, _IDS, _MESSAGES, _SENDING = State.OFFLINE, State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES, State.SENDING
+TABLE: dict[tuple[State, Cause], _Row] = {
+    (_OFF, Cause.LOGIN): (_ON, Session._log_in),
+    (_OFF, Cause.HEARTBEAT): (_ON, Session._log_in),
+    (_ON, Cause.PLACED): (_ON, Session._open),
+    (_ON, Cause.OPENED): (_IDS, Session._opened),
+    (_ON, Cause.FAILED): (_ON, Session._pause),
+    (_ON, Cause.PAUSED_ENOUGH): (_ON, Session._queue),
+    (_IDS, Cause.PLACED): (_IDS, Session._read),
+    (_IDS, Cause.LISTED): (_MESSAGES, Session._fetch),
+    (_IDS, Cause.LISTED_NONE): (_SENDING, Session._nothing_to_fetch),
+    (_IDS, Cause.NOTIFIED): (_IDS, Session._note),
+    (_IDS, Cause.ACKNOWLEDGED): (_IDS, Session._acknowledge),
+    (_IDS, Cause.FAILED): (_IDS, Session._pause),
+    (_IDS, Cause.PAUSED_ENOUGH): (_IDS, Session._queue),
+    (_MESSAGES, Cause.PLACED): (_MESSAGES, Session._fetch),
+    (_MESSAGES, Cause.FETCHED): (_SENDING, Session._send),
+    (_MESSAGES, Cause.NOTIFIED): (_MESSAGES, Session._note),
+    (_MESSAGES, Cause.ACKNOWLEDGED): (_MESSAGES, Session._acknowledge),
+    (_MESSAGES, Cause.FAILED): (_IDS, Session._pause),
+    (_SENDING, Cause.NOTIFIED_NEXT): (_SENDING, Session._send_notified),
+    (_SENDING, Cause.NOTIFIED_ID): (_MESSAGES, Session._fetch_notified),
+    (_SENDING, Cause.NOTIFIED): (_SENDING, Session._note_and_look),
+    (_SENDING, Cause.ACKNOWLEDGED): (_SENDING, Session._acknowledge_and_look),
+    (_SENDING, Cause.BEHIND): (_IDS, Session._queue),
+    (_SENDING, Cause.POLL): (_SENDING, Session._poll),
+    (_SENDING, Cause.UNACKNOWLEDGED): (_SENDING, Session._rewind),
+    (_IDS, Cause.BROKEN): (_SENDING, Session._rewind),
+    (_MESSAGES, Cause.BROKEN): (_SENDING, Session._rewind),
+    (_SENDING, Cause.BROKEN): (_SENDING, Session._rewind),
+    **{(state, Cause.LOGIN): (_ON, Session._log_in) for state in (_ON, _IDS, _MESSAGES, _SENDING)},
+    **{
+        (state, cause): (_OFF, Session._log_out)
+        for state in (_ON, _IDS, _MESSAGES, _SENDING)
+        for cause in (Cause.LOGOUT, Cause.FENCED, Cause.REFUSED)
+    },
+}

@@ -1,0 +1,42 @@
+"""The states of the delivery to one device, and what moves it between them. `session.TABLE` says how."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """What a session is doing."""
+
+    OFFLINE = "OffLine"
+    ONLINE = "OnLine"
+    """Connected, without a session number yet."""
+    GETTING_IDS = "GettingMsgIDList"
+    GETTING_MESSAGES = "GettingMsgList"
+    SENDING = "SendingMsg"
+    """Nothing is asked for: what the windows take was sent."""
+
+
+class Cause(Enum):
+    """Why it changes what it is doing."""
+
+    LOGIN = "login on a newer connection"
+    HEARTBEAT = "heartbeat of a device that is served by nobody here"
+    LOGOUT = "logout, gateway gone or user served elsewhere"
+    NOTIFIED_NEXT = "notify of the next entry, with its record"
+    NOTIFIED_ID = "notify of the next entry, without its record"
+    NOTIFIED = "notify of another entry"
+    ACKNOWLEDGED = "acknowledgement"
+    PLACED = "its turn"
+    OPENED = "session number from Pi"
+    LISTED = "entries from Pi"
+    LISTED_NONE = "nothing to get from Pi"
+    FETCHED = "records from Xiu"
+    BEHIND = "the inbox has more and the window has room"
+    FAILED = "no answer in time, or refused for now"
+    PAUSED_ENOUGH = "pause over"
+    UNACKNOWLEDGED = "nothing acknowledged for too long"
+    POLL = "a minute without a read"
+    BROKEN = "the gateway's stream broke"
+    FENCED = "a newer session was opened elsewhere"
+    REFUSED = "refused for good"

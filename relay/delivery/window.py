@@ -1,0 +1,155 @@
+"""One lane of a session: what the device has, what was sent to it, and what may be sent now. Pure.
+
+    ─── cursor.up_to ─── sent ─── reach ─── cursor.up_to + 64 ─── last
+        acknowledged              bound of acknowledgements       newest in the inbox
+
+`sent` is `reach` but after a break, when sending begins again behind the cursor.
+
+Source: seed 000 (the sliding window); DESIGN section 9 ("Delivery of mail").
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from pixiu.cursor import MAP_BITS, Cursor
+from relay.delivery.events import Listing
+
+WINDOW: Final = MAP_BITS
+"""A lane is sent up to so many entries beyond its cursor: what is unacknowledged is always within the cursor's map."""
+_WORTH_A_FETCH: Final = WINDOW // 2
+
+
+class Plan(NamedTuple):
+    """What to send of one lane, in order."""
+
+    lane: int
+    items: list[tuple[int, int]]
+    """(InboxSeq, MsgID); MsgID 0 for a gap marker."""
+    end: int
+    """When all of them are sent, the lane is sent up to here."""
+
+
+class Lane:
+    """See the module."""
+
+    __slots__ = ("blocked_until", "cursor", "failures", "known", "last", "marked", "reach", "sent", "unread")
+
+    def __init__(self) -> None:
+        self.marked = 0
+        """Sent up to here under an earlier session of this relay."""
+        self.reach = 0
+        self.open()
+
+    def open(self) -> None:
+        """A new session: the inbox is to be read from the stored cursor."""
+        self.marked = max(self.marked, self.reach)
+        self.cursor = Cursor()
+        self.sent = self.reach = self.last = self.failures = 0
+        self.known = False
+        """The cursor was read."""
+        self.unread = True
+        """There may be more than `last`."""
+        self.blocked_until = 0.0
+
+    @property
+    def limit(self) -> int:
+        """The highest InboxSeq that the window takes."""
+        return self.cursor.up_to + WINDOW
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether something that was sent is not acknowledged."""
+        return self.cursor.up_to < self.reach
+
+    @property
+    def behind(self) -> bool:
+        """Whether the inbox has, or may have, more than was sent."""
+        return self.unread or self.last > self.sent
+
+    def worth_a_fetch(self, now: float) -> bool:
+        """Whether to read now: everything that is left fits the window, or half of the window is free."""
+        room = self.limit - self.sent
+        if now < self.blocked_until or room <= 0:
+            return False
+        return self.unread or (self.last > self.sent and (room >= _WORTH_A_FETCH or self.last - self.sent <= room))
+
+    def takes(self, seq: int) -> bool:
+        """Whether an entry follows what was sent, and may be sent."""
+        return self.known and not self.unread and seq == self.sent + 1 and self.last <= self.sent and seq <= self.limit
+
+    def acknowledge(self, up_to: int, bits: int) -> bool:
+        """Take an acknowledgement as far as it is of what was sent. Whether something changed."""
+        if up_to >= self.reach:
+            up_to, bits = self.reach, 0
+        else:
+            bits &= (1 << (self.reach - up_to)) - 1
+        changed = self.cursor.acknowledge(up_to, bits)
+        self.sent = max(self.sent, self.cursor.up_to)
+        return changed
+
+    def rewind(self) -> None:
+        """What is not acknowledged is to be sent again."""
+        self.marked = max(self.marked, self.reach)
+        self.last = max(self.last, self.reach, self.sent)
+        self.sent = self.cursor.up_to
+
+    def sent_up_to(self, seq: int) -> None:
+        """Everything up to here was sent, or need not be."""
+        self.sent = max(self.sent, seq)
+        self.reach = max(self.reach, self.sent)
+
+    def plan(self, lane: int, listing: Listing, asked: int, budget: int) -> Plan:
+        """Take what Pi says, and say what of it to send: at most `budget` messages.
+
+        Args:
+            asked: how many entries were asked for: fewer mean that there are no more.
+        """
+        self.unread, self.last = False, max(self.last, listing.last)
+        entries = listing.entries
+        end = listing.last if len(entries) < asked else max((seq for seq, _ in entries), default=listing.last)
+        if not self.known:
+            self._learn(listing, end)
+        items = self._skip(listing)
+        for seq, msg_id in entries:
+            if seq <= self.sent or self.cursor.has(seq):
+                continue
+            if seq > self.limit or budget <= 0:
+                end = seq - 1
+                break
+            items.append((seq, msg_id))
+            budget -= 1
+        return Plan(lane, items, end)
+
+    def _learn(self, listing: Listing, end: int) -> None:
+        """The first read is of what the device has not acknowledged: what is missing in it was."""
+        self.known = True
+        self.cursor = Cursor(listing.up_to)
+        self.sent = listing.up_to
+        there = {seq for seq, _ in listing.entries}
+        bits = 0
+        for seq in range(max(listing.up_to, listing.floor) + 1, min(end, self.limit) + 1):
+            if seq not in there:
+                bits |= 1 << (seq - listing.up_to - 1)
+        self.cursor.acknowledge(listing.up_to, bits)
+
+    def _skip(self, listing: Listing) -> list[tuple[int, int]]:
+        """Pass over what cannot be read any more; with a marker where this device misses it.
+
+        A device that has acknowledged nothing yet misses only what was dropped, not what was there before it.
+        """
+        floor = listing.floor
+        if floor <= self.sent:
+            return []
+        if not self.cursor.up_to and listing.gap <= self.sent:
+            self.cursor.acknowledge(floor, 0)
+            self.sent = max(floor, self.cursor.up_to)
+            return []
+        missed = floor
+        while missed > self.sent and self.cursor.has(missed):
+            missed -= 1
+        if missed == self.sent:
+            return []
+        self.cursor.acknowledge(missed - 1, 0)
+        self.sent = missed - 1
+        return [(missed, 0)]

@@ -1,0 +1,533 @@
+"""Sessions in their table, event by event; what faults make of them is in tests/sim/delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+from pixiu.envelope import AGAIN, GAP, Delivery, split
+from pixiu.errors import ConfigurationError
+from pixiu.record import Kind, encode
+from relay.delivery import events as ev
+from relay.delivery.limits import LANES, Limits
+from relay.delivery.session import TABLE
+from relay.delivery.states import Cause, State
+from relay.delivery.table import Deliveries
+
+LIMITS = Limits(opening=2, fetching=2, max_sessions=4000)
+UIN, GATEWAY = 7, 101
+E = TypeVar("E")
+
+
+def record(seq: int, lane: int = 1) -> bytes:
+    return encode(Kind.MAIL, UIN, b"mail %d" % seq, seq, type=lane << 6)
+
+
+class Bench:
+    """A table, and what it asked for and was not answered yet."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.now = 100.0
+        self.mine = True
+        self.table = Deliveries(lambda uin: self.mine, limits)
+        self.asked: list[ev.Effect] = []
+        self.inbox: dict[int, list[int]] = {lane: [] for lane in range(LANES)}
+        """InboxSeqs that the device has not acknowledged."""
+        self.delivered: list[Delivery] = []
+
+    def tell(self, event: ev.Event, after: float = 0.0) -> None:
+        self.now += after
+        for effect in self.table.step(event, self.now):
+            if isinstance(effect, ev.Deliver):
+                assert effect.gateway == GATEWAY
+                self.delivered += split(b"".join(effect.chunks), len(effect.chunks))
+            else:
+                self.asked.append(effect)
+
+    def tick(self) -> None:
+        """Time goes on to the next deadline."""
+        self.now = max(self.now, self.table.next_deadline())
+        self.tell(ev.Tick())
+
+    def take(self, kind: type[E]) -> E:
+        """What was asked for: exactly one of a kind."""
+        (found,) = [effect for effect in self.asked if isinstance(effect, kind)]
+        self.asked = [effect for effect in self.asked if effect is not found]
+        return found
+
+    def none(self, kind: type[E]) -> bool:
+        return not any(isinstance(effect, kind) for effect in self.asked)
+
+    def state(self, device: int = 0) -> State:
+        session = self.table.sessions.get(ev.Device(UIN, device))
+        return State.OFFLINE if session is None else session.state
+
+    def log_in(self, connection: int = 1, device: int = 0) -> None:
+        self.tell(ev.LoggedIn([ev.Login(UIN, device, GATEWAY, connection)]))
+
+    def answer_open(self, number: int = 1) -> None:
+        self.tell(ev.Opened([(asked, number) for asked in self.take(ev.OpenSessions).items]))
+
+    def answer_read(self) -> ev.ReadInboxes:
+        effect = self.take(ev.ReadInboxes)
+        answers: list[tuple[ev.Asked, Sequence[ev.Listing]]] = []
+        for asked, _, reads in effect.items:
+            listings = []
+            for read in reads:
+                unread = self.inbox[read.lane]
+                first = min(unread, default=1)
+                found = [(seq, seq << 8 | read.lane) for seq in unread if read.start is None or seq > read.start][: read.num]
+                listings.append(ev.Listing(found, 0, 0, max(unread, default=0), first - 1 if unread else 0))
+            answers.append((asked, listings))
+        self.tell(ev.Listed(answers))
+        return effect
+
+    def answer_fetch(self, missing: dict[int, ev.Missing] | None = None) -> None:
+        effect = self.take(ev.FetchMessages)
+        answers = [
+            (asked, [(missing or {}).get(msg_id >> 8) or record(msg_id >> 8, msg_id & 3) for msg_id in ids])
+            for asked, ids in effect.items
+        ]
+        self.tell(ev.Fetched(answers))
+
+    def online(self, *seqs: int, lane: int = 1) -> None:
+        """Log in, and send what is there."""
+        self.inbox[lane] = list(seqs)
+        self.log_in()
+        self.answer_open()
+        self.answer_read()
+        if seqs:
+            self.answer_fetch()
+        assert self.state() is State.SENDING
+
+    def notify(self, seq: int, lane: int = 1) -> None:
+        self.inbox[lane].append(seq)
+        notice = ev.Notice(UIN, lane, seq, seq << 8 | lane, record(seq, lane))
+        self.tell(ev.Notified(5, seq, [notice]))
+        assert self.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, seq, ())
+
+    def acknowledge(self, up_to: int, bits: int = 0, session: int = 1, lane: int = 1) -> None:
+        self.tell(ev.Acknowledged([ev.Acknowledgement(UIN, 0, session, lane, up_to, bits)]))
+
+    def seqs(self) -> list[int]:
+        return [delivery.seq for delivery in self.delivered]
+
+
+def test_a_login_opens_reads_every_lane_and_sends_lane_0_first() -> None:
+    bench = Bench()
+    bench.inbox[0], bench.inbox[1] = [1], [3, 4]
+    bench.log_in()
+    assert bench.state() is State.ONLINE
+    bench.answer_open(9)
+    assert bench.state() is State.GETTING_IDS
+    reads = bench.answer_read()
+    assert [(session, [read.lane for read in each]) for _, session, each in reads.items] == [(9, [0, 1, 2, 3])]
+    assert bench.state() is State.GETTING_MESSAGES
+    bench.answer_fetch()
+    assert bench.state() is State.SENDING
+    assert bench.delivered == [
+        Delivery(1 << 8, 1, UIN, 9, 0, 0, 0, record(1, 0)),
+        Delivery(3 << 8 | 1, 3, UIN, 9, 0, 1, 0, record(3)),
+        Delivery(4 << 8 | 1, 4, UIN, 9, 0, 1, 0, record(4)),
+    ]
+
+
+def test_a_session_that_is_caught_up_sends_from_the_notify_alone() -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.notify(2)
+    bench.notify(3)
+    assert bench.seqs() == [1, 2, 3]
+    assert bench.asked == []
+    assert bench.table.counters.from_notices == 2
+
+
+@pytest.mark.parametrize("size", [0, LIMITS.record_bytes + 1])
+def test_a_record_that_is_not_in_the_notify_or_too_large_for_it_is_fetched_and_pi_is_not_read(size: int) -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.tell(ev.Notified(5, 1, [ev.Notice(UIN, 1, 2, 2 << 8 | 1, bytes(size))]))
+    assert bench.state() is State.GETTING_MESSAGES
+    assert bench.none(ev.ReadInboxes)
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 2]
+    assert bench.state() is State.SENDING
+
+
+def test_after_a_gap_the_inbox_is_read() -> None:
+    bench, seq = Bench(), 3
+    bench.online(1)
+    bench.inbox[1].append(2)
+    bench.notify(seq)
+    assert bench.seqs() == [1]
+    reads = bench.answer_read()
+    assert reads.items[0][2] == [ev.Read(1, 1, min(64, 1 + 63 - 1))]
+    bench.answer_fetch()
+    assert bench.seqs() == list(range(1, seq + 1))
+
+
+def test_a_notify_that_comes_again_is_nothing_new() -> None:
+    bench = Bench()
+    bench.online(1, 2)
+    bench.notify(2)
+    assert bench.seqs() == [1, 2]
+    assert bench.asked == []
+
+
+def test_a_notify_during_a_fetch_makes_another_one_follow() -> None:
+    bench = Bench()
+    bench.online()
+    bench.inbox[1] = [1]
+    bench.notify(2)
+    bench.answer_read()
+    bench.notify(3)  # not in what is being fetched
+    assert bench.seqs() == []
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 2]
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 2, 3]
+
+
+def test_the_window_closes_and_an_acknowledgement_opens_it() -> None:
+    bench = Bench()
+    bench.online(*range(1, 101))
+    assert bench.seqs() == list(range(1, 65))
+    bench.notify(101)
+    assert bench.none(ev.ReadInboxes)
+    bench.acknowledge(40)
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [*range(1, 101), 101]
+    bench.tick()
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 40, 0)]
+
+
+def test_an_acknowledgement_of_another_session_or_lane_is_refused() -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.acknowledge(1, session=2)
+    bench.acknowledge(1, lane=9)
+    assert bench.table.counters.acknowledgements_old == 2
+    assert bench.table.unsaved == 0
+
+
+def test_a_logout_saves_what_was_acknowledged_and_not_what_was_sent() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    bench.acknowledge(1)
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    assert bench.state() is State.OFFLINE
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 1, 0)]
+
+
+def test_a_newer_connection_opens_a_new_session_and_what_it_gets_again_is_marked() -> None:
+    bench = Bench()
+    bench.online(1, 2)
+    bench.acknowledge(1)
+    bench.inbox[1] = [2, 3]
+    bench.log_in(connection=2)
+    assert [type(effect) for effect in bench.asked] == [ev.SaveCursors, ev.OpenSessions]
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))  # of the old connection
+    bench.log_in(connection=1)
+    bench.answer_open(2)
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [(mail.seq, mail.session, mail.flags) for mail in bench.delivered[2:]] == [(2, 2, AGAIN), (3, 2, 0)]
+
+
+def test_an_answer_to_an_older_question_is_void() -> None:
+    bench = Bench()
+    bench.log_in(connection=1)
+    old = bench.take(ev.OpenSessions)
+    bench.log_in(connection=2)
+    bench.tell(ev.Opened([(old.items[0], 5)]))
+    assert bench.state() is State.ONLINE
+    assert bench.table.counters.answers_late == 1
+
+
+def test_an_answer_to_a_session_that_ended_is_void_for_the_next_one() -> None:
+    bench = Bench()
+    bench.log_in()
+    old = bench.take(ev.OpenSessions)
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    bench.log_in(connection=2)
+    bench.tell(ev.Opened([(old.items[0], 5)]))
+    assert bench.state() is State.ONLINE
+    bench.answer_open(6)
+    assert bench.table.sessions[ev.Device(UIN, 0)].number == 6
+
+
+def test_an_answer_of_another_length_is_a_failure() -> None:
+    bench = Bench()
+    bench.log_in()
+    bench.answer_open()
+    asked = bench.take(ev.ReadInboxes).items[0][0]
+    bench.tell(ev.Listed([(asked, [])]))
+    assert (bench.state(), bench.table.busy) == (State.GETTING_IDS, 0)
+
+
+@pytest.mark.parametrize("state", [State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES])
+def test_every_waiting_state_has_a_timeout_and_tries_again(state: State) -> None:
+    bench = Bench()
+    bench.inbox[1] = [1]
+    bench.log_in()
+    if state is not State.ONLINE:
+        bench.answer_open()
+    if state is State.GETTING_MESSAGES:
+        bench.answer_read()
+    assert bench.state() is state
+    asked_at = bench.now
+    bench.asked.clear()
+    while not bench.asked:
+        bench.tick()
+        assert bench.table.busy == 0 or bench.asked  # the place is free while it pauses
+    assert LIMITS.call_timeout_s < bench.now - asked_at < LIMITS.call_timeout_s + LIMITS.max_pause_s
+    assert bench.table.counters.failures == 1
+    if state is State.ONLINE:
+        bench.answer_open()
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1]
+
+
+def test_pauses_grow_and_stay_bounded() -> None:
+    bench = Bench()
+    bench.log_in()
+    pauses = []
+    for _ in range(12):
+        asked = bench.take(ev.OpenSessions).items[0]
+        bench.tell(ev.Opened([(asked, ev.Failure.LATER)]))
+        before = bench.now
+        while bench.none(ev.OpenSessions):
+            bench.tick()
+        pauses.append(bench.now - before)
+    assert LIMITS.pause_s / 2 <= pauses[0] <= LIMITS.pause_s
+    assert LIMITS.max_pause_s / 2 <= pauses[-1] <= LIMITS.max_pause_s
+
+
+@pytest.mark.parametrize("where", ["read", "save"])
+def test_a_fenced_session_ends_and_a_heartbeat_begins_again_later(where: str) -> None:
+    bench = Bench()
+    bench.online(1)
+    if where == "read":
+        bench.notify(3)
+        asked = bench.take(ev.ReadInboxes).items[0][0]
+        bench.tell(ev.Listed([(asked, ev.Failure.FENCED)]))
+    else:
+        bench.acknowledge(1)
+        bench.tick()
+        bench.tell(ev.Saved(bench.take(ev.SaveCursors).number, [ev.Failure.FENCED]))
+    assert bench.state() is State.OFFLINE
+    assert bench.table.counters.fenced == 1
+    again = [ev.Login(UIN, 0, GATEWAY, 1)]
+    bench.tell(ev.StillThere(again), after=LIMITS.fenced_pause_s / 2)
+    assert bench.state() is State.OFFLINE
+    bench.tell(ev.StillThere(again), after=LIMITS.fenced_pause_s)
+    assert bench.state() is State.ONLINE
+
+
+def test_a_refusal_of_an_old_session_does_not_end_a_new_one() -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.acknowledge(1)
+    bench.log_in(connection=2)
+    save = bench.take(ev.SaveCursors)
+    bench.answer_open(2)
+    bench.tell(ev.Saved(save.number, [ev.Failure.FENCED]))
+    assert bench.state() is State.GETTING_IDS
+
+
+def test_what_is_not_yet_there_holds_its_lane_and_no_other() -> None:
+    bench = Bench()
+    bench.inbox[0], bench.inbox[1] = [1, 2, 3], [1]
+    bench.log_in()
+    bench.answer_open()
+    bench.answer_read()
+    asked, ids = bench.take(ev.FetchMessages).items[0]
+    assert [msg_id & 3 for msg_id in ids] == [0, 0, 0, 1]
+    bench.tell(ev.Fetched([(asked, [record(1, 0), ev.Missing.NOT_YET, record(3, 0), record(1, 1)])]))
+    assert [(mail.lane, mail.seq) for mail in bench.delivered] == [(0, 1), (1, 1)]
+    bench.notify(2, lane=1)
+    assert bench.seqs() == [1, 1, 2]
+    bench.tick()
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 1, 2, 2, 3]
+
+
+def test_what_is_gone_is_told_by_a_marker() -> None:
+    bench = Bench()
+    bench.inbox[1] = [1, 2, 3]
+    bench.log_in()
+    bench.answer_open()
+    bench.answer_read()
+    bench.answer_fetch({2: ev.Missing.GONE})
+    assert [(mail.seq, mail.flags, mail.record) for mail in bench.delivered] == [
+        (1, 0, record(1)),
+        (2, GAP, b""),
+        (3, 0, record(3)),
+    ]
+    assert bench.table.counters.gaps == 1
+
+
+def test_an_answer_that_was_full_is_asked_for_again_from_there() -> None:
+    bench = Bench()
+    bench.inbox[1] = [1, 2, 3]
+    bench.log_in()
+    bench.answer_open()
+    bench.answer_read()
+    asked, _ = bench.take(ev.FetchMessages).items[0]
+    bench.tell(ev.Fetched([(asked, [record(1)])]))
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 2, 3]
+
+
+def test_a_broken_stream_holds_everything_and_then_sends_it_again() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    bench.acknowledge(1)
+    bench.tell(ev.StreamBroken(GATEWAY))
+    bench.notify(4)
+    assert bench.none(ev.ReadInboxes)
+    bench.tell(ev.StreamReady(GATEWAY))
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [(mail.seq, mail.flags) for mail in bench.delivered[3:]] == [(2, AGAIN), (3, AGAIN), (4, 0)]
+
+
+def test_a_stream_of_which_nothing_is_heard_is_tried_again() -> None:
+    bench = Bench(Limits(resend_s=5.0, hold_s=20.0))
+    bench.online(1)
+    bench.tell(ev.StreamBroken(GATEWAY))
+    broken_at = bench.now
+    while bench.none(ev.ReadInboxes):
+        bench.tick()
+    assert 20.0 <= bench.now - broken_at <= 120.0
+
+
+def test_what_is_not_acknowledged_is_sent_again_ever_more_seldom() -> None:
+    bench = Bench()
+    bench.online(1)
+    times = []
+    for _ in range(5):
+        before = bench.now
+        while bench.none(ev.FetchMessages):
+            bench.tick()
+            if not bench.none(ev.ReadInboxes):
+                bench.answer_read()
+        bench.answer_fetch()
+        times.append(bench.now - before)
+    assert [round(each) for each in times] == [10, 20, 40, 60, 60]
+    assert bench.seqs() == [1] * 6
+    assert {mail.flags for mail in bench.delivered[1:]} == {AGAIN}
+
+
+def test_a_lost_notify_is_found_by_a_poll() -> None:
+    bench = Bench()
+    bench.online()
+    bench.inbox[1] = [1]
+    read_at = bench.now
+    while bench.none(ev.ReadInboxes):
+        bench.tick()
+    assert LIMITS.poll_s / 2 <= bench.now - read_at <= LIMITS.poll_s
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1]
+
+
+def test_thousands_that_log_in_at_once_go_a_few_at_a_time_in_batches() -> None:
+    bench = Bench(Limits(opening=50))
+    bench.tell(ev.LoggedIn([ev.Login(uin, 0, GATEWAY, 1) for uin in range(1, 3001)]))
+    opened: list[int] = []
+    rounds = 0
+    while not bench.none(ev.OpenSessions):
+        items = bench.take(ev.OpenSessions).items
+        assert len(items) <= 50
+        assert bench.table.busy <= 50
+        opened += [asked.uin for asked in items]
+        bench.tell(ev.Opened([(asked, 1) for asked in items]))
+        bench.answer_read()
+        rounds += 1
+    assert (opened, rounds) == (list(range(1, 3001)), 60)
+    assert bench.table.waiting == 0
+
+
+def test_an_open_session_does_not_wait_behind_logins() -> None:
+    bench = Bench(Limits(opening=1))
+    bench.online(1)
+    bench.tell(ev.LoggedIn([ev.Login(uin, 0, GATEWAY, 1) for uin in range(100, 200)]))
+    bench.take(ev.OpenSessions)
+    bench.notify(3)
+    assert not bench.none(ev.ReadInboxes)
+
+
+def test_a_user_who_is_served_elsewhere_is_left_alone() -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.acknowledge(1)
+    bench.mine = False
+    bench.tell(ev.OwnersChanged())
+    assert bench.state() is State.OFFLINE
+    assert len(bench.take(ev.SaveCursors).items) == 1
+    bench.log_in(connection=5)
+    assert bench.state() is State.OFFLINE
+    bench.tell(ev.Notified(5, 77, [ev.Notice(UIN, 1, 2, 2 << 8, b"")]))
+    assert bench.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, 77, (UIN,))
+
+
+def test_a_gateways_end_and_a_drain_end_sessions() -> None:
+    bench = Bench()
+    bench.online(1)
+    bench.tell(ev.GatewayLost(GATEWAY + 1))
+    assert bench.state() is State.SENDING
+    bench.tell(ev.GatewayLost(GATEWAY))
+    assert bench.state() is State.OFFLINE
+    bench.log_in(connection=2)
+    bench.tell(ev.Stopping())
+    assert (bench.state(), bench.table.busy, bench.table.waiting) == (State.OFFLINE, 0, 0)
+
+
+def test_every_device_of_a_user_gets_a_notify() -> None:
+    bench = Bench()
+    for device in (0, 1):
+        bench.log_in(device=device)
+        bench.answer_open()
+        bench.answer_read()
+    bench.notify(1)
+    assert [(mail.device, mail.seq) for mail in bench.delivered] == [(0, 1), (1, 1)]
+
+
+def test_a_login_beyond_the_bound_is_refused() -> None:
+    bench = Bench(Limits(max_sessions=1))
+    bench.log_in(device=0)
+    bench.log_in(device=1)
+    assert (len(bench.table.sessions), bench.table.counters.refused) == (1, 1)
+
+
+def test_what_is_remembered_of_the_gone_is_bounded() -> None:
+    bench = Bench(Limits(max_remembered=2))
+    logins = [ev.Login(UIN, device, GATEWAY, 1) for device in range(5)]
+    bench.tell(ev.LoggedIn(logins))
+    bench.tell(ev.LoggedOut(logins))
+    assert len(bench.table._remembered) == 2
+
+
+def test_every_state_can_end_and_every_waiting_state_can_fail() -> None:
+    for state in set(State) - {State.OFFLINE}:
+        for cause in (Cause.LOGOUT, Cause.FENCED, Cause.REFUSED):
+            assert TABLE[state, cause][0] is State.OFFLINE
+        assert TABLE[state, Cause.LOGIN][0] is State.ONLINE
+    for state in (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES):
+        assert (state, Cause.FAILED) in TABLE
+    assert {cause for state, cause in TABLE if state is State.OFFLINE} == {Cause.LOGIN, Cause.HEARTBEAT}
+    assert {cause for _, cause in TABLE} == set(Cause)
+
+
+def test_limits_name_what_is_wrong() -> None:
+    Limits().validate()
+    with pytest.raises(ConfigurationError, match="fetching = 0"):
+        Limits(fetching=0).validate()
