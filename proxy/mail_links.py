@@ -37,22 +37,31 @@ class StoreLink:
         channels: gRPC channels by address.
         numbers: gives a new number for each stream.
         take: called with what happens.
+        crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody know why.
     """
 
     def __init__(
-        self, store: Store, view: Callable[[], View], channels: Channels, numbers: Callable[[], int], take: Callable[[Event], None]
+        self,
+        store: Store,
+        view: Callable[[], View],
+        channels: Channels,
+        numbers: Callable[[], int],
+        take: Callable[[Event], None],
+        crash: Callable[[BaseException], None],
     ) -> None:
         self.store = store
         self._view = view
         self._channels = channels
         self._numbers = numbers
         self._take = take
+        self._crash = crash
         self._number = 0
         self._outbox: asyncio.Queue[Request] = asyncio.Queue()
         """As many as the core lets be under way."""
         self._leave = asyncio.Event()
         self._asked = 0
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-mail-{store.role}-{store.partition}")
+        self._task.add_done_callback(self._ended)
 
     def send(self, effect: SendStore | SendAppend) -> None:
         """A request of the stream that is open."""
@@ -80,6 +89,10 @@ class StoreLink:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
     async def _run(self) -> None:
         failures, hint = 0, ""
         while True:
@@ -92,6 +105,11 @@ class StoreLink:
                     reason = f"{address} does not lead" if not served else "the stream ended"
                 except (TimeoutError, Unavailable, *STREAM_ERRORS) as error:
                     reason = f"{address}: {reason_of(error)}"
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    reason = f"{address}: the call was cancelled"  # gRPC's own doing, and not ours
             number, self._number = self._number, 0
             self._take(LinkDown(self.store, number, reason))
             failures = 0 if served or (hint and not failures) else failures + 1

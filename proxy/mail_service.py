@@ -283,7 +283,12 @@ class MailService(mail_pb2_grpc.MailerServicer):
                     stream.end()
             elif isinstance(effect, Connect):
                 self._links[effect.store] = StoreLink(
-                    effect.store, lambda: self._context.view, self._channels, lambda: next(self._numbers), self._step
+                    effect.store,
+                    lambda: self._context.view,
+                    self._channels,
+                    lambda: next(self._numbers),
+                    self._step,
+                    self._context.crash,
                 )
             elif isinstance(effect, Disconnect):
                 self._links[effect.store].leave(effect.link)
