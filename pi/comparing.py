@@ -25,6 +25,7 @@ from pi.machine import Machine
 from pi.view import MARK_BYTES, MARK_KIND, View
 from pixiu.errors import GRPC_STATUS, MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.replication.proposals import Level
 from pixiu.replication.replica import Replica
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
@@ -116,7 +117,7 @@ class Comparer:
 
 
 async def _ask(address: str, mark: int) -> pb.PiDigestReply:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
         stub: Any = pb_grpc.PiReplicasStub(channel)
         try:
             reply: pb.PiDigestReply = await stub.Digest(pb.PiDigestRequest(mark=mark), timeout=READ_S)

@@ -14,6 +14,7 @@ import grpc.aio
 
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.softstore import Chunk
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -73,7 +74,7 @@ class SnapshotReader:
     async def _read(self, source: EndpointID, address: str, request: wire_pb2.SnapshotRequest) -> str | None:
         """Returns None when the snapshot is complete, or why it is not."""
         try:
-            async with grpc.aio.insecure_channel(address) as channel:
+            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
                 call = wire_pb2_grpc.MembershipStub(channel).Snapshot(request)
                 while True:
                     async with asyncio.timeout(CHUNK_TIMEOUT_S):

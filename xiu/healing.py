@@ -22,6 +22,7 @@ import grpc.aio
 from pixiu.discovery.node import Node
 from pixiu.errors import Overloaded, PixiuError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, hex_id
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.record import crc_ok, offsets
 from pixiu.record import split as split_records
 from pixiu.runtime.context import Context
@@ -105,7 +106,7 @@ class Healer:
             return found
         self._calls += 1
         try:
-            async with grpc.aio.insecure_channel(peer.address) as channel:
+            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 reply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=missing, local=True), timeout=CALL_S)
                 there = dict(zip(missing, _records(reply), strict=False))
@@ -124,7 +125,7 @@ class Healer:
             raise StoreDamaged(f"the records from sequence {begin:012x} on are damaged, and no other replica is in sync")
         self._calls += 1
         try:
-            async with grpc.aio.insecure_channel(peer.address) as channel:
+            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 request = xiu_pb2.ScanRequest(begin=begin, end=end if end < MAX_MSG_SEQUENCE else 0, limit=limit, local=True)
                 async for part in stub.Scan(request):
@@ -170,7 +171,7 @@ class Healer:
         async with self._busy:
             self._context.log.warning(REPAIR_BEGINS, peer=peer.address)
             try:
-                with grpc.insecure_channel(peer.address) as channel:
+                with grpc.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
                     taken = await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
             except PixiuError:
                 self.counters.repairs_failed += 1

@@ -19,6 +19,7 @@ from pixiu.cli.output import DEFAULT_TARGET, Target, console, guarded
 from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.wire.v1 import replication_pb2 as pb
 from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 
@@ -92,7 +93,7 @@ async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
     request = pb.PromoteRequest(
         operator=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason, member=int(chosen.member, 16)
     )
-    async with grpc.aio.insecure_channel(chosen.node.address) as channel:
+    async with grpc.aio.insecure_channel(chosen.node.address, options=PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:
             await stub.Promote(request, timeout=CALL_S)

@@ -22,6 +22,7 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from pixiu.cli.replicas import ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
@@ -173,7 +174,7 @@ async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
 
 
 async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
         stub: Any = PiStub(channel)
         reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
         return reply
@@ -212,7 +213,7 @@ async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
 
 
 async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompareReply:
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
         stub: Any = PiReplicasStub(channel)
         reply: pi_replicas_pb2.PiCompareReply = await stub.Compare(pi_replicas_pb2.PiCompareRequest(repair=mend), timeout=CHECK_S)
         return reply

@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from pixiu.ids import EndpointID
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.wire.v1.wire_pb2 import LinkFrame
 from pixiu.wire.v1.wire_pb2_grpc import LinkServicer, LinkStub
 
@@ -29,11 +30,6 @@ FIRST_BACK_OFF_S: Final = 0.05
 LAST_BACK_OFF_S: Final = 2.0
 MAX_INCOMING: Final = 4096
 """Streams that others may have open to this process."""
-_CHANNEL_OPTIONS: Final = [
-    # Without its own pool a new channel inherits the back-off of the one before.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 class OutgoingStream:
@@ -95,7 +91,7 @@ class OutgoingStream:
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
         up = False
-        async with grpc.aio.insecure_channel(self._target, options=_CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._target, options=PEER_CHANNEL) as channel:
             call: Any = LinkStub(channel).Exchange()
             workers: list[asyncio.Task[None]] = []
             try:

@@ -21,6 +21,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.replay.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
@@ -30,7 +31,7 @@ SERVING: Final = b"\x08\x01"
 ORDERLY_WAIT_S: Final = 0.5
 """How long after a stream's end the registry may take to say that the process is draining or gone."""
 MAX_WATCHED: Final = 1_000
-CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+CHANNEL_OPTIONS: Final = (*PEER_CHANNEL, ("grpc.enable_retries", 0))
 HOP_METRICS: Final = {"peer_records_sent_total": "sent", "peer_records_received_total": "received"}
 UNKNOWN: Final = "unknown"
 LOSS_METRICS: Final = {"peer_lost_items": "receiver", "peer_queue_drops_total": "sender"}

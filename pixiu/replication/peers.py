@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 
 from pixiu.errors import GRPC_STATUS, MalformedData, PixiuError, Unavailable
 from pixiu.ids import hex_id
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.replication.messages import Message
 from pixiu.replication.model import MemberID
 from pixiu.replication.options import ReplicationOptions
@@ -48,8 +49,7 @@ CONNECT_WAIT_S: Final = 2.0
 FIRST_BACK_OFF_S: Final = 0.05
 LAST_BACK_OFF_S: Final = 1.0
 CHANNEL_OPTIONS: Final = [
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit the back-off of the one before
-    ("grpc.enable_http_proxy", 0),
+    *PEER_CHANNEL,
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 6_000),

@@ -8,10 +8,11 @@ import grpc
 import pytest
 
 from pixiu.client.options import CHANNEL_OPTIONS
+from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.runtime.options import ClusterOptions
 from pixiu.runtime.server import server_options
 
-NAMES = sorted({name for name, _ in (*server_options(ClusterOptions()), *CHANNEL_OPTIONS)})
+NAMES = sorted({name for name, _ in (*server_options(ClusterOptions()), *CHANNEL_OPTIONS, *PEER_CHANNEL)})
 
 
 @pytest.mark.parametrize("name", NAMES)
