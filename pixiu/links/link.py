@@ -536,6 +536,9 @@ class LinkCore:
         self._states.append((link.id, state))
         if state is PeerState.DEAD:
             self._fail(link, Drop.PEER_DEAD)
+        elif state is PeerState.SUSPECT:
+            link.sender.suspect()
+            self._settled(link)
 
     def next_deadline(self, now: float) -> float:
         """When to call `poll` next; infinity when nothing is due."""

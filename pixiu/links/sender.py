@@ -41,6 +41,7 @@ class Drop:
 
     PUSH_BACK: Final = "push_back"
     QUEUE_FULL: Final = "queue_full"
+    PEER_SUSPECT: Final = "peer_suspect"
     PEER_DEAD: Final = "peer_dead"
     PEER_REMOVED: Final = "peer_removed"
     UNKNOWN_PEER: Final = "unknown_peer"
@@ -262,6 +263,14 @@ class Sender:
             return False
         self.datagram.probed(now)
         return True
+
+    def suspect(self) -> None:
+        """The peer may be gone, and whoever can sends to another one: records that wait for it, or hang in the stream to it,
+        would arrive behind later ones. They settle as not handled. Source: DESIGN section 2 (order)."""
+        self._drop(Drop.PEER_SUSPECT, self._outboxes[KIND_RECORDS].clear())
+        if self.stream.in_flight(KIND_RECORDS):
+            self._counts.sent_lost += self.stream.void(self.settled)
+            self._outputs.resets.append(self.peer)
 
     def fail(self, reason: str) -> None:
         """The peer is dead or removed: everything settles as not handled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pixiu.ids import EndpointID
+from pixiu.links.api import PeerState
 from pixiu.links.options import LinkOptions
 from pixiu.links.sender import STREAM_WAIT_S
 from tests.links.world import Node, World, make_record
@@ -194,4 +195,35 @@ def test_the_core_never_asks_to_be_woken_at_once_for_ever(world: World) -> None:
         alice.core.outputs.datagrams.clear()
         wakes += 1
     assert wakes < 200
+    assert alice.handler.settled == [(1, False)]
+
+
+def test_what_waits_for_a_suspect_peer_does_not_arrive_when_it_is_back(world: World) -> None:
+    """Senders have gone to another one meanwhile: it would arrive behind later records."""
+    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.8, keep=lambda data: False)
+    alice.core.stream_connected(bob.id, False, world.now)
+    alice.send(bob, [make_record(3)], token=3)
+    while alice.core.state(bob.id) is not PeerState.SUSPECT:
+        world.advance(0.1, keep=lambda data: False)
+    assert alice.handler.settled == [(3, False)]
+    assert alice.core.stats().dropped == {"peer_suspect": 1}
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.5)
+    alice.send(bob, [make_record(5)], token=5)
+    alice.turn()
+    streams.carry(alice)
+    world.settle()
+    assert bob.handler.keys() == [5]
+
+
+def test_a_stream_that_holds_records_of_a_suspect_peer_is_reset(world: World) -> None:
+    alice, bob, _ = pair(world, LinkOptions(transport="stream"))
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.8, keep=lambda data: False)
+    alice.send(bob, [make_record(1)], token=1)
+    while alice.core.state(bob.id) is not PeerState.SUSPECT:
+        world.advance(0.1, keep=lambda data: False)
+    assert alice.core.outputs.resets == [bob.id]
     assert alice.handler.settled == [(1, False)]
