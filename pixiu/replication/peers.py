@@ -46,6 +46,8 @@ MAX_TEXT: Final = 512
 HEARD_S: Final = 2.0
 """A stream on which a peer said nothing for so long may be broken without our knowing: an own one is opened."""
 CONNECT_WAIT_S: Final = 2.0
+CLOSE_WAIT_S: Final = 2.0
+"""How long an end waits for the handlers of peers' streams."""
 FIRST_BACK_OFF_S: Final = 0.05
 LAST_BACK_OFF_S: Final = 1.0
 CHANNEL_OPTIONS: Final = [
@@ -173,6 +175,8 @@ class Peers:
         self._heard: dict[MemberID, tuple[Outbox, float]] = {}
         """Where a peer's newest message came from, and when: what answers it goes back there."""
         self._closing: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
+        """The handlers of streams that peers have open here."""
         self._receive_snapshot: SnapshotCall | None = None
         self._promote: Callable[[str, str], None] | None = None
         self.counts = {
@@ -252,6 +256,8 @@ class Peers:
             self._close(stream)
         self._outgoing.clear()
         await asyncio.gather(*self._closing, return_exceptions=True)
+        if self._serving:  # gRPC calls a handler that is cancelled with the event loop an error of ours
+            await asyncio.wait(self._serving, timeout=CLOSE_WAIT_S)
 
     # --- what peers call
 
@@ -296,6 +302,9 @@ class Peers:
         if (before := self._incoming.get(member)) is not None:
             before.closed.set()
         outbox = self._incoming[member] = Outbox()
+        if (handler := asyncio.current_task()) is not None:
+            self._serving.add(handler)
+            handler.add_done_callback(self._serving.discard)
         read = asyncio.create_task(self._read(member, outbox, context))
         workers: list[asyncio.Task[Any]] = [
             read, asyncio.create_task(outbox.write_to(context)), asyncio.create_task(outbox.closed.wait()),
