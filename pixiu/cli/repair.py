@@ -20,7 +20,7 @@ from rich.table import Table
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.cli.replicas import ReplicaStatus
-from pixiu.cli.status import read_status
+from pixiu.cli.status import ProcessStatus, read_status
 from pixiu.errors import InvalidArgument
 from pixiu.peer_channel import PEER_CHANNEL
 from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, xiu_pb2
@@ -34,6 +34,9 @@ ROLES: Final = ("xiu", "pi")
 BACK_S: Final = 120.0
 """How long a replica of Pi has to start again and take its state from another one."""
 BACK_POLL_S: Final = 1.0
+ANSWER_S: Final = 10.0
+"""How long is waited for a registered replica that does not say where it stands."""
+ANSWER_POLL_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -121,20 +124,35 @@ def table(found: Iterable[Checked]) -> Table:
 
 
 async def _repair(role: str, partition: int, target: str) -> list[Checked]:
-    status = await read_status(target)
-    partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
-    for process in status.processes:
-        replica = process.replica
-        if replica is None or replica.node.role not in ((role,) if role else ROLES):
-            continue
-        if partition in (-1, replica.node.partition):
-            partitions.setdefault((replica.node.role, replica.node.partition), []).append(replica)
-    if not partitions:
+    processes = await _registered(role, partition, target)
+    if not processes:
         raise InvalidArgument("there is no live replica of such a role and partition")
+    partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
     found: list[Checked] = []
+    for process in processes:
+        node = process.node
+        if process.replica is not None:
+            partitions.setdefault((node.role, node.partition), []).append(process.replica)
+        else:
+            text = f"{node.address}: {process.problem or 'does not say where it stands'}; it was not checked"
+            found.append(Checked(node.role, node.partition, node.replica, "", text=text))
     for _, replicas in sorted(partitions.items()):
         found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
     return found
+
+
+async def _registered(role: str, partition: int, target: str) -> list[ProcessStatus]:
+    """The processes to check, once each of them answers; those that do not, after a while, too."""
+    until = time.monotonic() + ANSWER_S
+    while True:
+        found = [
+            process
+            for process in (await read_status(target)).processes
+            if process.node.role in ((role,) if role else ROLES) and partition in (-1, process.node.partition)
+        ]
+        if all(process.replica is not None for process in found) or time.monotonic() > until:
+            return found
+        await asyncio.sleep(ANSWER_POLL_S)
 
 
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
@@ -221,9 +239,14 @@ async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompare
 
 async def _compare_pi(checked: Checked, target: str) -> None:
     """A Pi whose state differs from its leader's begins again with the leader's, as a damaged one does."""
-    replica = await _now(checked.role, checked.member, target) if checked.well else None
-    if replica is None:
+    if not checked.well:
         return  # what is wrong with it is said already
+    until = time.monotonic() + ANSWER_S
+    while (replica := await _now(checked.role, checked.member, target)) is None:
+        if time.monotonic() > until:
+            checked.text = "it does not answer any more; it was not compared with its leader"
+            return
+        await asyncio.sleep(ANSWER_POLL_S)
     address = replica.node.address
     try:
         reply = await _ask_compare(address, mend=True)
