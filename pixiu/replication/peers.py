@@ -177,6 +177,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[Any]] = set()
         """The handlers of streams that peers have open here."""
+        self._closed = False
         self._receive_snapshot: SnapshotCall | None = None
         self._promote: Callable[[str, str], None] | None = None
         self.counts = {
@@ -249,7 +250,8 @@ class Peers:
                 raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
-        """End every stream."""
+        """End every stream, and take no new one."""
+        self._closed = True
         for outbox in self._incoming.values():
             outbox.closed.set()
         for stream in self._outgoing.values():
@@ -297,6 +299,8 @@ class Peers:
 
     async def _exchange(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         member = await self._caller(context)
+        if self._closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is going")
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
         if (before := self._incoming.get(member)) is not None:
