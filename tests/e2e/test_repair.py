@@ -143,7 +143,6 @@ async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_
     await roles.end(follower)
     alter(roles.folder / follower / "inboxes", UIN, 10)
     roles.start(follower, **settings)
-    await roles.running(follower)  # the leader may not know yet that it was gone
     assert await wait_in_sync(roles, *names) == leader
     command = asyncio.create_task(repair(roles, "--role", "pi"))
     assert await roles.ended(follower) == 1, roles.log(follower)

@@ -53,6 +53,7 @@ async def leader_of(roles: Roles, *names: str) -> str:
 
 async def wait_in_sync(roles: Roles, *names: str) -> str:
     """Until all are in sync; the name of the leader."""
+    await roles.running(*names)  # of one that was started again the leader may not know yet that it was gone
     found = ""
 
     async def all_in() -> bool:
