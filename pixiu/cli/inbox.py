@@ -23,7 +23,7 @@ from pixiu.client.message import Message, message_of
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
-from pixiu.errors import InvalidArgument, MalformedData, NotServed, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, NotServed, NotYet, Unavailable
 from pixiu.ids import MAX_ID, msg_partition
 from pixiu.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
@@ -36,6 +36,8 @@ ASK_S: Final = 5.0
 LEADER_S: Final = 20.0
 """How long a leader is looked for: a change of leaders takes about ten seconds."""
 RETRY_S: Final = 0.2
+NOT_YET_S: Final = 3.0
+"""How long a Xiu is asked again for what it does not have yet."""
 SHOWN_CHARACTERS: Final = 60
 
 
@@ -216,7 +218,19 @@ async def _ask_pi(
 
 
 async def _fetch(discovery: Discovery, channels: Channels, entries: Sequence[Entry]) -> None:
-    """Put the messages into the entries; what nobody can give has a code."""
+    """Put the messages into the entries; what nobody can give has a code. A follower that is asked learns a moment later what is
+    committed."""
+    until = time.monotonic() + NOT_YET_S
+    while entries:
+        await _fetch_once(discovery, channels, entries)
+        entries = [entry for entry in entries if entry.code == NotYet.code]
+        if time.monotonic() > until:
+            return
+        if entries:
+            await asyncio.sleep(RETRY_S)
+
+
+async def _fetch_once(discovery: Discovery, channels: Channels, entries: Sequence[Entry]) -> None:
     partitions: dict[int, list[Entry]] = {}
     for entry in entries:
         partitions.setdefault(msg_partition(entry.msg_id), []).append(entry)
