@@ -40,13 +40,13 @@ from broker.events import (
 from broker.feeds import FeedState
 from broker.options import Options
 from broker.router_root import RouterRoot
+from pixiu.alarm import Alarm
 from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
 from pixiu.links.api import Peer, PeerState
-from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
 from pixiu.runtime.tracing import tracer_of

@@ -62,6 +62,7 @@ from gateway.signals import SignalTable
 from gateway.slow import SlowConsumers
 from gateway.subscriber import SubscriberService
 from gateway.trace_files import TraceWriter, open_traces
+from pixiu.alarm import Alarm
 from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
@@ -71,7 +72,6 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
-from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.tracing import tracer_of
 from pixiu.softstore import encode_messages

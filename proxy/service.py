@@ -11,13 +11,13 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
+from pixiu.alarm import Alarm
 from pixiu.discovery.node import NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.links.api import Peer, PeerState
 from pixiu.links.quality import Quality
-from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.tracing import tracer_of
 from pixiu.trace import Hop, Sampler

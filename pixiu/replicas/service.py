@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from pixiu.alarm import Alarm
 from pixiu.digest import ALL_ROOMS
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
@@ -57,7 +58,6 @@ from pixiu.replicas.events import (
 )
 from pixiu.replicas.store import StoreError
 from pixiu.replicas.writer import StoreWriter
-from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 from pixiu.runtime.restate import Restate
 from pixiu.snapshots import SnapshotReader

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from pixiu.alarm import Alarm
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import SessionEvent, SessionState
 from pixiu.errors import (
@@ -48,7 +49,6 @@ from pixiu.replication.registry import LiveReplica, PartitionRegistry
 from pixiu.replication.snapshots import SnapshotReceiver, SnapshotSender
 from pixiu.replication.states import State
 from pixiu.replication.wire import encode_message
-from pixiu.runtime.alarm import Alarm
 from pixiu.runtime.context import Context
 
 MAX_ENTRY_BYTES: Final = 3 << 20

@@ -334,6 +334,7 @@ class SubscribeHello(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DEVICE_CLASS_FIELD_NUMBER: _builtins.int
+    MAIL_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     """0: derived from the client's name"""
     client: _builtins.str
@@ -344,6 +345,8 @@ class SubscribeHello(_message.Message):
     """DeviceID, 1 to 2^47-1; 0: derived from the client's name, where it takes messages"""
     device_class: _builtins.str
     """such as "phone", at most 64 bytes; empty: none"""
+    mail: _builtins.bool
+    """deliver the user's mail; answered as a join"""
     def __init__(
         self,
         *,
@@ -352,10 +355,11 @@ class SubscribeHello(_message.Message):
         chat: _builtins.bool = ...,
         device: _builtins.int = ...,
         device_class: _builtins.str = ...,
+        mail: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "client", b"client", "device", b"device", "device_class", b"device_class", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "client", b"client", "device", b"device", "device_class", b"device_class", "mail", b"mail", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,6 +375,7 @@ class SubscribeRequest(_message.Message):
     JOIN_TOPICS_FIELD_NUMBER: _builtins.int
     LEAVE_TOPICS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    MAIL_ACKNOWLEDGEMENTS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """echoed when the request has taken effect in the whole cluster"""
     @_builtins.property
@@ -385,6 +390,10 @@ class SubscribeRequest(_message.Message):
     def join_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def leave_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def mail_acknowledgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___MailAcknowledgement]:
+        """in any order"""
+
     def __init__(
         self,
         *,
@@ -394,14 +403,43 @@ class SubscribeRequest(_message.Message):
         join_topics: _abc.Iterable[_builtins.str] | None = ...,
         leave_topics: _abc.Iterable[_builtins.str] | None = ...,
         request: _builtins.int = ...,
+        mail_acknowledgements: _abc.Iterable[Global___MailAcknowledgement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "join_rooms", b"join_rooms", "join_topics", b"join_topics", "leave_rooms", b"leave_rooms", "leave_topics", b"leave_topics", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "join_rooms", b"join_rooms", "join_topics", b"join_topics", "leave_rooms", b"leave_rooms", "leave_topics", b"leave_topics", "mail_acknowledgements", b"mail_acknowledgements", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
+
+@_typing.final
+class MailAcknowledgement(_message.Message):
+    """Mail that the client has got: `first` to `last` of a lane, both included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    lane: _builtins.int
+    first: _builtins.int
+    """InboxSeq"""
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        lane: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "lane", b"lane", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MailAcknowledgement: _TypeAlias = MailAcknowledgement  # noqa: Y015
 
 @_typing.final
 class SubscribeReply(_message.Message):
@@ -415,6 +453,8 @@ class SubscribeReply(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     UIN_FIELD_NUMBER: _builtins.int
+    MAIL_FIELD_NUMBER: _builtins.int
+    MAIL_COUNT_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
     count: _builtins.int
     request: _builtins.int
@@ -428,6 +468,10 @@ class SubscribeReply(_message.Message):
     """this gateway is going: use another one"""
     uin: _builtins.int
     """in the first reply: who this connection is"""
+    mail: _builtins.bytes
+    """envelopes with their records, end to end (docs/protocol.md)"""
+    mail_count: _builtins.int
+    """of them"""
     def __init__(
         self,
         *,
@@ -439,10 +483,12 @@ class SubscribeReply(_message.Message):
         dropped: _builtins.int = ...,
         draining: _builtins.bool = ...,
         uin: _builtins.int = ...,
+        mail: _builtins.bytes = ...,
+        mail_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "request", b"request", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "request", b"request", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
