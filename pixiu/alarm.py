@@ -22,6 +22,11 @@ class Alarm:
         self._ring, self._least_s = ring, least_s
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Whether it is going to ring."""
+        return self._timer is not None
+
     def set(self, deadline: float | None) -> None:
         """Ring then, monotonic seconds (the event loop's clock). None: the core waits for nothing."""
         if deadline is None or (self._timer is not None and deadline >= self._timer.when() - SLACK_S):

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
+from pixiu.alarm import Alarm
+from pixiu.client.awaited import Awaited
 from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
 from pixiu.client.mail import (
@@ -65,7 +67,7 @@ Drafted = Callable[[int], Callable[..., "Draft"]]
 """UIN → what checks a mail to that user."""
 
 
-class MailReceipt(MailTicket):
+class MailReceipt(Awaited, MailTicket):
     """What sending a mail returns. `await receipt` waits until it is confirmed at its level, and raises why it failed.
 
     Source: DESIGN section 9: "a Future exists only for a message that is awaited".
@@ -93,31 +95,9 @@ class MailReceipt(MailTicket):
         return self.copies
 
     @property
-    def done(self) -> bool:
-        """Whether the outcome is known, or was given up."""
-        return self.resolved
-
-    @property
     def error(self) -> PixiuError | None:
         """Why it failed; None when it is confirmed or not resolved yet."""
         return self.problem()
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if not self.resolved:
-            self.watched = True
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters = [*(self._waiters or ()), future]
-            yield from future
-        error = self.problem()
-        if error is not None:
-            raise error
-
-    def wake(self) -> None:
-        """Called by the shell when a watched receipt is resolved."""
-        waiters, self._waiters = self._waiters, None
-        for future in waiters or ():
-            if not future.done():
-                future.set_result(None)
 
 
 def minutes_of(expire: timedelta | None) -> int:
@@ -163,7 +143,7 @@ class MailShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Check, asyncio.Future[None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick, least_s=LEAST_TICK_S)
         self._closed = False
 
     def offer(self, ticket: MailTicket) -> None:
@@ -173,7 +153,7 @@ class MailShell:
         effects = self.core.offer(ticket, self._loop.time())
         if effects:
             self._apply(effects)
-        if self._timer is None:
+        if not self._alarm.is_set:
             self._arm()
 
     async def wait(self, check: Check) -> None:
@@ -196,8 +176,7 @@ class MailShell:
         text = "the client was closed before the mail was confirmed: its outcome is unknown"
         self._apply(self.core.abandon(text, self._loop.time()))
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -242,17 +221,10 @@ class MailShell:
         self._task.add_done_callback(self._tasks.discard)
 
     def _arm(self) -> None:
-        due = None if self._closed else self.core.next_deadline()
-        if self._timer is not None:
-            if due is not None and self._timer.when() <= due:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(max(due, self._loop.time() + LEAST_TICK_S), self._tick)
+        if not self._closed:
+            self._alarm.set(self.core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._apply(self.core.tick(self._loop.time()))
 
     async def _run(self, effect: OpenMailStream, kick: asyncio.Event) -> None:

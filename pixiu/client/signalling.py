@@ -8,9 +8,11 @@ Source: DESIGN section 9, "Signal".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pixiu.alarm import Alarm
+from pixiu.client.awaited import Awaited
 from pixiu.client.channels import Channels
 from pixiu.client.events import Batch, Failure
 from pixiu.client.options import ClientOptions
@@ -25,7 +27,7 @@ CHOICES = 1 << 20
 """So many places to begin at among the proxies."""
 
 
-class SignalReceipt(Signal):
+class SignalReceipt(Awaited, Signal):
     """What `signal` returns. `await receipt` waits for the outcome.
 
     Asked for with `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered`
@@ -33,11 +35,11 @@ class SignalReceipt(Signal):
     It may raise another `PixiuError`. One that nobody awaits is only counted (`Client.stats()`).
     """
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "watched")
 
     def __init__(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> None:
         super().__init__(record, message_id, lane, wants_receipt)
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None
 
     @property
     def id(self) -> SnowflakeID:
@@ -45,30 +47,9 @@ class SignalReceipt(Signal):
         return SnowflakeID(self.message_id)
 
     @property
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self.resolved
-
-    @property
     def error(self) -> PixiuError | None:
         """Why the signal failed; None when it did not, or its outcome is not known yet."""
         return self.failure.error() if self.resolved and self.failure is not None else None
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if not self.resolved:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(future)
-            yield from future
-        error = self.error
-        if error is not None:
-            raise error
-
-    def wake(self) -> None:
-        """Called by the shell when the outcome is known."""
-        waiters, self._waiters = self._waiters, []
-        for future in waiters:
-            if not future.done():
-                future.set_result(None)
 
 
 class _Copy(Receipt):
@@ -125,7 +106,7 @@ class SignalPublisher:
         # Copy i goes to the i-th proxy from here on, by the publishers' rule `key % proxies`; clients begin at different ones.
         self._first = int(uniform() * CHOICES)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -159,8 +140,7 @@ class SignalPublisher:
         """End the streams; what is unresolved fails."""
         self._apply(self.core.abandon("the client was closed before a gateway confirmed the signal: its outcome is unknown"))
         await asyncio.gather(*(shell.close(grace_s) for shell in self._shells))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
 
     def _copy_done(self, signal: Signal, failure: Failure | None) -> None:
         self._apply(self.core.copy_done(signal, failure))
@@ -180,16 +160,7 @@ class SignalPublisher:
                 signal.wake()
         if not self.core.unresolved:
             self._idle.set()
-        self._arm()
-
-    def _arm(self) -> None:
-        due = self.core.next_deadline()
-        if due is None or (self._timer is not None and self._timer.when() <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._tick)
+        self._alarm.set(self.core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._apply(self.core.tick(self._loop.time()))

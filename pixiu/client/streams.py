@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, Final
 
+from pixiu.alarm import Alarm
+from pixiu.client.awaited import Awaited
 from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
 from pixiu.client.publisher import PublisherCore
@@ -19,7 +21,7 @@ MAX_WAITING_SENDS: Final = 100_000
 LEAST_TICK_S: Final = 0.01
 
 
-class Receipt(Ticket):
+class Receipt(Awaited, Ticket):
     """What `send` returns. `await receipt` waits for the cluster's acceptance.
 
     Awaiting returns None once every broker that serves the message has it. It raises `Overloaded`, `Unavailable` (the
@@ -41,32 +43,9 @@ class Receipt(Ticket):
         return SnowflakeID(self.message_id)
 
     @property
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self.resolved
-
-    @property
     def error(self) -> PixiuError | None:
         """Why the message failed; None when it was accepted or is not resolved yet."""
         return self.failure.error() if self.failure is not None else None
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if not self.resolved:
-            self.watched = True
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(future)
-            yield from future
-        if self.failure is not None:
-            raise self.failure.error()
-
-    def wake(self) -> None:
-        """Called by the shell when a watched receipt is resolved."""
-        waiters, self._waiters = self._waiters, None
-        for future in waiters or ():
-            if not future.done():
-                future.set_result(None)
 
     def fail(self, failure: Failure) -> None:
         """The message never reached the core."""
@@ -99,7 +78,7 @@ class PublisherShell:
         self._reserved_records = 0
         self._reserved_bytes = 0
         self._flushing: list[tuple[Group, asyncio.Future[None]]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick, least_s=LEAST_TICK_S)
         self._closed = False
 
     def try_admit(self, size: int) -> bool:
@@ -138,7 +117,7 @@ class PublisherShell:
         effects = self.core.offer(ticket, self._loop.time())
         if effects:
             self._apply(effects)
-        if self._timer is None:
+        if not self._alarm.is_set:
             self._arm()
 
     async def flush(self) -> None:
@@ -158,8 +137,7 @@ class PublisherShell:
     async def close(self, grace_s: float) -> None:
         """End the streams; what is unresolved fails. Waits at most `grace_s` for the proxies to take the end."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         for _, future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -246,17 +224,10 @@ class PublisherShell:
             self._flushing = waiting
 
     def _arm(self) -> None:
-        due = None if self._closed else self.core.next_deadline()
-        if self._timer is not None:
-            if due is not None and self._timer.when() <= due:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(max(due, self._loop.time() + LEAST_TICK_S), self._tick)
+        if not self._closed:
+            self._alarm.set(self.core.next_deadline())
 
     def _tick(self) -> None:
-        self._timer = None
         self._apply(self.core.tick(self._loop.time()))
 
     async def _run(self, address: str, number: int, stream: _Stream) -> None:
