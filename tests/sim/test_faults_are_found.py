@@ -58,6 +58,9 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
     "old layout ignored: messages go round": (Variant(router=faults.EndlessRouter), LOAD, "more datagrams than a run can have"),
 }
 
+FOUND_AT = {"signals forgotten at a restart": 31}
+"""A seed that found a fault which few find; it is played first, the others follow."""
+
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
@@ -70,7 +73,7 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
         seeds = [seed for seed in range(4 * SEEDS) if shape_of(seed).through_relays]
     elif "login" in name:
         seeds = [seed for seed in range(2 * SEEDS) if shape_of(seed).policy is not LoginPolicy.ALL]
-    for seed in seeds:
+    for seed in sorted(seeds, key=lambda seed: seed != FOUND_AT.get(name)):
         found, _ = report(seed, variant, load)
         if any(finds in text for text in found):
             return
