@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 
 import pytest
 
 from pi.keys import entry_key
 from pi.operations import AddDevice, Code
 from pixiu.discovery.node import Node
+from tests.support.disks import small_disk
 from tests.support.pi import Lost, PiClient, acknowledges, appends, message
 from tests.support.roles import Roles, until
 
@@ -185,12 +185,7 @@ async def test_a_log_whose_tail_was_cut_is_not_served(roles: Roles) -> None:
 
 
 async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(roles: Roles) -> None:
-    folder = roles.folder / "pi-0"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(folder)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    try:
+    with small_disk(roles.folder / "pi-0", "12m") as folder:
         ballast = folder / "ballast"
         ballast.write_bytes(bytes(8 << 20))
         await roles.layout(pi=1)
@@ -229,5 +224,3 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
         assert (await client.read(UIN, session, start=known)).last == known + 100
         await client.close()
         await stopped(roles, "pi-0")
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.disks import small_disk
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, damage_dedupe_window, flip, repair
 from tests.support.roles import Roles, until
@@ -77,17 +77,10 @@ async def test_a_store_is_repaired_while_writers_press_on_and_no_acknowledged_re
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(mount)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "small", "64m") as mount:
         yield mount
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def leave(disk: Path, free: int) -> None:
@@ -104,9 +97,9 @@ def size_of(store: Path) -> int:
     return sum(file.stat().st_size for file in store.glob("*.sst"))
 
 
-async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_there_is_space(roles: Roles, small_disk: Path) -> None:
+async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_there_is_space(roles: Roles, disk: Path) -> None:
     small, other = NAMES
-    folder = small_disk / small
+    folder = disk / small
     settings: dict[str, dict[str, Any]] = {small: SETTINGS | STILL | {"data_dir": str(folder)}, other: SETTINGS | STILL}
     await roles.layout(xiu=1)
     for name in NAMES:
@@ -128,7 +121,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
         assert await wait_in_sync(roles, *NAMES) == small
 
     for free in (0, size_of(folder / "store") + (8 << 10)):  # not enough by what is known before; and by what shows
-        leave(small_disk, free)
+        leave(disk, free)
         exit_code, found = await repair(roles, "--role", "xiu")
         assert exit_code == 1
         told = [each for each in found["replicas"] if each["text"]]
@@ -138,7 +131,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
         assert sorted(path.name for path in folder.iterdir()) == ["replica", "store"], "nothing is left of the try"
     (node,) = await roles.running(small)
     assert await roles.metric(node, "repairs_failed_total") == 2
-    (small_disk / "ballast").unlink()
+    (disk / "ballast").unlink()
 
     exit_code, found = await repair(roles, "--role", "xiu")
     assert exit_code == 0, found
@@ -153,9 +146,9 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
     mailer.check(await equal_scans(*await roles.running(*NAMES)))
 
 
-async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_space(roles: Roles, small_disk: Path) -> None:
+async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_space(roles: Roles, disk: Path) -> None:
     small, other = "pi-a", "pi-b"
-    folder = small_disk / small
+    folder = disk / small
     idle: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 0, "clock_interval_s": 3600}
     settings: dict[str, dict[str, Any]] = {small: idle | {"data_dir": str(folder)}, other: idle}
     await roles.layout(pi=1)
@@ -171,12 +164,12 @@ async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_
     roles.start(small, **settings[small])
     assert await wait_in_sync(roles, small, other) == other
 
-    leave(small_disk, 0)
+    leave(disk, 0)
     exit_code, found = await repair(roles, "--role", "pi")
     assert exit_code == 1
     assert ["DISK_FULL" in each["text"] for each in found["replicas"] if each["text"]] == [True]
     assert await wait_in_sync(roles, small, other) == other, "it goes on"
-    (small_disk / "ballast").unlink()
+    (disk / "ballast").unlink()
 
     command = asyncio.create_task(repair(roles, "--role", "pi"))
     assert await roles.ended(small) == 1
@@ -190,11 +183,9 @@ async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_
     assert {msg_id: seq for seq, msg_id in entries} == sender.known
 
 
-async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_the_other_replica(
-    roles: Roles, small_disk: Path
-) -> None:
+async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_the_other_replica(roles: Roles, disk: Path) -> None:
     small, other = NAMES
-    folder = small_disk / small
+    folder = disk / small
     settings: dict[str, dict[str, Any]] = {small: SETTINGS | {"data_dir": str(folder)}, other: SETTINGS}
     await roles.layout(xiu=1)
     roles.start(small, **settings[small])
@@ -208,7 +199,7 @@ async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_t
     assert await wait_in_sync(roles, small) == small
     roles.start(other, **settings[other])
     assert await wait_in_sync(roles, *NAMES) == small
-    leave(small_disk, 1 << 16)
+    leave(disk, 1 << 16)
     (node,) = await roles.running(small)
     async with Writer(node) as writer:
         assert {code for code, _ in await writer.store(bad)} == {"STORE_DAMAGED"}
@@ -223,7 +214,7 @@ async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_t
     async with Writer(node) as writer:
         assert await writer.store(bad) == [fates[records.index(record)] for record in bad]
         assert {code for code, _ in await writer.store(more)} == {""}
-    (small_disk / "ballast").unlink()
+    (disk / "ballast").unlink()
     roles.start(small, **settings[small])
     assert await wait_in_sync(roles, *NAMES) == other
     assert [record for _, record in await equal_scans(*await roles.running(*NAMES))] == records + more

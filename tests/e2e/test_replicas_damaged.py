@@ -14,6 +14,7 @@ import pytest
 
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU
+from tests.support.disks import small_disk
 from tests.support.replicas import Replicas, Writers
 from tests.support.roles import until
 from tests.support.zookeeper import connected
@@ -46,17 +47,10 @@ async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[M
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(mount)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "small", "2m") as mount:
         yield mount
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def fill(disk: Path) -> Path:
@@ -83,12 +77,12 @@ async def told(replicas: Replicas, name: str) -> bool:
     return "replica_damaged" in replicas.log(name)
 
 
-async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, small_disk: Path) -> None:
-    replicas = await make("a", "b", folder=small_disk)
+async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, disk: Path) -> None:
+    replicas = await make("a", "b", folder=disk)
     async with Writers(replicas, payload_bytes=100) as writers:
         await writers.wait_more(100)
         assert await replicas.leader() == "a"
-        ballast = fill(small_disk)
+        ballast = fill(disk)
 
         async def refused() -> bool:
             return writers.refusals.get("DISK_FULL", 0) > 20

@@ -23,6 +23,7 @@ from pixiu.replication.label import Label, LabelFile
 from pixiu.replication.log import SegmentedLog
 from pixiu.replication.model import START, Entry, Log, Position
 from tests.sim.replication.disk import Disk, MemoryLog
+from tests.support.disks import small_disk
 
 
 def entries(epoch: int, first: int, last: int, size: int = 10) -> list[Entry]:
@@ -459,12 +460,7 @@ def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call:
 
 
 def test_a_small_file_system_fills_and_recovers(tmp_path: Path) -> None:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(mount)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "small", "256k") as mount:
         log = SegmentedLog(mount / "log", segment_bytes=64_000)
         ballast = mount / "ballast"
         ballast.write_bytes(bytes(100_000))
@@ -482,8 +478,6 @@ def test_a_small_file_system_fills_and_recovers(tmp_path: Path) -> None:
         again = SegmentedLog(mount / "log")
         assert (again.last.counter, again.damage) == (counter + 5, None)
         again.close()
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 # --- kill -9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,6 +18,7 @@ from pixiu.ids import msg_partition, msg_sequence, snowflake
 from pixiu.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+from tests.support.disks import small_disk
 from tests.support.roles import Roles, until
 from tests.xiu.writer import Level, Writer, mails
 
@@ -321,27 +321,18 @@ async def test_a_new_replica_takes_a_snapshot_and_a_damaged_store_is_filled_agai
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("only root may mount a small file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "small", "24m") as mount:
+        yield mount
 
 
 @pytest.mark.parametrize("reserve_mb", [0, 10])
-async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(
-    roles: Roles, small_disk: Path, reserve_mb: int
-) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(roles: Roles, disk: Path, reserve_mb: int) -> None:
     await roles.layout(xiu=1)
     settings = {"memtable_mb": "1", "flush_interval_s": "0.3", "segment_mb": "1", "reserve_mb": str(reserve_mb)}
-    settings["data_dir"] = str(small_disk / "xiu")
-    ballast = small_disk / "ballast"
+    settings["data_dir"] = str(disk / "xiu")
+    ballast = disk / "ballast"
     ballast.write_bytes(bytes(4 << 20))
     node = await started(roles, **settings)
     kept: dict[int, bytes] = {}
