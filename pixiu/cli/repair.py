@@ -138,7 +138,17 @@ async def _repair(role: str, partition: int, target: str) -> list[Checked]:
             found.append(Checked(node.role, node.partition, node.replica, "", text=text))
     for _, replicas in sorted(partitions.items()):
         found += await _one_partition(sorted(replicas, key=lambda replica: replica.node.replica), target)
+        found += absent(replicas)
     return found
+
+
+def absent(replicas: Sequence[ReplicaStatus]) -> list[Checked]:
+    """Members that a partition's leader counts as in sync, and that are not registered: they hold data, and were not checked."""
+    here = {replica.member for replica in replicas}
+    missing = {member for replica in replicas if replica.member == replica.leader for member in replica.in_sync} - here
+    text = "is in sync by its leader, but not registered: it does not run, and was not checked"
+    node = replicas[0].node
+    return [Checked(node.role, node.partition, -1, member, text=text) for member in sorted(missing)]
 
 
 async def _registered(role: str, partition: int, target: str) -> list[ProcessStatus]:
@@ -178,7 +188,9 @@ async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Che
 async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
     node = replica.node
     checked = Checked(node.role, node.partition, node.replica, replica.member)
-    async with grpc.aio.insecure_channel(node.address, options=[("grpc.max_receive_message_length", 64 << 20)]) as channel:
+    async with grpc.aio.insecure_channel(
+        node.address, options=[*PEER_CHANNEL, ("grpc.max_receive_message_length", 64 << 20)]
+    ) as channel:
         stub: Any = XiuStub(channel)
         try:
             reply = await stub.Verify(xiu_pb2.VerifyRequest(end=end, repair=mend), timeout=CHECK_S)

@@ -6,7 +6,10 @@ import io
 
 from rich.console import Console
 
-from pixiu.cli.repair import Checked, compare, table
+from pixiu.cli.repair import Checked, absent, compare, table
+from pixiu.cli.replicas import ReplicaStatus
+from pixiu.discovery.node import Node, NodeState
+from pixiu.ids import EndpointID
 
 
 def replica(number: int, ranges: dict[int, int], floor: int = 0) -> Checked:
@@ -46,3 +49,15 @@ def test_what_is_left_or_could_not_be_asked_is_not_well_and_is_shown() -> None:
     assert "does not answer" in shown
     assert "0000000000000001" in shown
     assert "ranges" not in left.json()
+
+
+def status(member: str, in_sync: tuple[str, ...], leader: str = "a") -> ReplicaStatus:
+    node = Node("xiu", 3, 0, NodeState.RUNNING, "127.0.0.1", 7000, 7001, EndpointID(1), 1, "", "", 0)
+    return ReplicaStatus(node, "Leading", member, leader, 1, in_sync, 0, 0, 0, {}, "")
+
+
+def test_a_member_in_sync_that_is_not_registered_is_named() -> None:
+    assert absent([status("a", ("a", "b")), status("b", ("a", "b"))]) == []
+    assert absent([status("b", ("b", "c"))]) == [], "what a follower remembers is not asked"
+    (found,) = absent([status("a", ("a", "b", "c")), status("c", ())])
+    assert (found.role, found.partition, found.member, found.well) == ("xiu", 3, "b", False)
