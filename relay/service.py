@@ -31,9 +31,7 @@ class Service(ReplicaService):
 
     def __init__(self, context: Context[Options]) -> None:
         options, cluster = context.options, context.cluster
-        devices = TrackedDevices(
-            self._takers_changed, policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries
-        )
+        devices = TrackedDevices(self._takers_changed, policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries)
         self._relay = Core(
             endpoint=context.endpoint_id,
             partition=options.partition,
