@@ -1,8 +1,11 @@
 """The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
 
-from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
+from pixiu.client.client import Client, ClientStats, connect
+from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap
+from pixiu.client.inbox import Inbox, Mail
 from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
@@ -11,6 +14,7 @@ from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+from pixiu.client.sync_inbox import SyncInbox
 from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 
 __all__ = [
@@ -18,7 +22,12 @@ __all__ = [
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "GapReason",
+    "Inbox",
+    "Mail",
     "MailCounters",
+    "MailGap",
+    "MailIntakeCounters",
     "MailReceipt",
     "MailTriple",
     "MailWriter",
@@ -29,6 +38,7 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncInbox",
     "SyncMailReceipt",
     "SyncMailWriter",
     "SyncReceipt",
