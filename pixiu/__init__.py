@@ -17,6 +17,7 @@ from pixiu.version import __version__
 if TYPE_CHECKING:
     from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
     from pixiu.client.directory import ClusterMap
+    from pixiu.client.inbox_view import InboxView
     from pixiu.client.mail import MailCounters, MailTriple
     from pixiu.client.mail_writer import MailReceipt, MailWriter
     from pixiu.client.message import Message
@@ -65,6 +66,7 @@ __all__ = [
     "IdReused",
     "IdTooOld",
     "InboxFull",
+    "InboxView",
     "InvalidArgument",
     "LimitError",
     "LocalError",

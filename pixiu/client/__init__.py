@@ -2,6 +2,7 @@
 
 from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
 from pixiu.client.directory import ClusterMap
+from pixiu.client.inbox_view import InboxView
 from pixiu.client.mail import MailCounters, MailTriple
 from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
@@ -18,6 +19,7 @@ __all__ = [
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "InboxView",
     "MailCounters",
     "MailReceipt",
     "MailTriple",
