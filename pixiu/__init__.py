@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pixiu.version import __version__
 
 if TYPE_CHECKING:
-    from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
+    from pixiu.client.client import Client, ClientStats, connect
+    from pixiu.client.destination import Room, Topic, User
     from pixiu.client.directory import ClusterMap
+    from pixiu.client.inbox import Inbox, Mail
     from pixiu.client.inbox_view import InboxView
     from pixiu.client.mail import MailCounters, MailTriple
+    from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.mail_writer import MailReceipt, MailWriter
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
     from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+    from pixiu.client.sync_inbox import SyncInbox
     from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
     from pixiu.errors import (
         ConfigurationError,
@@ -63,15 +67,20 @@ __all__ = [
     "ConfigurationError",
     "DiskFull",
     "Dropped",
+    "GapReason",
     "IdReused",
     "IdTooOld",
+    "Inbox",
     "InboxFull",
     "InboxView",
     "InvalidArgument",
     "LimitError",
     "LocalError",
     "LoginReplaced",
+    "Mail",
     "MailCounters",
+    "MailGap",
+    "MailIntakeCounters",
     "MailReceipt",
     "MailTriple",
     "MailWriter",
@@ -92,6 +101,7 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncInbox",
     "SyncMailReceipt",
     "SyncMailWriter",
     "SyncReceipt",

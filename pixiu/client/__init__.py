@@ -1,9 +1,12 @@
 """The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
 
-from pixiu.client.client import Client, ClientStats, Room, Topic, User, connect
+from pixiu.client.client import Client, ClientStats, connect
+from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap
+from pixiu.client.inbox import Inbox, Mail
 from pixiu.client.inbox_view import InboxView
 from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
@@ -12,6 +15,7 @@ from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
+from pixiu.client.sync_inbox import SyncInbox
 from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 
 __all__ = [
@@ -19,8 +23,13 @@ __all__ = [
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "GapReason",
+    "Inbox",
     "InboxView",
+    "Mail",
     "MailCounters",
+    "MailGap",
+    "MailIntakeCounters",
     "MailReceipt",
     "MailTriple",
     "MailWriter",
@@ -31,6 +40,7 @@ __all__ = [
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncInbox",
     "SyncMailReceipt",
     "SyncMailWriter",
     "SyncReceipt",

@@ -17,11 +17,16 @@ MAX_UNCONFIRMED: Final = 10_000
 
 
 class Waiter:
-    """A `join` or `leave` that waits until the whole cluster knows."""
+    """A `join` or `leave` that waits until the whole cluster knows; or what waits for acknowledgements.
 
-    __slots__ = ("done", "rooms", "topics", "waits_for")
+    Args:
+        lost: how it fails when its stream ends; None: the next stream answers it.
+    """
 
-    def __init__(self, rooms: frozenset[int], topics: frozenset[str]) -> None:
+    __slots__ = ("done", "lost", "rooms", "topics", "waits_for")
+
+    def __init__(self, rooms: frozenset[int], topics: frozenset[str], lost: PixiuError | None = None) -> None:
+        self.lost = lost
         self.rooms = rooms
         self.topics = topics
         self.waits_for: set[int] = set()
@@ -48,6 +53,7 @@ class GatewayStream:
         client: str,
         *,
         chat: bool = False,
+        mail: bool = False,
         device: int = 0,
         device_class: str = "",
     ) -> None:
@@ -62,9 +68,10 @@ class GatewayStream:
         self._waiters: list[Waiter] = []
         self._reading: asyncio.Task[Any] | None = None
         self._call: Any = wire_pb2_grpc.SubscriberStub(channels.acquire(address)).Subscribe()
-        greeting = wire_pb2.SubscribeHello(uin=uin, client=client, chat=chat, device=device, device_class=device_class)
+        greeting = wire_pb2.SubscribeHello(uin=uin, client=client, chat=chat, mail=mail)
+        greeting.device, greeting.device_class = device, device_class
         hello = wire_pb2.SubscribeRequest(hello=greeting)
-        if chat:  # answered like a join
+        if chat or mail:  # answered like a join
             hello.request = self._last_request = 1
             self._requests[1] = (set(), set())
         self._outgoing = deque((hello,))
@@ -98,6 +105,21 @@ class GatewayStream:
             else:
                 waiter.finish()
         self._outgoing.extend(requests)
+        self._more.set()
+
+    def acknowledge(self, ranges: list[tuple[int, int, int]], waiter: Waiter | None = None) -> None:
+        """Acknowledge mail: (lane, first, last InboxSeq). `waiter` waits until the gateway has this and all before it."""
+        for start in range(0, max(len(ranges), 1), MAX_NAMES_A_REQUEST):
+            request = wire_pb2.SubscribeRequest()
+            for lane, first, last in ranges[start : start + MAX_NAMES_A_REQUEST]:
+                request.mail_acknowledgements.add(lane=lane, first=first, last=last)
+            self._outgoing.append(request)
+        if waiter is not None:
+            self._last_request += 1
+            request.request = self._last_request
+            self._requests[self._last_request] = (set(), set())
+            waiter.waits_for = {self._last_request}
+            self._waiters.append(waiter)
         self._more.set()
 
     async def _write(self) -> None:

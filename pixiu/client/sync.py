@@ -19,9 +19,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from pixiu.client.client import Client, ClientStats, Destination, Draft, Room, User, connect, failure_of
+from pixiu.client.client import Client, ClientStats, connect, failure_of
+from pixiu.client.destination import Destination, Draft, Room, User
 from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
+from pixiu.client.inbox import Inbox
+from pixiu.client.mail_intake import MailGap
 from pixiu.client.mail_writer import Level
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
@@ -29,6 +32,7 @@ from pixiu.client.presence import UserPresence
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
+from pixiu.client.sync_inbox import SyncInbox
 from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 from pixiu.errors import NotConnected, PixiuError, Unavailable
 from pixiu.ids import SnowflakeID
@@ -332,6 +336,15 @@ class SyncClient:
 
         return SyncSubscription(self, self.run(make()))
 
+    def inbox(self, *, uin: int = 0, device: str = "", on_gap: Callable[[MailGap], None] | None = None) -> SyncInbox:
+        """As `Client.inbox`."""
+        client = self._connected()
+
+        async def make() -> Inbox:
+            return client.inbox(uin=uin, device=device, on_gap=on_gap)
+
+        return SyncInbox(self, self.run(make()))
+
     def flush(self) -> None:
         """Wait until every message sent so far is accepted or has failed."""
         client = self._connected()
@@ -351,13 +364,20 @@ class SyncClient:
         loop = self._loop
         if loop is None or loop.is_closed():
             work.close()
-            raise NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
+            raise self._not_connected()
         future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call something in the background thread, without waiting."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            raise self._not_connected()
+        loop.call_soon_threadsafe(call)
 
     def post(self, draft: Draft) -> SyncReceipt:
         """Hand a message to the loop. Waking the loop costs more than a message: it is woken once for many."""
@@ -411,8 +431,12 @@ class SyncClient:
 
     def _connected(self) -> Client:
         if self._client is None:
-            raise NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
+            raise self._not_connected()
         return self._client
+
+    @staticmethod
+    def _not_connected() -> NotConnected:
+        return NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
 
     async def _open(self) -> Client:
         return await self._make().open()

@@ -16,6 +16,7 @@ import pytest
 from pixiu.ids import uin_of_name
 from pixiu.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
+from tests.client.fake_inboxes import FakeInboxes
 from tests.client.fake_mailer import FakeMailer
 from tests.support.zookeeper import root, zookeeper, zookeeper_server
 
@@ -214,6 +215,7 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
                 self.written += 1
         finally:
             self.streams.pop(queue, None)
+            self.cluster.inboxes.closed(queue)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
@@ -223,7 +225,7 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
             if request.HasField("hello"):
                 self.hellos.append(request.hello)
                 queue.put_nowait(wire_pb2.SubscribeReply(uin=request.hello.uin or uin_of_name(request.hello.client)))
-                if request.hello.chat and not self.relays:
+                if (request.hello.chat or request.hello.mail) and not self.relays:
                     text = "this cluster has no relays"
                     refusal = wire_pb2.SubscribeReply(request=request.request, error_code="INVALID_ARGUMENT", error_text=text)
                     queue.put_nowait(refusal)
@@ -237,6 +239,10 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
             rooms.difference_update(request.leave_rooms)
             topics.update(request.join_topics)
             topics.difference_update(request.leave_topics)
+            if request.mail_acknowledgements:
+                self.cluster.inboxes.take(queue, list(request.mail_acknowledgements))
+            if request.hello.mail:
+                self.cluster.inboxes.opened(queue, request.hello)
             if request.request and self.confirming:
                 queue.put_nowait(wire_pb2.SubscribeReply(request=request.request))
             elif request.request:
@@ -250,6 +256,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.proxies: list[FakeProxy] = []
         self.gateways: list[FakeGateway] = []
+        self.inboxes = FakeInboxes()
         self.hidden: set[str] = set()
         """Addresses that the cluster does not tell."""
         self.worker = 0

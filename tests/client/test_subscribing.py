@@ -249,6 +249,22 @@ async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any
         assert subscription.counters.moves == 1
 
 
+async def test_a_draining_gateway_that_takes_the_move_for_another_login_changes_nothing(cluster: Any, until: Until) -> None:
+    await cluster.start(gateways=2)
+    async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.subscribe(chat=True) as subscription:
+        (old,) = [gateway for gateway in cluster.gateways if gateway.streams]
+        (new,) = [gateway for gateway in cluster.gateways if gateway is not old]
+        new.confirming = False
+        old.push(wire_pb2.SubscribeReply(draining=True))
+        await until(lambda: new.unconfirmed)
+        old.push(wire_pb2.SubscribeReply(error_code="LOGIN_REPLACED", error_text="the same device connected elsewhere"))
+        old.push(None)
+        new.confirm()
+        await until(lambda: subscription.gateway == new.address)
+        new.send(record(1))
+        assert await take(subscription, 1) == [b"1"]
+
+
 async def test_a_draining_gateway_without_another_one_serves_until_its_end(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=1)
     (gateway,) = cluster.gateways

@@ -1,0 +1,383 @@
+"""One client's connection to the gateways: to one of them, and to another one when that one goes.
+
+    choose ──▶ greet ──▶ serve ──▶ the gateway drains: prepare another one, move to it without a gap
+      ▲                    │
+      └──── back-off ◀─────┘ the connection was lost
+
+What the replies carry is the business of those who inherit: `Subscription` and `Inbox`.
+
+Source: DESIGN sections 14 (rules 3 and 6) and 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import grpc
+import xxhash
+
+from pixiu.client.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
+from pixiu.client.directory import Directory
+from pixiu.client.gateway_stream import GatewayStream, Waiter
+from pixiu.client.options import ClientOptions
+from pixiu.errors import LocalError, LoginReplaced, NotConnected, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.ids import MAX_ID
+from pixiu.partition import rendezvous_order
+from pixiu.wire.v1 import wire_pb2
+
+MOVE_JITTER_S: Final = 1.0
+"""A draining gateway's clients leave it within this time, at random."""
+log = logging.getLogger("pixiu.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a connection needs of its client."""
+
+    client: str
+    uin: int
+    options: ClientOptions
+    channels: Channels
+    directory: Directory
+    uniform: Callable[[], float]
+    on_close: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A gateway that is ready to take over, and what it sent since."""
+
+    stream: GatewayStream
+    held: list[wire_pb2.SubscribeReply]
+
+
+class GatewayConnection:
+    """See the module. The methods from `_connect` to `_nudge` are what inheritors say of themselves."""
+
+    what: ClassVar[str] = "connection"
+    """As errors and tasks name it."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+        self._rooms: set[int] = set()
+        self._topics: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._stream: GatewayStream | None = None
+        self._waiters: list[Waiter] = []
+        self._error: PixiuError | None = None
+        self._closed = False
+        self._reason = ""
+        self._moved_to: GatewayStream | None = None
+
+    @property
+    def gateway(self) -> str:
+        """The address of the gateway that serves now; empty while there is none."""
+        return self._stream.address if self._stream is not None else ""
+
+    # What inheritors say.
+
+    def _connect(self, address: str) -> GatewayStream:
+        """A stream to a gateway."""
+        raise NotImplementedError
+
+    async def _content(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool) -> None:
+        """Take what a reply carries. `held`: it came before this gateway took over."""
+        raise NotImplementedError
+
+    def _overlap(self, begins: bool) -> None:
+        """Two gateways serve from now on, or only one again."""
+
+    def _lost(self) -> None:
+        """A connection was lost, and another one begins."""
+
+    def _moved(self) -> None:
+        """Another gateway took over without a gap."""
+
+    def _stream_over(self, stream: GatewayStream) -> None:
+        """A stream has ended."""
+
+    def _nudge(self) -> None:
+        """Something changed for whoever waits: a wish, an error, the end."""
+
+    # What inheritors call.
+
+    async def _settle(self, rooms: set[int], topics: set[str], timeout_s: float | None) -> None:
+        """Wait until the gateway has confirmed what is wanted. `rooms` and `topics` are what the caller asked for."""
+        self._check_open()
+        self._start()
+        seconds = self._around.options.join_timeout_s if timeout_s is None else timeout_s
+        waiter = Waiter(frozenset(rooms), frozenset(topics))
+        self._waiters.append(waiter)
+        if self._stream is not None:
+            self._catch_up(self._stream)
+        self._nudge()  # the reader must go on although the buffer may be full
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter.done
+        except TimeoutError:
+            why = (
+                f"gateway {self.gateway} did not confirm it"
+                if self.gateway
+                else f"no gateway: {self._reason or 'none answered yet'}"
+            )
+            raise Unavailable(
+                f"the request did not take effect within {seconds:g} s ({why}); it stays wanted until a gateway confirms it"
+            ) from None
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotConnected(f"the {self.what} is closed; make a new one")
+        if self._error is not None:
+            raise self._error
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-{self.what}")
+
+    async def _stop(self) -> None:
+        """End the connection; who waits is told."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail_waiters(NotConnected(f"the {self.what} was closed"))
+        self._around.on_close(self)
+
+    # Connections.
+
+    async def _run(self) -> None:
+        try:
+            await self._serve_for_ever()
+        except PixiuError as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("%s_failed", self.what)
+            self._fail(PixiuError(f"the {self.what} failed: {type(error).__name__}: {error}"))
+
+    def _fail(self, error: PixiuError) -> None:
+        self._error = error
+        self._fail_waiters(error)
+        self._nudge()
+
+    async def _serve_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._around.options.connect_timeout_s
+        served_once = False
+        failures = 0
+        while True:
+            address = self._choose(failures)
+            if address:
+                served = await self._serve_gateway(address, served_once)
+                failures = 0 if served else failures
+                served_once = served_once or served
+            else:
+                self._reason = "the cluster has no gateway; start one"
+            self._around.directory.refresh()
+            if not served_once and loop.time() >= give_up:
+                raise Unavailable(
+                    f"no gateway took the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
+                )
+            log.warning("gateway_lost reason=%s", self._reason)
+            failures += 1
+            backoff = min(self._around.options.backoff_s * 2 ** min(failures - 1, 16), self._around.options.max_backoff_s)
+            await asyncio.sleep(backoff * (0.5 + 0.5 * self._around.uniform()))
+
+    def _choose(self, failures: int, avoid: str = "") -> str:
+        """The client's own gateway by rendezvous of its name; the next ones in order after failures."""
+        by_hash = {xxhash.xxh3_64_intdigest(address.encode()) & MAX_ID: address for address in self._around.directory.map.gateways}
+        order = [
+            by_hash[number] for number in rendezvous_order(xxhash.xxh3_64_intdigest(self._around.client.encode()), list(by_hash))
+        ]
+        order = [address for address in order if address != avoid]
+        return order[failures % len(order)] if order else ""
+
+    async def _serve_gateway(self, address: str, reconnect: bool) -> bool:
+        """Serve from one gateway, and from those it hands over to, until a connection is lost. True when one answered."""
+        stream = self._connect(address)
+        answered = False
+        error: BaseException | None = None
+        try:
+            await self._greet(stream)
+            answered = True
+            if reconnect:
+                self._lost()
+            self._stream = stream
+            self._catch_up(stream)  # what was asked for meanwhile
+            while (successor := await self._serve(stream)) is not None:
+                await self._end(stream)
+                stream = self._stream = successor
+                self._catch_up(stream)
+        except (TimeoutError, Unavailable, *STREAM_ERRORS) as caught:
+            error = caught
+        finally:
+            self._stream = None
+            await self._end(stream)
+        self._reason = f"{stream.address}: {reason_of(error)}"
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSED:
+            raise Unavailable(f"the gateway refused the {self.what} ({self._reason})")
+        return answered
+
+    async def _end(self, stream: GatewayStream) -> None:
+        """Close a stream. Who waits is answered by the next one, or now, if no other one can."""
+        for waiter in await stream.close():
+            if waiter.lost is None:
+                self._waiters.append(waiter)
+            else:
+                waiter.finish(waiter.lost)
+        self._stream_over(stream)
+
+    async def _greet(self, stream: GatewayStream) -> None:
+        """Join what is wanted and wait for the gateway's first reply. Raises TimeoutError, or what gRPC raises."""
+        self._catch_up(stream)
+        reading = stream.read()
+        await asyncio.wait({reading}, timeout=self._around.options.connect_timeout_s)
+        if not reading.done():
+            raise TimeoutError
+        if reading.exception() is not None:
+            stream.take()
+
+    def _catch_up(self, stream: GatewayStream) -> None:
+        waiters, self._waiters = [waiter for waiter in self._waiters if not waiter.done.done()], []
+        try:
+            stream.reconcile(self._rooms, self._topics, waiters)
+        except Overloaded as error:
+            for waiter in waiters:
+                waiter.finish(error)
+
+    async def _serve(self, stream: GatewayStream) -> GatewayStream | None:
+        """Deliver what a gateway sends. Returns the stream to go on with, None when this one ended."""
+        successor: asyncio.Task[_Prepared | None] | None = None
+        ended = False
+        try:
+            while True:
+                if stream.draining and successor is None:
+                    self._overlap(True)
+                    successor = asyncio.create_task(self._prepare(stream.address), name="pixiu-next-gateway")
+                waiting: list[asyncio.Task[Any]] = [] if ended else [stream.read()]
+                if successor is not None:
+                    waiting.append(successor)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if successor is not None and successor.done():
+                    prepared = successor.result()
+                    if prepared is not None:
+                        return await self._move(prepared, ended)
+                    if ended:
+                        return None
+                    # Nobody else to go to: stay until it ends.
+                    stream.draining, successor = False, None
+                    self._overlap(False)
+                elif successor is None:
+                    reply = stream.take()
+                    if reply is None:
+                        return None
+                    await self._take(stream, reply)
+                else:
+                    ended = not await self._take_last(stream)
+        finally:
+            self._overlap(False)
+            if successor is not None:
+                await self._discard(successor)
+
+    async def _take_last(self, stream: GatewayStream) -> bool:
+        """A reply of a gateway that is going; False at its end, which is no failure any more.
+
+        Nor is it one that the same device connected elsewhere: that is what the successor is.
+        """
+        try:
+            reply = stream.take()
+        except STREAM_ERRORS:
+            return False
+        if reply is not None and reply.error_code == LoginReplaced.code:
+            return False
+        if reply is not None:
+            await self._take(stream, reply)
+        return reply is not None
+
+    async def _discard(self, successor: asyncio.Task[_Prepared | None]) -> None:
+        successor.cancel()
+        for result in await asyncio.gather(successor, return_exceptions=True):
+            if isinstance(result, _Prepared) and result.stream is not self._moved_to:
+                await self._end(result.stream)
+
+    async def _prepare(self, avoid: str) -> _Prepared | None:
+        """Join everything at another gateway, while the old one still delivers. What comes meanwhile is held."""
+        options = self._around.options
+        await asyncio.sleep(MOVE_JITTER_S * self._around.uniform())
+        self._around.directory.refresh()
+        address = self._choose(0, avoid)
+        if not address:
+            return None
+        stream = self._connect(address)
+        held: list[wire_pb2.SubscribeReply] = []
+        size = 0
+        try:
+            async with asyncio.timeout(options.join_timeout_s):
+                stream.reconcile(self._rooms, self._topics, [])
+                while not stream.settled and size < options.receive_bytes:
+                    await asyncio.wait({stream.read()})
+                    reply = stream.take()
+                    if reply is None or reply.error_code or reply.draining:
+                        raise TimeoutError
+                    stream.confirmed(reply.request)
+                    held.append(reply)
+                    size += len(reply.batch) + len(reply.mail)
+                return _Prepared(stream, held)
+        except (TimeoutError, *STREAM_ERRORS):
+            await self._end(stream)
+            return None
+        except asyncio.CancelledError:
+            await self._end(stream)
+            raise
+
+    async def _move(self, prepared: _Prepared, ended: bool) -> GatewayStream:
+        """Deliver what the new gateway sent already, without what came from the old one."""
+        self._moved_to = prepared.stream
+        self._moved()
+        if ended:
+            self._reason = "the gateway was gone before another one had confirmed"
+            self._lost()
+        try:
+            for reply in prepared.held:
+                await self._take(prepared.stream, reply, held=True)
+        except BaseException:
+            await self._end(prepared.stream)
+            raise
+        return prepared.stream
+
+    # Replies.
+
+    async def _take(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool = False) -> None:
+        if reply.uin:
+            stream.uin = reply.uin
+        if reply.draining:
+            stream.draining = True
+        if reply.error_code:
+            self._refused(stream, reply)
+        elif reply.request:
+            stream.confirmed(reply.request)
+        await self._content(stream, reply, held=held)
+
+    def _refused(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply) -> None:
+        """Who waits is told. For the rest, a fault of ours ends the subscription, another one makes us try elsewhere."""
+        rooms, topics, told = stream.refused(reply.request, reply.error_code, reply.error_text)
+        for waiter in told:
+            self._rooms -= rooms & waiter.rooms
+            self._topics -= topics & waiter.topics
+        if told and not rooms & self._rooms and not topics & self._topics:
+            return
+        text = f"gateway {stream.address} refused: {reply.error_text}"
+        error = error_of_code(reply.error_code, text)
+        raise error if isinstance(error, LocalError) else Unavailable(text)
+
+    def _fail_waiters(self, error: PixiuError) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.finish(error)

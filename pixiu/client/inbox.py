@@ -1,0 +1,414 @@
+"""What users call to receive mail: each once, acknowledged by hand or after a handler returned.
+
+    async with px.inbox(uin=7, device="phone") as inbox:
+        async for mail in inbox:
+            store(mail.payload)
+            mail.acknowledge()
+
+    async with px.inbox(uin=7, device="phone") as inbox:
+        await inbox.run(handler)                # acknowledged when it returned; in the dead-letter inbox when it never does
+
+    gateway ──mail──▶ MailIntake ──▶ `async for` or `run` ──acknowledge()──▶ MailIntake ──ranges──▶ gateway
+                        64 a lane: an application that takes or acknowledges nothing gets nothing more
+
+Source: DESIGN sections 9 ("Delivery of mail") and 15; docs/mail.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from pixiu.client.gateway_connection import GatewayConnection, Surroundings
+from pixiu.client.gateway_stream import GatewayStream, Waiter
+from pixiu.client.mail_handling import LaneHandler, Retries
+from pixiu.client.mail_intake import LANES, Held, MailGap, MailIntake, MailIntakeCounters
+from pixiu.client.message import Message
+from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
+from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
+from pixiu.ids import UIN, MsgID, SnowflakeID
+from pixiu.wire.v1 import wire_pb2
+
+if TYPE_CHECKING:
+    from pixiu.client.mail_writer import MailPublisher
+
+CLOSE_GRACE_S: Final = 1.0
+"""What the gateway gets to take the last acknowledgements when an inbox is closed, seconds."""
+ALL_LANES: Final = range(LANES)
+log = logging.getLogger("pixiu.client")
+
+
+def device_of(device: str, options: ClientOptions, client: str) -> tuple[str, int]:
+    """The name and the DeviceID (0: derived from the name) that a gateway is told. `client`: a name that stays, or empty.
+
+    Raises `InvalidArgument`: mail is kept for a device, and one with a name of its own in each process would miss all of it.
+    """
+    if len(device.encode()) > MAX_CLIENT_NAME_BYTES:
+        raise InvalidArgument(f"a device's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(device.encode())}")
+    if device:
+        return device, 0
+    if not options.device and not client:
+        raise InvalidArgument(
+            "mail is kept for a device, which needs a name that stays the same: inbox(device=…), or connect(…, client=…)"
+        )
+    return client, options.device
+
+
+class Acknowledger(Protocol):
+    """What takes the acknowledgement of a mail."""
+
+    def acknowledge(self, held: Held) -> None:
+        """The application has it."""
+
+
+class Mail:
+    """A mail that came: the message, its place in the inbox, and the way to acknowledge it."""
+
+    __slots__ = ("_inbox", "held", "message")
+
+    def __init__(self, inbox: Acknowledger, held: Held, message: Message) -> None:
+        self._inbox = inbox
+        self.held = held
+        """What the inbox keeps of it until it is acknowledged."""
+        self.message = message
+        """All that the sender said. `message.user` is the first of several receivers."""
+
+    def __repr__(self) -> str:
+        return f"Mail(lane={self.lane}, seq={self.seq}, msg_id={self.msg_id:016x}, bytes={len(self.payload)})"
+
+    @property
+    def payload(self) -> bytes:
+        """What was sent."""
+        return self.message.payload
+
+    @property
+    def sender(self) -> int:
+        """The sender's UIN, 0 for a service."""
+        return self.message.sender
+
+    @property
+    def message_id(self) -> SnowflakeID:
+        """The sender's ID of the mail."""
+        return self.message.message_id
+
+    @property
+    def sent_at_ms(self) -> int:
+        """When it was sent, Unix milliseconds; 0 where the ID holds no time."""
+        return self.message.sent_at_ms
+
+    @property
+    def type(self) -> int:
+        """The application's type, 0 to 63."""
+        return self.message.type
+
+    @property
+    def extension(self) -> bytes:
+        """JSON headers of the application, empty where it sent none."""
+        return self.message.extension
+
+    @property
+    def lane(self) -> int:
+        """The inbox's lane; order holds within a lane."""
+        return self.held.lane
+
+    @property
+    def seq(self) -> int:
+        """InboxSeq: its number in the inbox and lane."""
+        return self.held.seq
+
+    @property
+    def msg_id(self) -> MsgID:
+        """The MsgID that the cluster gave it: the same in every inbox that it went to."""
+        return MsgID(self.held.msg_id)
+
+    @property
+    def again(self) -> bool:
+        """Whether the cluster sent it to this device before. An earlier process of the device may have handled it."""
+        return self.held.again
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether it was acknowledged."""
+        return self.held.acknowledged
+
+    def acknowledge(self) -> None:
+        """The application has it: the device does not get it again. Once more changes nothing; it never waits.
+
+        The acknowledgement leaves within some milliseconds, with others. `Inbox.flush` waits until the gateway has it.
+        Raises `NotConnected` when the inbox was closed before: then the mail comes again.
+        """
+        self._inbox.acknowledge(self.held)
+
+
+class Inbox(GatewayConnection):
+    """Mail of one device of a user: `async for mail in inbox`, or `await inbox.run(handler)`. One task at a time may take mail.
+
+    It connects when it is entered, iterated or run, and reconnects by itself. Of each lane at most 64 mails are here that are
+    not acknowledged; while they are not, no more come. So acknowledge in about the order in which mail comes.
+
+    `on_gap(gap)` is called, in the mail's order, with mail that this device does not get; it runs in the event loop and must
+    not block. Source: DESIGN sections 9 ("Delivery of mail"), 14 and 15.
+    """
+
+    what = "inbox"
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        uin: UIN,
+        device: tuple[str, int],
+        on_gap: Callable[[MailGap], None] | None,
+        mails: Callable[[], MailPublisher],
+    ) -> None:
+        super().__init__(surroundings)
+        self.uin = uin
+        """Whose mail it is."""
+        self.on_gap = on_gap
+        self._device = device
+        self._mails = mails
+        self._intake = MailIntake(uin)
+        self._arrived = asyncio.Event()
+        self._running = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def counters(self) -> MailIntakeCounters:
+        """Totals."""
+        return self._intake.counters
+
+    @property
+    def unacknowledged(self) -> int:
+        """Mail that is here, taken or not, and not acknowledged."""
+        return self._intake.held
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    # What users call.
+
+    async def ready(self, *, timeout_s: float | None = None) -> None:
+        """Connect, and wait until the cluster knows the device and delivers to it.
+
+        Raises what a gateway refuses with, and `Unavailable` after `timeout_s` (default: the option `join_timeout_s`).
+        """
+        await self._settle(set(), set(), timeout_s)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Mail:
+        """The next mail, of the first lane that has any. Raises what ended the inbox: a refusal, `LoginReplaced` when the same
+        device connected elsewhere, or `Unavailable` when no gateway could be reached at first."""
+        if self._running:
+            raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
+        mail = await self.next(ALL_LANES)
+        if mail is None:
+            raise StopAsyncIteration
+        return mail
+
+    async def next(self, lanes: range) -> Mail | None:
+        """The next mail of some lanes; None once the inbox is closed."""
+        while not self._closed:
+            held = self._intake.take(time.time_ns() // 1_000_000, lanes)
+            if held is None:
+                if self._error is not None:
+                    raise self._error
+                self._start()
+                await self._more()
+            elif held.gap is not None:
+                self._tell(held, held.gap)
+            elif held.message is not None:
+                return Mail(self, held, held.message)
+        return None
+
+    def give_back(self, mail: Mail) -> None:
+        """It was taken, and nothing became of it: it comes next again."""
+        self._intake.give_back(mail.held)
+        self._nudge()
+
+    async def run(
+        self,
+        handler: Callable[[Mail], Awaitable[None] | None],
+        *,
+        retries: int = 5,
+        backoff_s: float = 0.2,
+        max_backoff_s: float = 30.0,
+    ) -> None:
+        """Call `handler` with each mail, and acknowledge the mail when it has returned. Ends when the inbox is closed.
+
+        Order holds in a lane: the next mail of a lane waits until the one before it was acknowledged. Lanes go on side by
+        side. A mail is handled at least once: a process that dies after the handler returned gets it again.
+
+        Args:
+            handler: a coroutine function, or a function that does not block. An exception out of it means that it failed.
+            retries: how often it is called again with a mail that it failed with, after waits that double from `backoff_s` to
+                `max_backoff_s`, each shortened by a random part. The mails behind wait meanwhile. After the last time the mail
+                goes to the dead-letter inbox (`pixiu.dead_letters`), and is acknowledged once the cluster has it there, on
+                all replicas in sync. While it cannot be sent there its lane stands still.
+
+        A handler that acknowledges the mail and then fails is not called again. Cancelled, it leaves the mails under way
+        unacknowledged, and the next `run` gets them first. Raises what iterating raises.
+        Source: DESIGN section 9 ("Mail").
+        """
+        if self._running:
+            raise InvalidArgument("`run` takes this inbox's mail already")
+        plan = Retries(retries, backoff_s, max_backoff_s)
+        plan.validate()
+        self._check_open()
+        self._running = True
+        handlers = [
+            LaneHandler(self, lane, handler, plan, self._around.options, self._around.uniform, self._mails) for lane in ALL_LANES
+        ]
+        tasks = [asyncio.create_task(each.run(), name=f"pixiu-mail-lane-{each.lane}") for each in handlers]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._running = False
+
+    async def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until a gateway has all that was acknowledged.
+
+        The gateway passes it on within some milliseconds, and it is saved some more later, which nobody tells the client: if
+        gateway or relay die in between, mail comes again although it was flushed. A process that still runs then does not see
+        it twice; the device's next one does, marked `again`.
+
+        Raises `OutcomeUnknown` when the connection was lost meanwhile (what the cluster has not got comes again and is
+        acknowledged again without your doing), `Unavailable` after `timeout_s` (default: `join_timeout_s`), and what ended the
+        inbox.
+        """
+        self._check_open()
+        self._start()
+        seconds = self._around.options.join_timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                await self._flush()
+        except TimeoutError:
+            why = f"gateway {self.gateway} did not answer" if self.gateway else f"no gateway: {self._reason or 'none answered yet'}"
+            raise Unavailable(f"no gateway took the acknowledgements within {seconds:g} s ({why})") from None
+
+    async def close(self) -> None:
+        """Send the last acknowledgements (at most a second) and stop. Mail that is not acknowledged comes again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._arrived.set()
+        if self._stream is not None and self._error is None:
+            try:
+                async with asyncio.timeout(CLOSE_GRACE_S):
+                    await self._flush()
+            except (TimeoutError, PixiuError):
+                log.info("inbox_closed_without_confirmation")
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    # Inside: taking and acknowledging.
+
+    def acknowledge(self, held: Held) -> None:
+        """As `Mail.acknowledge`."""
+        if held.acknowledged:
+            return
+        if self._closed:
+            raise NotConnected("the inbox is closed: the mail is not acknowledged, and comes again with the device's next inbox")
+        self._intake.acknowledge(held, asyncio.get_running_loop().time())
+        self._arm()
+
+    def _tell(self, held: Held, gap: MailGap) -> None:
+        if self.on_gap is not None:
+            try:
+                self.on_gap(gap)
+            except Exception:
+                self.counters.callback_errors += 1
+                log.exception("inbox_callback_failed")
+        if not self._closed:
+            self.acknowledge(held)
+
+    async def _more(self) -> None:
+        """Wait until something has changed."""
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    async def _flush(self) -> None:
+        while self._stream is None:
+            if self._error is not None:
+                raise self._error
+            await self._more()
+        self._send()
+        text = "the connection was lost before the gateway confirmed the acknowledgements: what it did not get comes again"
+        waiter = Waiter(frozenset(), frozenset(), OutcomeUnknown(f"{text}, and is acknowledged again"))
+        self._stream.acknowledge([], waiter)
+        await waiter.done
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._intake.next_deadline(loop.time())
+        if due is None or (self._timer is not None and self._timer.when() <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._send)
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for stream, ranges in self._intake.acknowledgements():
+            assert isinstance(stream, GatewayStream)
+            stream.acknowledge(ranges)
+
+    # Inside: what the connection asks.
+
+    def _connect(self, address: str) -> GatewayStream:
+        name, number = self._device
+        stream = GatewayStream(
+            address,
+            self._around.channels,
+            self.uin,
+            name,
+            mail=True,
+            device=number,
+            device_class=self._around.options.device_class,
+        )
+        self._intake.opened(stream)
+        return stream
+
+    def _stream_over(self, stream: GatewayStream) -> None:
+        self._intake.closed(stream)
+
+    def _lost(self) -> None:
+        self.counters.reconnects += 1
+
+    def _moved(self) -> None:
+        self.counters.moves += 1
+
+    def _nudge(self) -> None:
+        self._arrived.set()
+
+    async def _content(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool) -> None:
+        self._nudge()
+        if not reply.mail and not reply.mail_count:
+            return
+        sound = self._intake.arrived(stream, reply.mail, reply.mail_count, asyncio.get_running_loop().time())
+        self._arm()
+        if not sound:
+            raise Unavailable(f"mail that gateway {stream.address} sent was damaged on the way; it is asked for again")
