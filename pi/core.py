@@ -11,6 +11,7 @@ Source: seed 004 §6.2; DESIGN sections 8, 9 ("Mail"), 11 and 12.
 from __future__ import annotations
 
 import math
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from pi.events import (
 from pi.operations import (
     ACKNOWLEDGE,
     APPEND,
+    DELETE,
     LANE_SHIFT,
     MAX_RECEIVERS,
     TRIM,
@@ -50,15 +52,18 @@ from pi.operations import (
     Appends,
     Clock,
     Code,
+    Deletes,
     DropDevices,
     Fanout,
     Limits,
     OpenSessions,
     Operation,
+    Trims,
     decode,
     encode,
 )
-from pi.state import Read, Refusal, Results
+from pi.reading import Read, Refusal
+from pi.state import Results
 from pixiu.errors import (
     InvalidArgument,
     NotLeader,
@@ -88,13 +93,21 @@ _CODES: Final = {
 }  # fmt: skip
 
 
+_FORMS: Final[dict[type[Operation], struct.Struct]] = {
+    Acknowledges: ACKNOWLEDGE, OpenSessions: USER_DEVICE, DropDevices: USER_DEVICE, Trims: TRIM, Deletes: DELETE,
+}  # fmt: skip
+
+
 class Inboxes(Protocol):
     """What the core reads: `pi.state.State`, and the lease of this replica."""
 
     def may_read(self) -> bool:
         """Whether what was just read is the newest there is: asked after reading."""
 
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
+    def read(
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
+        devices: bool = False,
+    ) -> Read:  # fmt: skip
         """Entries of an inbox. Raises Refusal, StateDamaged."""
 
 
@@ -227,8 +240,7 @@ class Core:
         elif isinstance(operation, Clock):
             raise InvalidArgument("only a leader sets the clock")
         else:
-            form = {Acknowledges: ACKNOWLEDGE, OpenSessions: USER_DEVICE, DropDevices: USER_DEVICE}.get(type(operation), TRIM)
-            self._check_users([item[0] for item in form.iter_unpack(operation.items)])
+            self._check_users([item[0] for item in _FORMS[type(operation)].iter_unpack(operation.items)])
 
     @staticmethod
     def _stale(worker: int, generation: int) -> PixiuError:

@@ -26,7 +26,7 @@ _SPREAD: Final = 0x9E37_79B9_7F4A_7C15
 _SHIFT: Final = 64 - RANGE_BITS
 _MASK: Final = (1 << 64) - 1
 _UIN: Final = struct.Struct(">Q")
-_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"U": 1, b"T": 5}
+_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
 """Where a key has its UIN, by its first byte."""
 
 

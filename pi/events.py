@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from pi.reading import DeviceFound
 from pi.state import Results
 
 
@@ -34,6 +35,10 @@ class ReadRequest(NamedTuple):
     session: int
     start: int | None
     num: int
+    before: int = 0
+    """Not 0: entries before this one, the newest first."""
+    devices: bool = False
+    """Whether the user's devices are wanted, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,8 @@ class ReadFound:
     last: int = 0
     dropped: int = 0
     up_to: int = 0
+    unread: int = 0
+    devices: Sequence[DeviceFound] = ()
     code: str = ""
 
 

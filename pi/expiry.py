@@ -1,6 +1,7 @@
 """What goes out of inboxes, and when: acknowledged, over its age, or beyond the cap. Pure.
 
-    floor moves    over what every counted device acknowledged and whose history is over; over what is too old; by a trim
+    floor moves    over what every counted device acknowledged and whose history is over; over what is too old; by a trim; over
+                   what was deleted
     base follows   behind the floor when the dedupe window is over: entries and their index go from the store
 
 Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
@@ -51,12 +52,19 @@ class Expiry:
         if up_to <= head.floor:
             return
         unread = max(self.acknowledged(uin, lane), head.floor)
-        if up_to > unread:
-            head.dropped += up_to - unread
+        lost = up_to - unread
+        if lost > 0:
+            lost -= self._state.deletions.of(uin, lane, head).count(unread + 1, up_to)
+        if lost > 0:
+            head.dropped += lost
             head.gap = up_to
-            self._state.dropped += up_to - unread
-        head.floor = up_to
+            self._state.dropped += lost
+        self._raise(uin, lane, head, up_to)
+
+    def _raise(self, uin: int, lane: int, head: Head, floor: int) -> None:
+        head.floor = floor
         self._state.changed(uin, lane, head)
+        self._state.deletions.raised(uin, lane, head)
 
     def settle(self, uin: int, lane: int, head: Head, budget: int) -> int:
         """Move floor and base on over at most `budget` entries. Returns how many were looked at."""
@@ -68,9 +76,9 @@ class Expiry:
             read = head.floor
             while read < acknowledged and looked < budget and state.entry(uin, lane, read + 1)[1] + limits.history_s <= now_s:
                 read, looked = read + 1, looked + 1
+        read = state.deletions.of(uin, lane, head).after(read)
         if read > head.floor:
-            head.floor = read
-            state.changed(uin, lane, head)
+            self._raise(uin, lane, head, read)
         return looked + self._purge(uin, lane, head, budget - looked)
 
     def _purge(self, uin: int, lane: int, head: Head, budget: int) -> int:

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pi.operations import MAX_DEVICES
+from pi.ranges import NO_RANGES, Ranges
 from pixiu.cursor import Cursor
 
 HEAD: Final = struct.Struct("<QQQQQI")
 HIGHEST: Final = struct.Struct("<BQ")
+HAS_DELETED: Final = b"\1"
+"""Behind a head: there are deleted ranges."""
 USER: Final = struct.Struct("<IHB")
 DEVICE: Final = struct.Struct("<HIIB")
 
@@ -25,7 +28,7 @@ DEVICE: Final = struct.Struct("<HIIB")
 class Head:
     """One inbox: what a user has in one lane."""
 
-    __slots__ = ("base", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s")
+    __slots__ = ("base", "deleted", "dropped", "floor", "gap", "highest", "hour", "last", "oldest_s")
 
     def __init__(self) -> None:
         self.last = 0
@@ -44,18 +47,25 @@ class Head:
         """Highest counter of a MsgID for each Xiu partition: what is above it cannot be here yet."""
         self.oldest_s = 0
         """When the first stored entry was appended; 0: not looked up. Not stored."""
+        self.deleted: Ranges | None = NO_RANGES
+        """What nobody can read any more, of the entries above the floor; None: not looked up. Stored apart from this; here is
+        only whether there is anything, so that nobody looks for it in vain."""
 
     def encode(self) -> bytes:
         """As stored."""
         body = HEAD.pack(self.last, self.floor, self.base, self.gap, self.dropped, self.hour)
-        return body + b"".join([HIGHEST.pack(*item) for item in sorted(self.highest.items())])
+        body += b"".join([HIGHEST.pack(*item) for item in sorted(self.highest.items())])
+        return body if self.deleted is NO_RANGES else body + HAS_DELETED
 
     @classmethod
     def decode(cls, body: bytes) -> Head:
         """From the store, whose CRC was right."""
         head = cls()
         head.last, head.floor, head.base, head.gap, head.dropped, head.hour = HEAD.unpack_from(body)
-        head.highest = dict(HIGHEST.iter_unpack(body[HEAD.size :]))
+        rest = body[HEAD.size :]
+        if len(rest) % HIGHEST.size:
+            head.deleted, rest = None, rest[: -len(HAS_DELETED)]
+        head.highest = dict(HIGHEST.iter_unpack(rest))
         return head
 
 

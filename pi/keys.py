@@ -3,8 +3,9 @@
     key (big-endian)                                     value (little-endian, then a CRC-32 of key and value)
     E | UIN u64 | lane u8 | InboxSeq u64                 MsgID u64 | appended at u32
     I | UIN u64 | lane u8 | MsgID u64                    InboxSeq u64
-    H | UIN u64 | lane u8                                head: last, floor, base, gap, dropped, hour, highest counters
+    H | UIN u64 | lane u8                                head: last, floor, base, gap, dropped, hour, highest counters, D?
     C | UIN u64 | device u16 | lane u8                   cursor: UpTo u64 | map u64
+    D | UIN u64 | lane u8                                deleted: n × (first InboxSeq u64 | last u64)
     U | UIN u64                                          the user's devices: number, session, seen at, client ID of each
     T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour
     G | worker u16                                       epoch u32 | generation u32
@@ -72,6 +73,11 @@ def head_key(uin: int, lane: int) -> bytes:
 def cursor_key(uin: int, device: int, lane: int) -> bytes:
     """Of a device's cursor."""
     return CURSOR_KEY.pack(b"C", uin, device, lane)
+
+
+def deleted_key(uin: int, lane: int) -> bytes:
+    """Of what was deleted in an inbox."""
+    return INBOX_KEY.pack(b"D", uin, lane)
 
 
 def user_key(uin: int) -> bytes:

@@ -13,7 +13,8 @@ from typing import Final, TypeVar
 
 from pi.digest import Digest
 from pi.events import NO_DEVICE
-from pi.state import Read, Results, State
+from pi.reading import Read
+from pi.state import Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
 from pi.view import MARK_KIND, View, Views
 from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
@@ -146,11 +147,14 @@ class Machine:
         """More waits to be written than may."""
         return self.state.unwritten >= MAX_CHANGES
 
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
-        """Entries of an inbox. Raises Refusal, StateDamaged."""
+    def read(
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
+        devices: bool = False,
+    ) -> Read:  # fmt: skip
+        """What `pi.events.ReadRequest` asks for. Raises Refusal, StateDamaged."""
         if number == NO_DEVICE:
-            return self.state.peek(uin, lane, start or 0, count)
-        return self.state.read(uin, number, lane, session, start, count)
+            return self.state.peek(uin, lane, start or 0, count, before, devices=devices)
+        return self.state.read(uin, number, lane, session, start, count, before, devices=devices)
 
     async def flush(self) -> None:
         """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""

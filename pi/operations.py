@@ -10,9 +10,11 @@
     5 add device     UIN u64 | client ID
     6 drop devices   n × (UIN u64 | device u16)
     7 trims          n × (UIN u64 | lane u8 | UpTo u64)
-    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds
+    8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds; then, if it is not 0: from now u8
+   10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
 
-Bodies of many items stay bytes until they are applied.
+Bodies of many items stay bytes until they are applied. 9 was never given. What came later is written only where it is used, so that
+older logs are read, and replicas of an older version read what does not use it.
 
 Source: DESIGN sections 5, 9 ("Mail") and 11 ("Pi").
 """
@@ -45,6 +47,7 @@ U64: Final = struct.Struct("<Q")
 ACKNOWLEDGE: Final = struct.Struct("<QHBxIQQ")
 USER_DEVICE: Final = struct.Struct("<QH")
 TRIM: Final = struct.Struct("<QBQ")
+DELETE: Final = struct.Struct("<QBQQ")
 LIMITS: Final = struct.Struct("<IBIIII")
 
 
@@ -59,6 +62,7 @@ class Op(IntEnum):
     DROP_DEVICES = 6
     TRIMS = 7
     CLOCK = 8
+    DELETES = 10
 
 
 class Code(IntEnum):
@@ -73,6 +77,7 @@ class Code(IntEnum):
     TOO_MANY_DEVICES = 6
     TOO_MANY_RECEIVERS = 7
     INVALID_ARGUMENT = 8
+    TOO_MANY_DELETIONS = 9
 
 
 class Limits(NamedTuple):
@@ -90,6 +95,19 @@ class Limits(NamedTuple):
     """An older entry goes, with a gap marker if it was not acknowledged."""
     device_age_s: int = 30 * 24 * 3600
     """A device that was not seen for so long no longer counts."""
+    from_now: int = 0
+    """1: a user's further devices begin behind the newest entry; 0: with everything that can be read."""
+
+    def encode(self) -> bytes:
+        """As the log and the store have them."""
+        return LIMITS.pack(*self[:6]) + (bytes((self.from_now,)) if self.from_now else b"")
+
+    @classmethod
+    def decode(cls, body: bytes) -> Limits:
+        """From the log or the store. Raises MalformedData."""
+        if not LIMITS.size <= len(body) <= LIMITS.size + 1:
+            raise MalformedData(f"limits of {len(body)} bytes")
+        return cls(*LIMITS.unpack_from(body), *body[LIMITS.size :])
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -152,13 +170,19 @@ class Trims(NamedTuple):
     items: bytes
 
 
+class Deletes(NamedTuple):
+    """Ranges of entries that nobody can read any more."""
+
+    items: bytes
+
+
 class Clock(NamedTuple):
     """The leader's limits; what is over its time goes now."""
 
     limits: Limits
 
 
-Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Clock
+Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Deletes | Clock
 
 
 def body_of(operation: Operation) -> tuple[Op, bytes]:
@@ -177,7 +201,9 @@ def body_of(operation: Operation) -> tuple[Op, bytes]:
         return Op.DROP_DEVICES, operation.items
     if isinstance(operation, Trims):
         return Op.TRIMS, operation.items
-    return Op.CLOCK, LIMITS.pack(*operation.limits)
+    if isinstance(operation, Deletes):
+        return Op.DELETES, operation.items
+    return Op.CLOCK, operation.limits.encode()
 
 
 def encode(operations: Iterable[Operation]) -> bytes:
@@ -191,9 +217,11 @@ def encode(operations: Iterable[Operation]) -> bytes:
 
 _ITEM_BYTES: Final = {
     Op.ACKNOWLEDGES: ACKNOWLEDGE.size, Op.OPEN_SESSIONS: USER_DEVICE.size, Op.DROP_DEVICES: USER_DEVICE.size, Op.TRIMS: TRIM.size,
+    Op.DELETES: DELETE.size,
 }  # fmt: skip
-_OF_ITEMS: Final[dict[Op, type[Acknowledges] | type[OpenSessions] | type[DropDevices] | type[Trims]]] = {
+_OF_ITEMS: Final[dict[Op, type[Acknowledges] | type[OpenSessions] | type[DropDevices] | type[Trims] | type[Deletes]]] = {
     Op.ACKNOWLEDGES: Acknowledges, Op.OPEN_SESSIONS: OpenSessions, Op.DROP_DEVICES: DropDevices, Op.TRIMS: Trims,
+    Op.DELETES: Deletes,
 }  # fmt: skip
 
 
@@ -223,9 +251,7 @@ def _operation(op: int, body: bytes) -> Operation:
             raise MalformedData(f"a device of {size} bytes")
         return AddDevice(U64.unpack_from(body)[0], body[8:])
     if op == Op.CLOCK:
-        if size != LIMITS.size:
-            raise MalformedData(f"a clock of {size} bytes")
-        return Clock(Limits(*LIMITS.unpack(body)))
+        return Clock(Limits.decode(body))
     known = _ITEM_BYTES.get(Op(op)) if op in Op.__members__.values() else None
     if known is None or size % known:
         raise MalformedData(f"operation {op} of {size} bytes")

@@ -28,6 +28,9 @@ class Options(ReplicatedOptions):
     """Seconds for which an entry can be read after it came, although every device acknowledged it."""
     age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
     """Seconds after which an entry goes, acknowledged or not; what was not leaves a gap marker."""
+    new_device_history: bool = True
+    """Whether a user's further devices begin with all that can be read, or with what comes from then on. The first device gets
+    what is there in any case."""
     device_age_s: int = bounded(30 * DAY_S, 3600, 3650 * DAY_S)
     """Seconds after which a device that was not seen no longer counts."""
     clock_interval_s: float = bounded(10.0, 0.05, 3600.0)
@@ -57,4 +60,5 @@ class Options(ReplicatedOptions):
             history_s=self.history_s,
             age_s=self.age_s,
             device_age_s=self.device_age_s,
+            from_now=int(not self.new_device_history),
         )

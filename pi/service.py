@@ -39,7 +39,8 @@ from pi.events import (
 from pi.machine import Machine
 from pi.operations import ENTRY_KIND
 from pi.options import Options
-from pi.state import Read, Results
+from pi.reading import Read
+from pi.state import Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
@@ -192,10 +193,13 @@ class Service:
 
     # --- what the core reads
 
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
+    def read(
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
+        devices: bool = False,
+    ) -> Read:  # fmt: skip
         """Entries of an inbox. Raises Refusal, StateDamaged."""
         try:
-            return self._machine.read(uin, number, lane, session, start, count)
+            return self._machine.read(uin, number, lane, session, start, count, before, devices)
         except StateDamaged as damage:
             self._damaged(str(damage))
             raise

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 from pi.caches import Cache
+from pi.deletions import Deletions
 from pi.expiry import PURGE_A_TOUCH, Expiry
 from pi.inbox import Device, Head, User
 from pi.keys import (
@@ -37,9 +38,9 @@ from pi.operations import (
     ACKNOWLEDGE,
     APPEND,
     DEFAULT_LIMITS,
+    DELETE,
     ENTRY_KIND,
     LANE_SHIFT,
-    LIMITS,
     MAX_DEVICES,
     MAX_LANE,
     MAX_RECEIVERS,
@@ -51,6 +52,7 @@ from pi.operations import (
     Appends,
     Clock,
     Code,
+    Deletes,
     DropDevices,
     Fanout,
     Limits,
@@ -60,6 +62,9 @@ from pi.operations import (
     Writer,
     decode,
 )
+from pi.reading import Read as Read
+from pi.reading import Reader
+from pi.reading import Refusal as Refusal
 from pi.table import Changes, Store, Table
 from pixiu.cursor import Cursor
 from pixiu.errors import MalformedData, StateDamaged
@@ -72,38 +77,11 @@ SEEN_STEP_S: Final = 3600
 MAX_HEADS: Final = 200_000
 MAX_USERS: Final = 100_000
 """Heads and users kept in memory. Policy: what was not used lately goes; it is in the store."""
-MAX_READ: Final = 1000
-"""Entries of one read."""
 _COUNTER: Final = (1 << 48) - 1
 _HOUR_S: Final = 3600
 
 Results = list[int]
 """One number for each item of an operation: an InboxSeq, a session or a DeviceID, 0 for done, `-Code` for refused."""
-
-
-class Read(NamedTuple):
-    """What a read found."""
-
-    entries: list[tuple[int, int]]
-    """(InboxSeq, MsgID)."""
-    floor: int
-    """Entries up to here cannot be read any more."""
-    gap: int
-    """The newest entry that went before every device had acknowledged it: what is missing up to here was dropped."""
-    last: int
-    """The newest InboxSeq."""
-    dropped: int
-    """How many entries went unacknowledged, ever."""
-    up_to: int
-    """The device has acknowledged everything up to here."""
-
-
-class Refusal(Exception):
-    """An answer that is a code."""
-
-    def __init__(self, code: Code) -> None:
-        super().__init__(code.name)
-        self.code = code
 
 
 class State:
@@ -133,6 +111,8 @@ class State:
         self._writers: dict[int, tuple[int, int]] = {}
         """Worker → (epoch, highest generation)."""
         self.expiry = Expiry(self)
+        self.deletions = Deletions(self)
+        self._reader = Reader(self)
         self._handlers: dict[type[Any], Callable[[Any], Results]] = {
             Appends: self._appends,
             Fanout: self._fanout,
@@ -141,6 +121,7 @@ class State:
             AddDevice: self._add_device,
             DropDevices: self._drop_devices,
             Trims: self._trims,
+            Deletes: self._deletes,
             Clock: self._clock,
         }
         self._load()
@@ -153,7 +134,7 @@ class State:
         if version != META_VERSION:
             raise StateDamaged(f"the state has version {version}, this program reads {META_VERSION}")
         self.applied = Position(epoch, counter)
-        self.limits = Limits(*LIMITS.unpack(meta[META.size :]))
+        self.limits = Limits.decode(meta[META.size :])
         self.expiry.near, self.expiry.far = near, far
         for key in self.table.keys(writer_key(0), b"H", 1 << 16):
             body = self.table.get(key)
@@ -178,7 +159,7 @@ class State:
             self.table.put(head_key(key >> 2, key & 3), head.encode())
         self._dirty = {}
         meta = META.pack(META_VERSION, *self.applied, self.now_s, self.dropped, self.expiry.near, self.expiry.far)
-        self.table.put(META_KEY, meta + LIMITS.pack(*self.limits))
+        self.table.put(META_KEY, meta + self.limits.encode())
 
     @property
     def unwritten(self) -> int:
@@ -368,7 +349,17 @@ class State:
             if self.counts(user.devices[oldest]):
                 raise Refusal(Code.TOO_MANY_DEVICES)
             self._forget(uin, user, oldest)
-        user.devices[number] = Device(0, self.now_s, client_id)
+        further = any(self.counts(device) for device in user.devices.values())
+        user.devices[number] = device = Device(0, self.now_s, client_id)
+        if further and self.limits.from_now:
+            self._begin_at_the_end(uin, number, device)
+
+    def _begin_at_the_end(self, uin: int, number: int, device: Device) -> None:
+        """Somebody else has, or gets, what is in the inboxes; a user's first device gets it in any case."""
+        for lane in range(MAX_LANE + 1):
+            if last := self.head(uin, lane).last:
+                device.cursors[lane] = Cursor(last)
+                self.table.put(cursor_key(uin, number, lane), CURSOR_VALUE.pack(last, 0))
 
     def _drop_devices(self, operation: DropDevices) -> Results:
         return [self._code(self._drop_device, *item) for item in USER_DEVICE.iter_unpack(operation.items)]
@@ -406,6 +397,15 @@ class State:
         self.expiry.drop(uin, lane, head, min(up_to, head.last))
         self.expiry.settle(uin, lane, head, PURGE_A_TOUCH)
         return head.floor
+
+    def _deletes(self, operation: Deletes) -> Results:
+        return [self._delete(*item) for item in DELETE.iter_unpack(operation.items)]
+
+    def _delete(self, uin: int, lane: int, first: int, last: int) -> int:
+        found = self.deletions.delete(uin, lane, first, last)
+        if found > 0:
+            self.expiry.settle(uin, lane, self.head(uin, lane), PURGE_A_TOUCH)
+        return found
 
     def _clock(self, operation: Clock) -> Results:
         self.limits = operation.limits
@@ -455,28 +455,18 @@ class State:
         found: tuple[int, int] = ENTRY_VALUE.unpack(body)
         return found
 
-    def peek(self, uin: int, lane: int, start: int, count: int) -> Read:
-        """Entries after `start`, for whoever looks: needs no session and changes nothing. Raises Refusal."""
-        if lane > MAX_LANE:
-            raise Refusal(Code.INVALID_ARGUMENT)
-        head = self.head(uin, lane)
-        first = max(start, head.floor) + 1
-        numbers = range(first, min(first + min(count, MAX_READ), head.last + 1))
-        entries = [(seq, self.entry(uin, lane, seq)[0]) for seq in numbers]
-        return Read(entries, head.floor, head.gap, head.last, head.dropped, up_to=0)
-
     # --- reading
 
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
-        """Entries after `start`; None: what the device has not acknowledged. Raises Refusal."""
+    def peek(
+        self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
+    ) -> Read:  # fmt: skip
+        """Entries after `start`, or before `before` with the newest first, for whoever looks. Raises Refusal."""
+        return self._reader.peek(uin, lane, start, count, before, devices=devices)
+
+    def read(
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0, *,
+        devices: bool = False,
+    ) -> Read:  # fmt: skip
+        """Entries after `start`, None: what the device has not acknowledged; or before `before`. Raises Refusal."""
         _, device = self._session(uin, number, lane, session)
-        head = self.head(uin, lane)
-        acknowledged = self.cursor(uin, number, device, lane)
-        cursor = acknowledged if start is None else Cursor(min(start, head.last))
-        entries: list[tuple[int, int]] = []
-        seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
-        while seq < head.last and len(entries) < wanted:
-            seq += 1
-            if not cursor.has(seq):
-                entries.append((seq, self.entry(uin, lane, seq)[0]))
-        return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to)
+        return self._reader.read(uin, lane, number, device, start, count, before, devices=devices)

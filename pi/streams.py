@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from pi.events import NO_DEVICE, Level, ReadRequest, Reply
+from pi.keys import EPOCH_S
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
@@ -105,7 +106,7 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
         num = min(read.num, MAX_READ, left)
         left -= num
         device = NO_DEVICE if read.peek else read.device
-        found.append(ReadRequest(read.uin, device, read.lane, read.session, start, num))
+        found.append(ReadRequest(read.uin, device, read.lane, read.session, start, num, read.before, read.devices))
     return found
 
 
@@ -122,11 +123,16 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
         epoch=reply.epoch, committed=reply.committed, copies=reply.copies,
     )  # fmt: skip
     for found in reply.reads:
-        message.reads.add(
+        answer = message.reads.add(
             seqs=[seq for seq, _ in found.entries], msg_ids=[msg_id for _, msg_id in found.entries], floor=found.floor,
             gap=found.gap, last=found.last, dropped=found.dropped, up_to=found.up_to,
-            code=found.code,
+            code=found.code, unread=found.unread,
         )  # fmt: skip
+        for device in found.devices:
+            answer.devices.add(
+                device=device.number, client_id=device.client_id, seen_s=device.seen_s + EPOCH_S, counts=device.counts,
+                up_to=device.up_to, map=device.bits, unread=device.unread,
+            )  # fmt: skip
     if reply.server is not None:
         partition, partitions, address = reply.server
         message.server.CopyFrom(pi_pb2.PiServer(partition=partition, partitions=partitions, address=address))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pixiu.client.destination import Room, Topic, User
     from pixiu.client.directory import ClusterMap
     from pixiu.client.inbox import Inbox, Mail
+    from pixiu.client.inbox_view import InboxView
     from pixiu.client.mail import MailCounters, MailTriple
     from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.mail_writer import MailReceipt, MailWriter
@@ -71,6 +72,7 @@ __all__ = [
     "IdTooOld",
     "Inbox",
     "InboxFull",
+    "InboxView",
     "InvalidArgument",
     "LimitError",
     "LocalError",

@@ -41,6 +41,7 @@ PURE_MODULES = {
     "pixiu/replication/machine.py",
     "xiu/state.py", "xiu/block.py", "xiu/batch.py", "xiu/reading.py", "xiu/retention.py",
     "pi/operations.py", "pi/keys.py", "pi/inbox.py", "pi/table.py", "pi/caches.py", "pi/state.py", "pi/expiry.py",
+    "pi/ranges.py", "pi/deletions.py", "pi/reading.py", "pixiu/replay/mail_plan.py", "pixiu/replay/mail_ledger.py",
     "proxy/mail.py", "proxy/mail_events.py", "proxy/mail_parcels.py", "proxy/mail_state.py", "pixiu/mailing.py",
     "pixiu/client/mail.py", "pixiu/client/mail_intake.py", "pixiu/dead_letters.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",

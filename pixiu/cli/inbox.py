@@ -1,4 +1,6 @@
-"""`pixiu inbox`: what lies in a user's inbox, read from Pi and Xiu. Looking changes nothing: no device, no session.
+"""`pixiu inbox`: what lies in a user's inbox, read from Pi and Xiu, and what an operator may do with it.
+
+Looking changes nothing: no device, no session.
 
 Source: DESIGN sections 11 and 15.
 """
@@ -7,67 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Annotated, Final, TypeVar
 
-import grpc.aio
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from pixiu.cli.inbox_tables import (
+    dead_letter_json,
+    dead_letter_table,
+    device_json,
+    device_table,
+    lane_json,
+    table,
+    unread_json,
+)
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
-from pixiu.client.channels import Channels, reason_of
-from pixiu.client.message import Message, message_of
-from pixiu.discovery.view import View
-from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
-from pixiu.errors import InvalidArgument, MalformedData, NotServed, NotYet, Unavailable
-from pixiu.ids import MAX_ID, msg_partition
-from pixiu.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
-from pixiu.wire.v1 import pi_pb2, xiu_pb2
-from pixiu.wire.v1.pi_pb2_grpc import PiStub
-from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+from pixiu.client.inbox_pages import LANES, MAX_PAGE, DeadLetterEntry, Entry, Lane
+from pixiu.client.inbox_view import InboxView, read_inbox
+from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ID
+from pixiu.record import LANE_FIRST, LANE_NORMAL
 
-LANES: Final = (0, 1)
-MAX_PAGE: Final = 1000
-ASK_S: Final = 5.0
-LEADER_S: Final = 20.0
-"""How long a leader is looked for: a change of leaders takes about ten seconds."""
-RETRY_S: Final = 0.2
-NOT_YET_S: Final = 3.0
-"""How long a Xiu is asked again for what it does not have yet."""
-SHOWN_CHARACTERS: Final = 60
-
-
-@dataclass(slots=True)
-class Entry:
-    """One entry of an inbox."""
-
-    lane: int
-    seq: int
-    msg_id: int
-    code: str = ""
-    """Why the message cannot be shown; empty: it is here."""
-    message: Message | None = None
-
-    def expired(self, now_ms: int) -> bool:
-        """Whether its lifetime is over."""
-        message = self.message
-        return message is not None and bool(message.lifetime_min) and message.sent_at_ms + message.lifetime_min * 60_000 < now_ms
-
-
-@dataclass(slots=True)
-class Lane:
-    """A page of one lane of an inbox."""
-
-    lane: int
-    floor: int = 0
-    gap: int = 0
-    last: int = 0
-    dropped: int = 0
-    entries: list[Entry] = field(default_factory=list)
+ALL: Final = "all"
+T = TypeVar("T")
 
 
 @guarded
@@ -75,15 +39,78 @@ def inbox(
     uin: Annotated[int, typer.Argument(help="Whose.", metavar="UIN")],
     lane: Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")] = -1,
     after: Annotated[int, typer.Option("--after", min=0, help="Only entries behind this InboxSeq.", metavar="SEQ")] = 0,
+    before: Annotated[
+        int, typer.Option("--before", min=0, help="Back in time: entries before this InboxSeq, newest first.", metavar="SEQ")
+    ] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Entries of each lane.")] = 50,
     peek: Annotated[bool, typer.Option("--peek/--no-peek", help="Read the messages too, and not only their numbers.")] = True,
+    unread: Annotated[bool, typer.Option("--unread", help="The user's devices, and how much each has not acknowledged.")] = False,
+    acknowledge: Annotated[
+        int, typer.Option("--acknowledge", min=0, help="Acknowledge up to here, with --lane and --device.", metavar="UP_TO")
+    ] = 0,
+    device: Annotated[
+        str, typer.Option("--device", help="As which device to acknowledge: one of its own, made if need be.", metavar="NAME")
+    ] = "",
+    drop_device: Annotated[int, typer.Option("--drop-device", min=-1, help="Wait for this device no more.", metavar="NUMBER")] = -1,
+    delete: Annotated[
+        str, typer.Option("--delete", help="Delete these entries for all devices, with --lane.", metavar="FROM-TO")
+    ] = "",
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Mail that the receiver could not take.")] = False,
+    resend: Annotated[
+        str, typer.Option("--resend", help="Send this dead letter's mail again, or all; at least once.", metavar="ID|all")
+    ] = "",
+    drop: Annotated[str, typer.Option("--drop", help="Delete this dead letter, or all.", metavar="ID|all")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before something is deleted.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """List what lies in a user's inbox, oldest first. Nothing is acknowledged by it."""
+    """List what lies in a user's inbox, oldest first. Nothing is acknowledged by it. With an option that says so: tend it."""
     if not 0 < uin <= MAX_ID:
         raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
-    lanes = asyncio.run(read_inbox(target, uin, LANES if lane < 0 else (lane,), after, count, peek=peek))
+    chosen = [unread, acknowledge > 0, drop_device >= 0, bool(delete), dead_letters, bool(resend), bool(drop)]
+    if sum(chosen) > 1:
+        raise InvalidArgument("one of --unread, --acknowledge, --drop-device, --delete, --dead-letters, --resend, --drop at a time")
+    if acknowledge or delete:
+        if lane < 0:
+            raise InvalidArgument("numbers are of one lane: give --lane 0 or --lane 1 too")
+        if acknowledge and not device:
+            raise InvalidArgument("--acknowledge needs --device NAME: each device acknowledges for itself")
+    lanes = LANES if lane < 0 else (lane,)
+    if acknowledge:
+        _acknowledge(target, uin, lane, acknowledge, device, as_json)
+    elif drop_device >= 0:
+        _run(target, lambda view: view.drop_device(uin, drop_device))
+        _say(as_json, {"uin": uin, "dropped_device": drop_device}, f"nothing waits for device {drop_device} of {uin} any more")
+    elif delete:
+        _delete(target, uin, lane, delete, yes, as_json)
+    elif dead_letters:
+        _show_dead(_run(target, lambda view: view.dead_letters(uin, count=count)), uin, as_json)
+    elif resend or drop:
+        _resend_or_drop(target, uin, resend, drop, yes, as_json)
+    elif unread:
+        _show_unread(_run(target, lambda view: view.unread(uin, lanes)), uin, as_json)
+    else:
+        pages = _run(target, lambda view: view.page(uin, lanes, after=after, before=before, count=count, fetch=peek))
+        _show(pages, uin, after, before, as_json)
+
+
+def _run(target: str, work: Callable[[InboxView], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with InboxView(target) as view:
+            return await work(view)
+
+    return asyncio.run(run())
+
+
+def _say(as_json: bool, value: dict[str, object], text: str) -> None:
+    if as_json:
+        print_json(value)
+    else:
+        console().print(text, highlight=False, markup=False)
+
+
+def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: bool) -> None:
+    """Pages."""
     if as_json:
         print_json({"uin": uin, "lanes": [lane_json(found) for found in lanes]})
         return
@@ -93,7 +120,10 @@ def inbox(
         out.print(table(entries, time.time_ns() // 1_000_000))
     for found in lanes:
         shown = found.entries[-1].seq if found.entries else max(after, found.floor)
-        if found.last > shown:
+        if before:
+            if found.entries and shown > found.floor + 1:
+                out.print(f"lane {found.lane}: further back: --lane {found.lane} --before {shown}", highlight=False)
+        elif found.last > shown:
             out.print(f"lane {found.lane}: {found.last - shown} more: --lane {found.lane} --after {shown}", highlight=False)
         if found.dropped:
             text = f"lane {found.lane}: {found.dropped} were dropped unacknowledged, the newest of them number {found.gap}"
@@ -102,183 +132,80 @@ def inbox(
         out.print(f"the inbox of {uin} holds nothing here", highlight=False)
 
 
-def table(entries: Sequence[Entry], now_ms: int) -> Table:
-    """For people."""
-    shown = Table(box=None, pad_edge=False)
-    for name in ("lane", "seq", "msg id", "sent", "sender", "bytes", "message"):
-        shown.add_column(name, justify="right" if name in ("lane", "seq", "bytes") else "left")
-    for entry in entries:
-        message = entry.message
-        if message is None:
-            shown.add_row(str(entry.lane), str(entry.seq), f"{entry.msg_id:016x}", "", "", "", f"[dim]{entry.code}[/]")
-            continue
-        sent = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.sent_at_ms / 1000))
-        text = message.payload[: 4 * SHOWN_CHARACTERS].decode(errors="backslashreplace")
-        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:SHOWN_CHARACTERS]
-        note = "[yellow]expired[/] " if entry.expired(now_ms) else ""
-        shown.add_row(
-            str(entry.lane), str(entry.seq), f"{entry.msg_id:016x}", sent, str(message.sender or "service"),
-            str(len(message.payload)), note + escape(text),
-        )  # fmt: skip
-    return shown
+def _show_unread(lanes: Sequence[Lane], uin: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"uin": uin, "lanes": [unread_json(found) for found in lanes]})
+        return
+    if lanes[0].devices:
+        console().print(device_table(lanes))
+    else:
+        console().print(f"{uin} has no devices yet", highlight=False)
+    for found in lanes:
+        console().print(f"lane {found.lane}: {found.readable} can be read, the newest is number {found.last}", highlight=False)
 
 
-def lane_json(found: Lane) -> dict[str, object]:
-    """A lane as JSON values; a payload that is not UTF-8 in hex."""
-    entries: list[dict[str, object]] = []
-    now_ms = time.time_ns() // 1_000_000
-    for entry in found.entries:
-        shown: dict[str, object] = {"seq": entry.seq, "msg_id": f"{entry.msg_id:016x}"}
-        if entry.code:
-            shown["code"] = entry.code
-        if (message := entry.message) is not None:
-            shown |= {"sender": message.sender, "sent_at_ms": message.sent_at_ms, "message_id": f"{message.message_id:016x}"}
-            shown["expired"] = entry.expired(now_ms)
-            try:
-                shown["text"] = message.payload.decode()
-            except UnicodeDecodeError:
-                shown["hex"] = message.payload.hex()
-        entries.append(shown)
-    return {
-        "lane": found.lane, "floor": found.floor, "last": found.last, "gap": found.gap, "dropped": found.dropped,
-        "entries": entries,
-    }  # fmt: skip
+def _acknowledge(target: str, uin: int, lane: int, up_to: int, device: str, as_json: bool) -> None:
+    found = _run(target, lambda view: view.acknowledge(uin, lane, up_to, device))
+    text = f"device {found.number} ({device}) of {uin} has acknowledged lane {lane} up to {found.up_to}, {found.unread} unread"
+    _say(as_json, {"uin": uin, "lane": lane, **device_json(found)}, text)
 
 
-@asynccontextmanager
-async def _view_of(target: str) -> AsyncIterator[Discovery]:
-    if not target.startswith("zk://"):
-        raise InvalidArgument(f"--target {target}: inboxes are found by the registry; give zk://HOST:PORT/ROOT")
-    address = parse_address(target)
-    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=ASK_S)
-    await zookeeper.connect()
-    discovery = Discovery(zookeeper, address.root, lambda _view: None, roles=("pi", "xiu"))
-    try:
-        await discovery.start()
-        yield discovery
-    finally:
-        await discovery.close()
-        await zookeeper.close()
+def _delete(target: str, uin: int, lane: int, wanted: str, yes: bool, as_json: bool) -> None:
+    first, _, last = wanted.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        raise InvalidArgument(f"--delete takes a range of InboxSeqs like 3-9, or one, not {wanted!r}")
+    begin, end = int(first), int(last or first)
+    if not 0 < begin <= end <= MAX_ID:
+        raise InvalidArgument(f"--delete takes a range from 1 on, not {wanted}")
+    if not yes:
+        typer.confirm(f"Delete {begin}-{end} of lane {lane} of {uin}, for all devices?", abort=True, err=True)
+    count = _run(target, lambda view: view.delete(uin, lane, begin, end))
+    _say(as_json, {"uin": uin, "lane": lane, "deleted": count}, f"deleted: {count} of lane {lane} of {uin}")
 
 
-async def read_inbox(target: str, uin: int, lanes: Sequence[int], after: int, count: int, *, peek: bool) -> list[Lane]:
-    """Pages of a user's inbox. Raises `NotServed`, `Unavailable`, `InvalidArgument`, `RegistryUnavailable`."""
-    channels = Channels()
-    try:
-        async with _view_of(target) as discovery:
-            reads = [pi_pb2.PiRead(uin=uin, lane=lane, start=after, num=min(count, MAX_PAGE), peek=True) for lane in lanes]
-            replies = await _ask_pi(discovery, channels, uin, reads)
-            found = [
-                Lane(
-                    lane, reply.floor, reply.gap, reply.last, reply.dropped,
-                    [Entry(lane, seq, number) for seq, number in zip(reply.seqs, reply.msg_ids, strict=True)],
-                )
-                for lane, reply in zip(lanes, replies, strict=True)
-            ]  # fmt: skip
-            if peek:
-                await _fetch(discovery, channels, [entry for lane in found for entry in lane.entries])
-            return found
-    finally:
-        await channels.close()
+def _show_dead(letters: Sequence[DeadLetterEntry], uin: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"uin": uin, "dead_letters": [dead_letter_json(dead) for dead in letters]})
+    elif letters:
+        console().print(dead_letter_table(letters))
+    else:
+        console().print(f"{uin} has no dead letters", highlight=False)
 
 
-def _addresses(view: View, role: str, partition: int) -> list[str]:
-    return [node.address for node in view.replicas(role, partition)]
+async def _pages(view: InboxView, uin: int, wanted: str) -> AsyncIterator[list[DeadLetterEntry]]:
+    """The dead letters that are meant, a page at a time. Raises `InvalidArgument` when there is none."""
+    found, first, normal = False, 0, 0
+    while page := await view.dead_letters(uin, after=(first, normal), count=MAX_PAGE):
+        meant = [dead for dead in page if wanted in (ALL, f"{dead.entry.msg_id:016x}")]
+        found |= bool(meant)
+        yield meant
+        first = max([first, *(dead.entry.seq for dead in page if dead.entry.lane == LANE_FIRST)])
+        normal = max([normal, *(dead.entry.seq for dead in page if dead.entry.lane == LANE_NORMAL)])
+    if not found and wanted != ALL:
+        raise InvalidArgument(f"{uin} has no dead letter {wanted}; --dead-letters lists them")
 
 
-async def _ask_pi(
-    discovery: Discovery, channels: Channels, uin: int, reads: Sequence[pi_pb2.PiRead]
-) -> Sequence[pi_pb2.PiReadReply]:
-    """The leader's answer, which only it may give."""
-    view = discovery.view
-    if "pi" not in view.layout.roles:
-        raise NotServed("this cluster keeps no inboxes: `pixiu up --xius 1 --pis 1` has them")
-    partition, end = uin % view.layout.partitions("pi"), time.monotonic() + LEADER_S
-    why = "none is running"
-    while True:
-        for address in _addresses(discovery.view, "pi", partition):
-            call: Any = PiStub(channels.acquire(address)).Exchange()
-            try:
-                async with asyncio.timeout(ASK_S):
-                    await call.write(pi_pb2.PiRequest(request=1, reads=reads))
-                    reply = await call.read()
-                if isinstance(reply, pi_pb2.PiReply):
-                    codes = {reply.code, *(each.code for each in reply.reads)} - {""}
-                    if not codes:
-                        return reply.reads
-                    why = f"{address}: {', '.join(sorted(codes))} {reply.text}"
-            except (TimeoutError, grpc.aio.AioRpcError) as error:
-                why = f"{address}: {reason_of(error)}"
-            finally:
-                call.cancel()
-                await channels.release(address)
-        if time.monotonic() > end:
-            raise Unavailable(f"no leader of pi partition {partition} answers ({why}); `pixiu status` shows who leads")
-        await asyncio.sleep(RETRY_S)
+def _resend_or_drop(target: str, uin: int, resend: str, drop: str, yes: bool, as_json: bool) -> None:
+    wanted = (resend or drop).lower()
+    if drop and not yes:
+        what = "all dead letters" if wanted == ALL else f"dead letter {wanted}"
+        typer.confirm(f"Delete {what} of {uin}?", abort=True, err=True)
+
+    async def work(view: InboxView) -> tuple[int, int]:
+        done = left = 0
+        async for letters in _pages(view, uin, wanted):
+            handled = await view.drop(uin, letters) if drop else len(await view.resend(uin, letters))
+            done, left = done + handled, left + len(letters) - handled
+        return done, left
+
+    done, left = _run(target, work)
+    if drop:
+        _say(as_json, {"uin": uin, "deleted": done}, f"deleted: {done} dead letter{'' if done == 1 else 's'} of {uin}")
+        return
+    rest = f"; {left} cannot be read, and stay" if left else ""
+    _say(as_json, {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}")
+    if left:
+        raise typer.Exit(1)
 
 
-async def _fetch(discovery: Discovery, channels: Channels, entries: Sequence[Entry]) -> None:
-    """Put the messages into the entries; what nobody can give has a code. A follower that is asked learns a moment later what is
-    committed."""
-    until = time.monotonic() + NOT_YET_S
-    while entries:
-        await _fetch_once(discovery, channels, entries)
-        entries = [entry for entry in entries if entry.code == NotYet.code]
-        if time.monotonic() > until:
-            return
-        if entries:
-            await asyncio.sleep(RETRY_S)
-
-
-async def _fetch_once(discovery: Discovery, channels: Channels, entries: Sequence[Entry]) -> None:
-    partitions: dict[int, list[Entry]] = {}
-    for entry in entries:
-        partitions.setdefault(msg_partition(entry.msg_id), []).append(entry)
-    for partition, wanted in partitions.items():
-        addresses = _addresses(discovery.view, "xiu", partition)
-        while wanted and addresses:
-            reply = await _ask_xiu(channels, addresses, [entry.msg_id for entry in wanted[:MAX_PAGE]])
-            if reply is None:
-                break
-            _take(wanted, reply)
-            wanted = wanted[len(reply.codes) :]
-        for entry in wanted:
-            entry.code = Unavailable.code
-
-
-async def _ask_xiu(channels: Channels, addresses: Sequence[str], msg_ids: Sequence[int]) -> xiu_pb2.FetchReply | None:
-    for address in addresses:
-        stub: Any = XiuStub(channels.acquire(address))
-        try:
-            reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=ASK_S)
-            if reply.codes:
-                return reply
-        except grpc.aio.AioRpcError:
-            continue
-        finally:
-            await channels.release(address)
-    return None
-
-
-def _records(batch: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + SIZE_FIELD <= len(batch):
-        size = int.from_bytes(batch[at : at + SIZE_FIELD], "little") + SIZE_FIELD
-        if size > MAX_RECORD_BYTES or at + size > len(batch):
-            return
-        yield batch[at : at + size]
-        at += size
-
-
-def _take(entries: Sequence[Entry], reply: xiu_pb2.FetchReply) -> None:
-    records = _records(reply.batch)
-    for entry, code in zip(entries, reply.codes, strict=False):
-        entry.code = code
-        if not code:
-            record = next(records, b"")
-            try:
-                if len(record) < HEADER_SIZE:
-                    raise MalformedData("the record is cut off")
-                entry.message = message_of(record)
-            except MalformedData:
-                entry.code = MalformedData.code
+__all__ = ["Entry", "Lane", "inbox", "lane_json", "read_inbox", "table"]

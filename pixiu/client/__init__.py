@@ -4,6 +4,7 @@ from pixiu.client.client import Client, ClientStats, connect
 from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap
 from pixiu.client.inbox import Inbox, Mail
+from pixiu.client.inbox_view import InboxView
 from pixiu.client.mail import MailCounters, MailTriple
 from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.mail_writer import MailReceipt, MailWriter
@@ -24,6 +25,7 @@ __all__ = [
     "ClusterMap",
     "GapReason",
     "Inbox",
+    "InboxView",
     "Mail",
     "MailCounters",
     "MailGap",

@@ -6,10 +6,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pixiu.cli.inbox import Entry, Lane, _take, lane_json, table
+from pixiu.cli.inbox import Entry, Lane, lane_json, table
+from pixiu.cli.inbox_tables import dead_letter_json, dead_letter_table, device_table, unread_json
 from pixiu.cli.main import app
+from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState
+from pixiu.client.inbox_pages import take as _take
 from pixiu.client.message import message_of
-from pixiu.ids import msg_id, snowflake
+from pixiu.dead_letters import DeadLetter
+from pixiu.ids import UIN, msg_id, snowflake
 from pixiu.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 
@@ -74,3 +78,62 @@ def test_a_page_is_shown_to_people_and_programs() -> None:
         ["expired", "message_id", "msg_id", "sender", "sent_at_ms", "seq", "text"],
         ["code", "msg_id", "seq"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--unread", "--dead-letters"], "at a time"),
+        (["--acknowledge", "3", "--device", "x"], "--lane 0 or --lane 1"),
+        (["--delete", "3-4"], "--lane 0 or --lane 1"),
+        (["--acknowledge", "3", "--lane", "1"], "--device NAME"),
+        (["--delete", "four", "--lane", "1"], "range of InboxSeqs"),
+        (["--delete", "4-3", "--lane", "1"], "range from 1 on"),
+        (["--delete", "0-3", "--lane", "1"], "range from 1 on"),
+        (["--delete", "-3", "--lane", "1"], "range of InboxSeqs"),
+        (["--dead-letters", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
+    ],
+)
+def test_what_does_not_go_together_is_said_in_one_line(arguments: list[str], word: str) -> None:
+    result = runner.invoke(app, ["inbox", "7", *arguments])
+    assert result.exit_code == 2, result.output
+    assert word in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--delete", "3-9", "--lane", "1"], ["--drop", "all"]])
+def test_nothing_is_deleted_by_somebody_who_says_no(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(*_: object) -> None:
+        raise AssertionError("it was not to get there")
+
+    monkeypatch.setattr("pixiu.cli.inbox._run", reached)
+    result = runner.invoke(app, ["inbox", "7", *arguments], input="n\n")
+    assert result.exit_code == 1
+    assert "Delete" in result.stderr
+    assert "deleted" not in result.stdout
+
+
+def test_devices_and_dead_letters_are_shown_to_people_and_programs() -> None:
+    phone = DeviceState(2, b"\x00\x00\x00\x00\x00\x07", SENT_MS // 1000, counts=True, up_to=3, unread=4)
+    desk = DeviceState(3, b"desk", 0, counts=False, up_to=0, unread=7)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(device_table([Lane(0, devices=[phone, desk]), Lane(1, devices=[phone, desk])]))
+    lines = captured.get().splitlines()
+    assert "000000000007" in lines[1]
+    assert "desk" in lines[2]
+    assert "not waited for" in lines[2]
+    assert unread_json(Lane(1, last=7, readable=7, devices=[phone]))["devices"] == [
+        {"device": 2, "client_id": "000000000007", "seen_s": SENT_MS // 1000, "counts": True, "up_to": 3, "unread": 4}
+    ]
+    letter = DeadLetter(UIN(7), 5, 6, 1, 3, 1 << 62, "it\x1b broke", b"", 70)
+    dead = DeadLetterEntry(Entry(1, 4, 0xAB, message=message_of(record(1, b"body"))), letter, message_of(record(1, b"x\x1b")))
+    unread = DeadLetterEntry(Entry(1, 5, 0xAC, "MALFORMED"))
+    with console.capture() as captured:
+        console.print(dead_letter_table([dead, unread]))
+    text = captured.get()
+    assert "\x1b" not in text
+    assert "00000000000000ab" in text
+    assert "MALFORMED" in text
+    found = dead_letter_json(dead)
+    assert (found["id"], found["reason"], found["attempts"]) == ("00000000000000ab", "it\x1b broke", 3)
+    assert dead_letter_json(unread) == {"id": "00000000000000ac", "code": "MALFORMED"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pi.operations import (
     ACKNOWLEDGE,
     APPEND,
+    DELETE,
     TRIM,
     U64,
     USER_DEVICE,
@@ -15,6 +16,7 @@ from pi.operations import (
     Appends,
     Clock,
     Code,
+    Deletes,
     DropDevices,
     Fanout,
     Limits,
@@ -33,6 +35,7 @@ class Inbox:
     floor: int = 0
     gap: int = 0
     dropped: int = 0
+    deleted: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -82,6 +85,8 @@ class Model:
             return [self._drop(*item) for item in USER_DEVICE.iter_unpack(operation.items)]
         if isinstance(operation, Trims):
             return [self._trim(*item) for item in TRIM.iter_unpack(operation.items)]
+        if isinstance(operation, Deletes):
+            return [self._delete(*item) for item in DELETE.iter_unpack(operation.items)]
         assert isinstance(operation, Clock)
         self.limits = operation.limits
         self._expire()
@@ -122,8 +127,9 @@ class Model:
     def _raise_floor(self, uin: int, lane: int, up_to: int) -> None:
         inbox = self.inbox(uin, lane)
         read = max(self.read_by_all(uin, lane), inbox.floor)
-        if up_to > read:
-            inbox.dropped += up_to - read
+        lost = set(range(read + 1, up_to + 1)) - inbox.deleted
+        if lost:
+            inbox.dropped += len(lost)
             inbox.gap = up_to
         inbox.floor = max(inbox.floor, up_to)
         self._settle(uin, lane)
@@ -131,6 +137,8 @@ class Model:
     def _settle(self, uin: int, lane: int) -> None:
         inbox = self.inbox(uin, lane)
         inbox.floor = max(inbox.floor, self.read_by_all(uin, lane))
+        while inbox.floor + 1 in inbox.deleted:
+            inbox.floor += 1
 
     def _device(self, uin: int, number: int) -> Device | None:
         return self.devices.get(uin, {}).get(number)
@@ -174,7 +182,11 @@ class Model:
             if self.now_s - seen_s < self.limits.device_age_s:
                 return -Code.TOO_MANY_DEVICES
             del devices[oldest]
+        further = any(self.now_s - device.seen_s < self.limits.device_age_s for device in devices.values())
         devices[number] = Device(client_id, 0, self.now_s)
+        if further and self.limits.from_now:
+            for lane in range(4):
+                devices[number].acknowledged[lane] = set(range(1, len(self.inbox(uin, lane).entries) + 1))
         return 0
 
     def _add(self, uin: int, client_id: bytes) -> int:
@@ -206,6 +218,16 @@ class Model:
             self._settle(uin, lane)
         return inbox.floor
 
+    def _delete(self, uin: int, lane: int, first: int, last: int) -> int:
+        inbox = self.inbox(uin, lane)
+        if not 0 < first <= last:
+            return -Code.INVALID_ARGUMENT
+        gone = set(range(max(first, inbox.floor + 1), min(last, len(inbox.entries)) + 1)) - inbox.deleted
+        if gone:
+            inbox.deleted |= gone
+            self._settle(uin, lane)
+        return len(gone)
+
     def _expire(self) -> None:
         """The near sweep looks at every inbox with an old enough hour; the far one drops what is over its age."""
         near = (self.now_s - self.limits.dedupe_s) // HOUR
@@ -231,5 +253,20 @@ class Model:
         """What a read must find."""
         inbox = self.inbox(uin, lane)
         held = self.devices[uin][number].acknowledged.get(lane, set()) if start is None else set(range(1, start + 1))
-        found = [(seq, msg_id) for seq, (msg_id, _) in enumerate(inbox.entries, 1) if seq > inbox.floor and seq not in held]
+        found = [
+            (seq, 0 if seq in inbox.deleted else msg_id)
+            for seq, (msg_id, _) in enumerate(inbox.entries, 1)
+            if seq > inbox.floor and seq not in held
+        ]
         return found[:count]
+
+    def shown(self, uin: int, lane: int) -> list[tuple[int, int]]:
+        """What can be read by somebody."""
+        inbox = self.inbox(uin, lane)
+        entries = enumerate(inbox.entries, 1)
+        return [(seq, msg_id) for seq, (msg_id, _) in entries if seq > inbox.floor and seq not in inbox.deleted]
+
+    def unread(self, uin: int, number: int, lane: int) -> int:
+        """What a device could read and has not acknowledged."""
+        held = self.devices[uin][number].acknowledged.get(lane, set())
+        return sum(seq not in held for seq, _ in self.shown(uin, lane))

@@ -11,6 +11,7 @@ import pytest
 from pi.operations import (
     ACKNOWLEDGE,
     APPEND,
+    DELETE,
     ENTRY_KIND,
     TRIM,
     U64,
@@ -19,6 +20,7 @@ from pi.operations import (
     AddDevice,
     Appends,
     Clock,
+    Deletes,
     DropDevices,
     Fanout,
     Limits,
@@ -75,6 +77,12 @@ class World:
             return DropDevices(USER_DEVICE.pack(uin, device))
         if kind < 93:
             return Trims(TRIM.pack(uin, lane, chance.randrange(30)))
+        if kind < 96:
+            last = len(self.model.inbox(uin, lane).entries)
+            first = chance.randrange(max(last - 10, 0), last + 2)
+            return Deletes(DELETE.pack(uin, lane, first, max(first + chance.choice((-1, 0, 0, 0, 1, 2, 5)), 0)))
+        if chance.random() < 0.3:
+            self.limits = self.limits._replace(from_now=1 - self.limits.from_now)
         if chance.random() < 0.2:
             self.limits = self.limits._replace(refuse_full=1 - self.limits.refuse_full)
         return Clock(self.limits)
@@ -134,10 +142,20 @@ class World:
                     len(inbox.entries), inbox.floor, inbox.gap, inbox.dropped,
                 ), (uin, lane)  # fmt: skip
                 assert head.base <= head.floor
+                shown, before = self.model.shown(uin, lane), self.chance.randrange(1, 40)
+                peeked = self.state.peek(uin, lane, 0, 100, devices=True)
+                assert (peeked.entries, peeked.unread) == (shown, len(shown))
+                back = [each for each in shown[::-1] if each[0] < before][:5]
+                assert self.state.peek(uin, lane, 0, 5, before).entries == back
+                assert {device.number: device.unread for device in peeked.devices} == {
+                    number: self.model.unread(uin, number, lane) for number in self.model.devices.get(uin, {})
+                }
                 for number, device in self.model.devices.get(uin, {}).items():
                     for start in (None, 0, self.chance.randrange(20)):
                         found = self.state.read(uin, number, lane, device.session, start, 7)
                         assert found.entries == self.model.readable(uin, number, lane, start, 7)
+                        assert found.unread == self.model.unread(uin, number, lane)
+                    assert self.state.read(uin, number, lane, device.session, None, 5, before).entries == back
 
     def write(self) -> None:
         """A transaction that succeeds, fails, or is the last thing that happens."""

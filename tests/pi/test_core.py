@@ -43,7 +43,7 @@ class Shelf:
     def may_read(self) -> bool:
         return self.lease
 
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int) -> Read:
+    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, *_: object) -> Read:
         if number == 1:
             raise Refusal(Code.OLD_SESSION)
         if number == 2:

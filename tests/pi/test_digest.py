@@ -10,14 +10,16 @@ import pytest
 
 from pi import expiry
 from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
-from pi.keys import entry_key, index_key, seal, time_key, user_key, writer_key
+from pi.keys import deleted_key, entry_key, index_key, seal, time_key, user_key, writer_key
 from pi.machine import Machine
 from pi.operations import (
+    DELETE,
     ENTRY_KIND,
     TRIM,
     USER_DEVICE,
     AddDevice,
     Clock,
+    Deletes,
     DropDevices,
     Limits,
     OpenSessions,
@@ -41,7 +43,7 @@ def of(values: dict[bytes, bytes]) -> list[int]:
 
 def test_every_row_of_a_user_is_in_the_users_range_and_users_are_spread() -> None:
     for uin in (1, 7, 1 << 40, (1 << 63) - 1):
-        keys = [entry_key(uin, 1, 5), index_key(uin, 1, 5), time_key(9, uin, 1), user_key(uin)]
+        keys = [entry_key(uin, 1, 5), deleted_key(uin, 1), index_key(uin, 1, 5), time_key(9, uin, 1), user_key(uin)]
         assert {range_of(key) for key in keys} == {range_of_user(uin)}
     assert [range_of(key) for key in (b"M", writer_key(3), b"E", b"?" * 20)] == [NOBODY] * 4
     for users in (range(1, 10_001), range(4, 40_004, 4), range(1 << 50, (1 << 50) + 10_000)):
@@ -72,9 +74,10 @@ def some_operations(random: Random, sent: int) -> list[Operation]:
         DropDevices(USER_DEVICE.pack(uin, random.randint(1, 3))),
         acknowledges(uin, random.randint(1, 5), random.randint(0, 40), random.getrandbits(4), device=random.randint(0, 2)),
         Trims(TRIM.pack(uin, 1, random.randint(0, 30))),
+        Deletes(DELETE.pack(uin, 1, sent % 30, sent % 30 + 2)),
         Clock(Limits(cap=20, dedupe_s=2 * HOUR, history_s=HOUR, age_s=30 * HOUR, device_age_s=40 * HOUR)),
     ]
-    return random.choices(choices, [8, 1, 1, 1, 4, 1, 2], k=random.randint(1, 3))
+    return random.choices(choices, [8, 1, 1, 1, 4, 1, 1, 2], k=random.randint(1, 3))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -135,6 +135,8 @@ class PiRead(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     NUM_FIELD_NUMBER: _builtins.int
     PEEK_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     device: _builtins.int
     lane: _builtins.int
@@ -145,6 +147,10 @@ class PiRead(_message.Message):
     """at most 1000"""
     peek: _builtins.bool
     """look at an inbox without a device or session: from `start` on, else from its floor"""
+    before: _builtins.int
+    """not 0: entries before this InboxSeq, the newest first, acknowledged or not"""
+    devices: _builtins.bool
+    """the user's devices, too"""
     def __init__(
         self,
         *,
@@ -155,10 +161,12 @@ class PiRead(_message.Message):
         start: _builtins.int | None = ...,
         num: _builtins.int = ...,
         peek: _builtins.bool = ...,
+        before: _builtins.int = ...,
+        devices: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "device", b"device", "lane", b"lane", "num", b"num", "peek", b"peek", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "before", b"before", "device", b"device", "devices", b"devices", "lane", b"lane", "num", b"num", "peek", b"peek", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
     _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
@@ -236,6 +244,8 @@ class PiReadReply(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     UP_TO_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     """entries up to here cannot be read any more"""
     gap: _builtins.int
@@ -248,10 +258,16 @@ class PiReadReply(_message.Message):
     """not empty: refused"""
     up_to: _builtins.int
     """the device has acknowledged everything up to here"""
+    unread: _builtins.int
+    """entries that the device has not acknowledged; to a peek: that can be read"""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def msg_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def msg_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: deleted, and the device has not acknowledged it"""
+
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PiDevice]: ...
     def __init__(
         self,
         *,
@@ -263,14 +279,59 @@ class PiReadReply(_message.Message):
         dropped: _builtins.int = ...,
         code: _builtins.str = ...,
         up_to: _builtins.int = ...,
+        unread: _builtins.int = ...,
+        devices: _abc.Iterable[Global___PiDevice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "seqs", b"seqs", "up_to", b"up_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "devices", b"devices", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "seqs", b"seqs", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PiReadReply: _TypeAlias = PiReadReply  # noqa: Y015
+
+@_typing.final
+class PiDevice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SEEN_S_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    UP_TO_FIELD_NUMBER: _builtins.int
+    MAP_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    device: _builtins.int
+    """its number"""
+    client_id: _builtins.bytes
+    seen_s: _builtins.int
+    """Unix seconds, to the hour"""
+    counts: _builtins.bool
+    """the inbox waits for it"""
+    up_to: _builtins.int
+    """it has acknowledged everything up to here"""
+    map: _builtins.int
+    """bit i: `up_to` + 1 + i, too"""
+    unread: _builtins.int
+    """entries that it has not acknowledged"""
+    def __init__(
+        self,
+        *,
+        device: _builtins.int = ...,
+        client_id: _builtins.bytes = ...,
+        seen_s: _builtins.int = ...,
+        counts: _builtins.bool = ...,
+        up_to: _builtins.int = ...,
+        map: _builtins.int = ...,
+        unread: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "counts", b"counts", "device", b"device", "map", b"map", "seen_s", b"seen_s", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiDevice: _TypeAlias = PiDevice  # noqa: Y015
 
 @_typing.final
 class PiServer(_message.Message):

@@ -1,0 +1,72 @@
+"""Entries that a user deleted, for all devices at once: they stay stored for the dedupe window, and nobody reads them. Pure.
+
+    deleted at the floor      the floor goes over them
+    further on                a range, until the floor comes to it; a device's read lists them with MsgID 0, so that its
+                              relay tells a gap there and the cursor comes over it
+
+Source: seed 000 (history); DESIGN section 11 ("Pi").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pi.inbox import Head
+from pi.keys import deleted_key
+from pi.operations import MAX_LANE, Code
+from pi.ranges import NO_RANGES, Ranges
+from pixiu.errors import StateDamaged
+
+if TYPE_CHECKING:
+    from pi.state import State
+
+
+class Deletions:
+    """Works on one state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def of(self, uin: int, lane: int, head: Head) -> Ranges:
+        """What was deleted in an inbox above its floor."""
+        if head.deleted is None:
+            body = self._state.table.get(deleted_key(uin, lane))
+            if body is None:
+                raise StateDamaged(
+                    f"what was deleted in lane {lane} of inbox {uin:016x} is missing; repair this replica from a peer"
+                )
+            head.deleted = Ranges(body)
+        return head.deleted
+
+    def delete(self, uin: int, lane: int, first: int, last: int) -> int:
+        """Delete a range as far as it can be read. How many entries it took, or `-Code`; the floor is to be settled then."""
+        if lane > MAX_LANE or not 0 < first <= last:
+            return -Code.INVALID_ARGUMENT
+        head = self._state.head(uin, lane)
+        first, last = max(first, head.floor + 1), min(last, head.last)
+        if first > last:
+            return 0
+        ranges = Ranges(self.of(uin, lane, head).encode())
+        taken = last - first + 1 - ranges.count(first, last)
+        if not ranges.add(first, last):
+            return -Code.TOO_MANY_DELETIONS
+        if taken:
+            self._keep(uin, lane, head, ranges)
+        return taken
+
+    def raised(self, uin: int, lane: int, head: Head) -> None:
+        """The floor rose: what was deleted below it needs no range any more."""
+        ranges = self.of(uin, lane, head)
+        if len(ranges):
+            rest = Ranges(ranges.encode())
+            rest.cut(head.floor)
+            self._keep(uin, lane, head, rest)
+
+    def _keep(self, uin: int, lane: int, head: Head, ranges: Ranges) -> None:
+        table, key = self._state.table, deleted_key(uin, lane)
+        head.deleted = ranges if len(ranges) else NO_RANGES
+        if len(ranges):
+            table.put(key, ranges.encode())
+        else:
+            table.delete(key)
+        self._state.changed(uin, lane, head)

@@ -1,0 +1,160 @@
+"""What reads of inboxes find: what a device has not acknowledged, pages forward and back, unread counts, the devices. Pure.
+
+Nothing is changed by any of it.
+
+Source: seed 000 (history); DESIGN sections 9 ("Delivery of mail") and 11 ("Pi").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pi.inbox import Device, Head
+from pi.operations import MAX_LANE, Code
+from pi.ranges import Ranges
+from pixiu.cursor import Cursor
+
+if TYPE_CHECKING:
+    from pi.state import State
+
+MAX_READ: Final = 1000
+"""Entries of one read."""
+
+
+class Refusal(Exception):
+    """An answer that is a code."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class DeviceFound(NamedTuple):
+    """A device of a user, and where it is in one lane."""
+
+    number: int
+    client_id: bytes
+    seen_s: int
+    counts: bool
+    """Whether the inbox waits for it."""
+    up_to: int
+    bits: int
+    unread: int
+
+
+class Read(NamedTuple):
+    """What a read found."""
+
+    entries: list[tuple[int, int]]
+    """(InboxSeq, MsgID). MsgID 0: deleted, for a device that has not acknowledged it."""
+    floor: int
+    """Entries up to here cannot be read any more."""
+    gap: int
+    """The newest entry that went before every device had acknowledged it: what is missing up to here was dropped."""
+    last: int
+    """The newest InboxSeq."""
+    dropped: int
+    """How many entries went unacknowledged, ever."""
+    up_to: int
+    """The device has acknowledged everything up to here."""
+    unread: int = 0
+    """Entries that the device has not acknowledged, and could read. Without a device: all that can be read."""
+    devices: Sequence[DeviceFound] = ()
+    """If they were asked for."""
+
+
+def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:
+    """How many entries a device has not acknowledged, and could read: by arithmetic, however many there are."""
+    begin = max(cursor.up_to, head.floor)
+    if head.last <= begin:
+        return 0
+    bits = cursor.bits >> (begin - cursor.up_to)
+    count = head.last - begin - bits.bit_count()
+    for first, last in deleted:
+        low, high = max(first, begin + 1), last
+        if high >= low:
+            # What was deleted and acknowledged is taken off once.
+            both = bits >> (low - begin - 1) & (1 << min(high - low + 1, 64)) - 1 if low - begin <= 64 else 0
+            count -= high - low + 1 - both.bit_count()
+    return count
+
+
+class Reader:
+    """Works on one state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def peek(
+        self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
+    ) -> Read:  # fmt: skip
+        """Entries after `start`, or before `before` with the newest first, for whoever looks: needs no session. Raises Refusal."""
+        if lane > MAX_LANE:
+            raise Refusal(Code.INVALID_ARGUMENT)
+        head = self._state.head(uin, lane)
+        deleted = self._state.deletions.of(uin, lane, head)
+        entries = self._back(uin, lane, before, count) if before else self._forward(uin, lane, start, count)
+        found = self._devices(uin, lane, head, deleted) if devices else ()
+        everything = unread_by(Cursor(), head, deleted)
+        return Read(entries, head.floor, head.gap, head.last, head.dropped, 0, everything, found)
+
+    def read(
+        self, uin: int, lane: int, number: int, device: Device, start: int | None, count: int, before: int = 0, *,
+        devices: bool = False,
+    ) -> Read:  # fmt: skip
+        """Entries after `start`, None: what the device has not acknowledged; or before `before`, the newest first."""
+        state = self._state
+        head = state.head(uin, lane)
+        deleted = state.deletions.of(uin, lane, head)
+        acknowledged = state.cursor(uin, number, device, lane)
+        if before:
+            entries = self._back(uin, lane, before, count)
+        else:
+            entries = []
+            cursor = acknowledged if start is None else Cursor(min(start, head.last))
+            seq, wanted = max(cursor.up_to, head.floor), min(count, MAX_READ)
+            while seq < head.last and len(entries) < wanted:
+                seq += 1
+                if not cursor.has(seq):
+                    entries.append((seq, 0 if len(deleted) and deleted.at(seq) else state.entry(uin, lane, seq)[0]))
+        unread = unread_by(acknowledged, head, deleted)
+        found = self._devices(uin, lane, head, deleted) if devices else ()
+        return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to, unread, found)
+
+    def _forward(self, uin: int, lane: int, start: int, count: int) -> list[tuple[int, int]]:
+        """What can be read after a number."""
+        state, entries = self._state, list[tuple[int, int]]()
+        head = state.head(uin, lane)
+        deleted = state.deletions.of(uin, lane, head)
+        seq, wanted = max(start, head.floor), min(count, MAX_READ)
+        while len(entries) < wanted:
+            seq = deleted.after(seq) + 1
+            if seq > head.last:
+                break
+            entries.append((seq, state.entry(uin, lane, seq)[0]))
+        return entries
+
+    def _back(self, uin: int, lane: int, before: int, count: int) -> list[tuple[int, int]]:
+        """What can be read before a number, the newest first."""
+        state, entries = self._state, list[tuple[int, int]]()
+        head = state.head(uin, lane)
+        deleted = state.deletions.of(uin, lane, head)
+        seq, wanted = min(before, head.last + 1) - 1, min(count, MAX_READ)
+        while seq > head.floor and len(entries) < wanted:
+            if (gone := deleted.at(seq)) is not None:
+                seq = gone[0] - 1
+                continue
+            entries.append((seq, state.entry(uin, lane, seq)[0]))
+            seq -= 1
+        return entries
+
+    def _devices(self, uin: int, lane: int, head: Head, deleted: Ranges) -> list[DeviceFound]:
+        state, found = self._state, []
+        for number, device in state.user(uin).devices.items():
+            cursor = state.cursor(uin, number, device, lane)
+            unread = unread_by(cursor, head, deleted)
+            found.append(
+                DeviceFound(number, device.client_id, device.seen_s, state.counts(device), cursor.up_to, cursor.bits, unread)
+            )
+        return found

@@ -1,0 +1,228 @@
+"""Looks into users' inboxes and tends them, without a relay or a gateway: for operators and for servers of the same operator.
+
+    async with InboxView("zk://127.0.0.1:2181/pubsub") as view:
+        for lane in await view.page(7, before=view.NEWEST):
+            ...
+
+It goes to Pi and Xiu directly, whose leaders it finds by the registry. Looking changes nothing.
+
+Source: DESIGN sections 9 ("Delivery of mail"), 11 ("Pi") and 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Self
+
+from pixiu.client.client import Client, connect
+from pixiu.client.inbox_pages import (
+    LANES,
+    MAX_DEVICE_NAME_BYTES,
+    MAX_PAGE,
+    NEWEST,
+    DeadLetterEntry,
+    DeviceState,
+    Entry,
+    Lane,
+    acknowledge,
+    add_device,
+    delete,
+    drop_device,
+    lane_of,
+    open_session,
+)
+from pixiu.client.message import Message, message_of
+from pixiu.client.stores import Stores
+from pixiu.dead_letters import DeadLetter, dead_letter_uin, decode
+from pixiu.errors import InvalidArgument, MalformedData
+from pixiu.ids import MAX_ID, SnowflakeID
+from pixiu.record import LANE_FIRST, LANE_NORMAL
+from pixiu.wire.v1 import pi_pb2
+
+CLIENT_NAME: Final = "pixiu-inbox"
+
+
+class InboxView:
+    """See the module.
+
+    Args:
+        target: "zk://host:port/root".
+        connecting: how a client is made that sends mail; for tests.
+
+    Every method raises `InvalidArgument`, `NotServed` (a cluster without Pi), `Unavailable` (no leader in 20 s).
+    """
+
+    NEWEST: Final = NEWEST
+
+    def __init__(self, target: str, *, connecting: Callable[..., Client] = connect) -> None:
+        self._target = target
+        self._stores = Stores(target)
+        self._connecting = connecting
+
+    async def __aenter__(self) -> Self:
+        await self._stores.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        await self._stores.__aexit__(kind, error, trace)
+
+    # --- looking
+
+    async def page(
+        self, uin: int, lanes: Sequence[int] = LANES, *, after: int = 0, before: int = 0, count: int = 50, fetch: bool = True,
+    ) -> list[Lane]:  # fmt: skip
+        """A page of each lane: entries after an InboxSeq, oldest first, or (`before` above 0) before one, newest first.
+
+        Everything that can be read is in it, acknowledged or not; `before=view.NEWEST` begins with the newest.
+
+        Args:
+            count: entries of each lane, at most 1,000.
+            fetch: read the messages, too; else their numbers only.
+        """
+        _check(uin, *lanes)
+        if after and before:
+            raise InvalidArgument("a page is after an entry or before one, not both")
+        num = min(count, MAX_PAGE)
+        reads = [pi_pb2.PiRead(uin=uin, lane=lane, start=after, num=num, peek=True, before=min(before, NEWEST)) for lane in lanes]
+        found = [lane_of(lane, reply) for lane, reply in zip(lanes, await self._stores.read(uin, reads), strict=True)]
+        if fetch:
+            await self._stores.fetch([entry for lane in found for entry in lane.entries])
+        return found
+
+    async def unread(self, uin: int, lanes: Sequence[int] = LANES) -> list[Lane]:
+        """Each lane without entries, with the user's devices, and what each of them has not acknowledged."""
+        _check(uin, *lanes)
+        reads = [pi_pb2.PiRead(uin=uin, lane=lane, peek=True, devices=True) for lane in lanes]
+        return [lane_of(lane, reply) for lane, reply in zip(lanes, await self._stores.read(uin, reads), strict=True)]
+
+    # --- tending
+
+    async def delete(self, uin: int, lane: int, first: int, last: int = 0) -> int:
+        """Delete an entry, or those up to `last`, for all devices: nobody reads them any more. How many it took.
+
+        The record stays in Xiu until its age is over. Raises `LimitError` at 1,000 separate deletions in an inbox.
+        """
+        _check(uin, lane)
+        last = last or first
+        if not 0 < first <= last <= MAX_ID:
+            raise InvalidArgument(f"a range of InboxSeqs is from 1 on, not {first}-{last}")
+        return (await self._stores.change(uin, delete(uin, lane, first, last)))[0]
+
+    async def acknowledge(self, uin: int, lane: int, up_to: int, device: str) -> DeviceState:
+        """Acknowledge everything up to an InboxSeq, as a device with this name. Returns where it is then.
+
+        The device is one of the user's eight; it is made if it is not there, and from then on the inbox keeps entries for it as
+        for others: until it has acknowledged them, was dropped, or was not seen for 30 days. A session of it is opened, which
+        ends whichever it had. It acknowledges for itself alone: other devices still get what they have not acknowledged.
+
+        Raises `TooManyDevices`; `InvalidArgument` beyond the inbox's end.
+        """
+        _check(uin, lane)
+        _check_device(device)
+        if not 0 < up_to <= MAX_ID:
+            raise InvalidArgument(f"an InboxSeq is from 1 on, not {up_to}")
+        number = (await self._stores.change(uin, add_device(uin, device)))[0]
+        session = (await self._stores.change(uin, open_session(uin, number)))[0]
+        await self._stores.change(uin, acknowledge(uin, number, lane, session, up_to))
+        (found,) = await self.unread(uin, (lane,))
+        return next(each for each in found.devices if each.number == number)
+
+    async def drop_device(self, uin: int, number: int) -> None:
+        """Nothing waits for this device any more; if it comes back it is a new one. Raises `UnknownDevice`."""
+        _check(uin)
+        if not 0 <= number <= 0xFFFF:
+            raise InvalidArgument(f"a DeviceID is from 0 to 65535, not {number}")
+        await self._stores.change(uin, drop_device(uin, number))
+
+    # --- dead letters
+
+    async def dead_letters(self, uin: int, *, after: tuple[int, int] = (0, 0), count: int = 50) -> list[DeadLetterEntry]:
+        """Mail of a user that a receiver's handler could not take: `count` of each lane, oldest first.
+
+        Args:
+            after: InboxSeqs in lanes 0 and 1 of the dead letters' own inbox, behind which to begin.
+        """
+        _check(uin)
+        inbox = dead_letter_uin(uin)
+        found: list[DeadLetterEntry] = []
+        for lane in LANES:
+            (page,) = await self.page(inbox, (lane,), after=after[lane], count=count)
+            found += [_dead(uin, entry) for entry in page.entries]
+        missing = [dead for dead in found if dead.letter is not None and dead.original is None]
+        fetched = [Entry(dead.letter.lane, dead.letter.seq, dead.letter.msg_id) for dead in missing if dead.letter]
+        await self._stores.fetch(fetched)
+        for dead, entry in zip(missing, fetched, strict=True):
+            dead.original = entry.message
+            dead.entry.code = entry.code
+        return found
+
+    async def resend(self, uin: int, letters: Iterable[DeadLetterEntry]) -> list[SnowflakeID]:
+        """Send the mail of dead letters to the user again, at level replicated, then delete each dead letter.
+
+        It is another mail, with an ID of its own and its lifetime anew, from the original's sender; those of one sender go in
+        their order. At least once: what ends between the two is there twice. What cannot be read is passed over.
+        """
+        _check(uin)
+        senders: dict[int, list[tuple[Entry, Message]]] = {}
+        for dead in letters:
+            if dead.original is not None and dead.letter is not None:
+                senders.setdefault(dead.original.sender, []).append((dead.entry, dead.original))
+        sent: list[SnowflakeID] = []
+        for sender, mails in senders.items():
+            async with self._connecting(self._target, uin=sender, client=CLIENT_NAME) as client:
+                for entry, mail in mails:
+                    receipt = await client.user(uin).mail(
+                        mail.payload,
+                        lane=LANE_FIRST if mail.first_lane else LANE_NORMAL,
+                        expire=timedelta(minutes=mail.lifetime_min) if mail.lifetime_min else None,
+                        type=mail.type,
+                        extension=mail.extension,
+                    )
+                    sent.append(receipt.id)
+                    await self.delete(dead_letter_uin(uin), entry.lane, entry.seq)
+        return sent
+
+    async def drop(self, uin: int, letters: Iterable[DeadLetterEntry]) -> int:
+        """Delete dead letters. How many it took."""
+        _check(uin)
+        return sum([await self.delete(dead_letter_uin(uin), dead.entry.lane, dead.entry.seq) for dead in letters])
+
+
+def _check(uin: int, *lanes: int) -> None:
+    if not 0 < uin <= MAX_ID:
+        raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+    for lane in lanes:
+        if lane not in LANES:
+            raise InvalidArgument(f"a lane is 0 (first) or 1 (normal), not {lane}")
+
+
+def _check_device(name: str) -> None:
+    if not 0 < len(name.encode()) <= MAX_DEVICE_NAME_BYTES:
+        raise InvalidArgument(f"a device's name has 1 to {MAX_DEVICE_NAME_BYTES} bytes")
+
+
+def _dead(uin: int, entry: Entry) -> DeadLetterEntry:
+    """What lies in the inbox of dead letters: anybody may have sent it."""
+    found = DeadLetterEntry(entry)
+    if entry.message is None:
+        return found
+    try:
+        letter: DeadLetter = decode(entry.message.payload)
+        if letter.uin != uin:
+            raise MalformedData("of somebody else")
+        found.original = message_of(letter.record) if letter.record else None
+    except MalformedData:
+        entry.code = MalformedData.code
+        return found
+    found.letter = letter
+    return found
+
+
+async def read_inbox(target: str, uin: int, lanes: Sequence[int], after: int, count: int, *, peek: bool) -> list[Lane]:
+    """Pages of a user's inbox. Raises what `InboxView` does."""
+    async with InboxView(target) as view:
+        return await view.page(uin, lanes, after=after, count=count, fetch=peek)

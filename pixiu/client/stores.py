@@ -1,0 +1,199 @@
+"""Asks the durable stores themselves, without proxies: who leads is found by the registry and by asking.
+
+Source: DESIGN sections 7, 11 and 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc.aio
+
+from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.client.inbox_pages import MAX_PAGE, Entry, take
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.errors import (
+    Draining,
+    InboxFull,
+    InvalidArgument,
+    LimitError,
+    NotLeader,
+    NotServed,
+    NotYet,
+    OldSession,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    TooFewInSync,
+    TooManyDevices,
+    Unavailable,
+    UnknownDevice,
+    WrongPartition,
+    error_of_code,
+)
+from pixiu.ids import msg_partition
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from pixiu.wire.v1.pi_pb2_grpc import PiStub
+from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+
+ASK_S: Final = 5.0
+LEADER_S: Final = 20.0
+"""How long a leader is looked for: a change of leaders takes about ten seconds."""
+RETRY_S: Final = 0.2
+NOT_YET_S: Final = 3.0
+"""How long a Xiu is asked again for what it does not have yet."""
+_AGAIN: Final = frozenset(
+    kind.code for kind in (NotLeader, WrongPartition, Unavailable, Draining, Overloaded, OutcomeUnknown, TooFewInSync)
+)
+"""Codes after which the same is asked again, of whoever leads by then."""
+_CURSOR_BEYOND_END, _INVALID, _TOO_MANY_DELETIONS = 5, 8, 9
+_REFUSALS: Final[dict[int, PixiuError]] = {
+    2: InboxFull("the inbox is full"),
+    3: UnknownDevice("the user has no such device"),
+    4: OldSession("another session of this device was opened meanwhile; do it again"),
+    _CURSOR_BEYOND_END: InvalidArgument("the inbox has no such entry yet"),
+    6: TooManyDevices("the user has eight devices, and none that was not seen for long; drop one first"),
+    _INVALID: InvalidArgument("there is no such lane, or no such range"),
+    _TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
+}
+
+
+def refusal(result: int) -> PixiuError:
+    """What a result below 0 means."""
+    known = _REFUSALS.get(-result)
+    return InvalidArgument(f"Pi refused it with {result}") if known is None else type(known)(str(known))
+
+
+class Stores:
+    """A cluster's Pi and Xiu: `async with Stores("zk://…") as stores`.
+
+    Args:
+        target: "zk://host:port/root".
+        leader_s: how long a leader is looked for.
+
+    Raises `InvalidArgument` for another target; entering raises `RegistryUnavailable`.
+    """
+
+    def __init__(self, target: str, *, leader_s: float = LEADER_S) -> None:
+        if not target.startswith("zk://"):
+            raise InvalidArgument(f"--target {target}: inboxes are found by the registry; give zk://HOST:PORT/ROOT")
+        self._address = parse_address(target)
+        self._leader_s = leader_s
+        self._channels = Channels()
+
+    async def __aenter__(self) -> Self:
+        self._zookeeper = ZooKeeper(self._address.hosts, connect_timeout_s=ASK_S)
+        await self._zookeeper.connect()
+        self._discovery = Discovery(self._zookeeper, self._address.root, lambda _view: None, roles=("pi", "xiu"))
+        try:
+            await self._discovery.start()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        await self._close()
+
+    async def _close(self) -> None:
+        await self._discovery.close()
+        await self._zookeeper.close()
+        await self._channels.close()
+
+    async def read(self, uin: int, reads: Sequence[pi_pb2.PiRead]) -> Sequence[pi_pb2.PiReadReply]:
+        """Reads of one user's inboxes, by the leader. Raises `NotServed`, `Unavailable`, or what a read was refused with."""
+        return (await self._ask(uin, pi_pb2.PiRequest(request=1, reads=reads))).reads
+
+    async def change(self, uin: int, operations: bytes) -> list[int]:
+        """Operations on one user's inboxes, applied by every replica in sync; a result for each item.
+
+        They may be done twice when a leader dies meanwhile. Raises `NotServed`, `Unavailable`, or what an item was refused with.
+        """
+        results = list((await self._ask(uin, pi_pb2.PiRequest(request=1, operations=operations))).results)
+        for result in results:
+            if result < 0:
+                raise refusal(result)
+        return results
+
+    async def _ask(self, uin: int, request: pi_pb2.PiRequest) -> pi_pb2.PiReply:
+        """The leader's answer, which only it may give."""
+        end, why = time.monotonic() + self._leader_s, "none is running"
+        while True:
+            view = self._discovery.view
+            if "pi" not in view.layout.roles:
+                raise NotServed("this cluster keeps no inboxes: `pixiu up --xius 1 --pis 1` has them")
+            partition = uin % view.layout.partitions("pi")
+            for node in view.replicas("pi", partition):
+                reply = await self._ask_one(node.address, request)
+                if isinstance(reply, pi_pb2.PiReply):
+                    codes = [code for code in (reply.code, *(each.code for each in reply.reads)) if code]
+                    if not codes:
+                        return reply
+                    if codes[0] not in _AGAIN:
+                        raise error_of_code(codes[0], reply.text or f"pi at {node.address} refused it with {codes[0]}")
+                    reply = f"{', '.join(sorted(set(codes)))} {reply.text}"
+                why = f"{node.address}: {reply}"
+            if time.monotonic() > end:
+                raise Unavailable(f"no leader of pi partition {partition} answers ({why}); `pixiu status` shows who leads")
+            await asyncio.sleep(RETRY_S)
+
+    async def _ask_one(self, address: str, request: pi_pb2.PiRequest) -> pi_pb2.PiReply | str:
+        """An answer, or why there is none."""
+        call: Any = PiStub(self._channels.acquire(address)).Exchange()
+        try:
+            async with asyncio.timeout(ASK_S):
+                await call.write(request)
+                reply = await call.read()
+            return reply if isinstance(reply, pi_pb2.PiReply) else "the stream ended"
+        except (TimeoutError, *STREAM_ERRORS) as error:
+            return reason_of(error)
+        finally:
+            call.cancel()
+            await self._channels.release(address)
+
+    async def fetch(self, entries: Sequence[Entry]) -> None:
+        """Put the messages into the entries; what nobody can give has a code. A follower that is asked learns a moment later what
+        is committed."""
+        until = time.monotonic() + NOT_YET_S
+        while entries:
+            await self._fetch_once(entries)
+            entries = [entry for entry in entries if entry.code == NotYet.code]
+            if time.monotonic() > until:
+                return
+            if entries:
+                await asyncio.sleep(RETRY_S)
+
+    async def _fetch_once(self, entries: Sequence[Entry]) -> None:
+        partitions: dict[int, list[Entry]] = {}
+        for entry in entries:
+            partitions.setdefault(msg_partition(entry.msg_id), []).append(entry)
+        for partition, wanted in partitions.items():
+            addresses = [node.address for node in self._discovery.view.replicas("xiu", partition)]
+            while wanted and addresses:
+                reply = await self._ask_xiu(addresses, [entry.msg_id for entry in wanted[:MAX_PAGE]])
+                if reply is None:
+                    break
+                take(wanted, reply)
+                wanted = wanted[len(reply.codes) :]
+            for entry in wanted:
+                entry.code = Unavailable.code
+
+    async def _ask_xiu(self, addresses: Sequence[str], msg_ids: Sequence[int]) -> xiu_pb2.FetchReply | None:
+        for address in addresses:
+            stub: Any = XiuStub(self._channels.acquire(address))
+            try:
+                reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=ASK_S)
+                if reply.codes:
+                    return reply
+            except grpc.aio.AioRpcError:
+                continue
+            finally:
+                await self._channels.release(address)
+        return None

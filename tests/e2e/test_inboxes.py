@@ -1,0 +1,102 @@
+"""Inboxes in a real cluster: several devices, history, deletion and dead letters, by the commands and the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pixiu
+from pixiu.client.inbox_view import InboxView
+from pixiu.dead_letters import dead_letter_uin, encode
+from tests.support.cluster import LocalCluster, running_cluster, wait_for
+
+pytestmark = pytest.mark.e2e
+SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
+
+
+@pytest.fixture(scope="module")
+def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One Xiu, two replicas of one partition of Pi, which keep what was acknowledged for an hour."""
+    folder = tmp_path_factory.mktemp("inboxes")
+    stores = ["--xius=1", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=1"]
+    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "pi.history_s=3600"]
+    stores += ["--set", "pi.new_device_history=false"]
+    with running_cluster(folder, *SMALL, *stores) as cluster:
+        cluster.wait_healthy()
+        yield cluster
+
+
+def told(cluster: LocalCluster, *arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = cluster.pixiu("inbox", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def leader(cluster: LocalCluster) -> int:
+    """The process ID of who leads Pi, once both replicas are in sync."""
+
+    def find() -> int:
+        found = [process for process in cluster.processes("pi") if process["replication"]["state"] == "Leading"]
+        return int(found[0]["pid"]) if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else 0
+
+    return wait_for(find, "a leader of pi with both in sync")
+
+
+async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing: LocalCluster) -> None:
+    async with pixiu.connect(mailing.target, uin=5) as px, InboxView(mailing.target) as view:
+        for number in range(1, 10):
+            await px.user(7).mail(b"mail %d" % number)
+        first = await view.acknowledge(7, 1, 9, "desk")
+        assert (first.unread, first.up_to) == (0, 9), "a first device gets what was there"
+        (back,) = await view.page(7, (1,), before=view.NEWEST, count=3)
+        assert [entry.message and entry.message.payload for entry in back.entries] == [b"mail 9", b"mail 8", b"mail 7"]
+        assert await view.delete(7, 1, 4, 6) == 3
+        assert told(mailing, "7", "--lane", "1", "--delete", "8", "--yes")["deleted"] == 1
+        refused = mailing.pixiu("inbox", "7", "--lane", "1", "--acknowledge", "99", "--device", "desk")
+        assert (refused.returncode, "no such entry" in refused.stderr) == (2, True)
+
+        os.kill(await asyncio.to_thread(leader, mailing), signal.SIGKILL)
+        (shown,) = await view.page(7, (1,))
+        assert [entry.seq for entry in shown.entries] == [1, 2, 3, 7, 9], "the other replica has the same, and the history"
+        further = await view.acknowledge(7, 1, 1, "tablet")
+        assert (further.unread, further.up_to) == (0, 9), "a further device begins from now on, as configured"
+        await px.user(7).mail(b"mail 10")
+        lanes = told(mailing, "7", "--unread")["lanes"]
+        assert {device["client_id"]: device["unread"] for device in lanes[1]["devices"]} == {"desk": 1, "tablet": 1}
+        assert told(mailing, "7", "--drop-device", str(further.number)) == {"uin": 7, "dropped_device": further.number}
+        assert "desk" in mailing.pixiu("inbox", "7", "--unread").stdout
+        texts = [entry["text"] for entry in told(mailing, "7", "--lane", "1", "--before", "10")["lanes"][0]["entries"]]
+        assert texts == ["mail 9", "mail 7", "mail 3", "mail 2", "mail 1"]
+
+
+async def test_dead_letters_are_listed_sent_again_and_dropped(mailing: LocalCluster) -> None:
+    async with pixiu.connect(mailing.target, uin=5) as px, InboxView(mailing.target) as view:
+        for number in range(1, 4):
+            await px.user(8).mail(b"for eight %d" % number, type=3)
+        (lane,) = await view.page(8, (1,))
+        dead = dead_letter_uin(8)
+        for entry in lane.entries:
+            assert entry.record
+            body = encode(8, entry.msg_id, entry.seq, 1, 5, 1_750_000_000_000, f"failed at {entry.seq}", entry.record)
+            await px.user(dead).mail(body)
+        letters = told(mailing, "8", "--dead-letters")["dead_letters"]
+        assert [(each["reason"], each["attempts"], each["original"]["sender"]) for each in letters] == [
+            (f"failed at {seq}", 5, 5) for seq in (1, 2, 3)
+        ]
+        assert "for eight 2" in mailing.pixiu("inbox", "8", "--dead-letters").stdout
+        assert told(mailing, "8", "--drop", letters[0]["id"], "--yes")["deleted"] == 1
+        assert told(mailing, "8", "--resend", letters[1]["id"]) == {"uin": 8, "sent": 1, "unreadable": 0}
+        assert told(mailing, "8", "--resend", "all")["sent"] == 1
+        missing = mailing.pixiu("inbox", "8", "--resend", letters[1]["id"])
+        assert (missing.returncode, "has no dead letter" in missing.stderr) == (2, True)
+        assert told(mailing, "8", "--dead-letters")["dead_letters"] == []
+        (lane,) = await view.page(8, (1,), after=3)
+        again = [entry.message for entry in lane.entries if entry.message]
+        assert [(each.payload, each.sender, each.type) for each in again] == [(b"for eight 2", 5, 3), (b"for eight 3", 5, 3)]
