@@ -80,7 +80,8 @@ class Redis:
         self._writer.close()
 
 
-def _short(text: bytes) -> bytes:
+def short(text: bytes) -> bytes:
+    """A short string of AMQP."""
     return bytes([len(text)]) + text
 
 
@@ -96,7 +97,7 @@ class RabbitMQ:
     """Persistent messages to one durable queue, with publisher confirms."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self.reader, self._writer = reader, writer
         self._sent = self._confirmed = 0
 
     @classmethod
@@ -105,35 +106,40 @@ class RabbitMQ:
         client = cls(*await asyncio.open_connection("127.0.0.1", port))
         plain = b"\0guest\0guest"
         client._writer.write(b"AMQP\x00\x00\x09\x01")
-        await client._expect(START)
+        await client.expect(START)
         client._writer.write(
-            _method(0, START_OK, struct.pack(">I", 0) + _short(b"PLAIN") + struct.pack(">I", len(plain)) + plain + _short(b"en_US"))
+            _method(0, START_OK, struct.pack(">I", 0) + short(b"PLAIN") + struct.pack(">I", len(plain)) + plain + short(b"en_US"))
         )
-        await client._expect(TUNE)
+        await client.expect(TUNE)
         client._writer.write(_method(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES, 0)))
-        client._writer.write(_method(0, OPEN, _short(b"/") + _short(b"") + b"\0"))
-        await client._expect(OPEN_OK)
-        client._writer.write(_method(1, CHANNEL_OPEN, _short(b"")))
-        await client._expect(CHANNEL_OPEN_OK)
+        client._writer.write(_method(0, OPEN, short(b"/") + short(b"") + b"\0"))
+        await client.expect(OPEN_OK)
+        client._writer.write(_method(1, CHANNEL_OPEN, short(b"")))
+        await client.expect(CHANNEL_OPEN_OK)
         durable = 2
-        client._writer.write(_method(1, DECLARE, struct.pack(">H", 0) + _short(STREAM) + bytes([durable]) + struct.pack(">I", 0)))
-        await client._expect(DECLARE_OK)
+        client._writer.write(_method(1, DECLARE, struct.pack(">H", 0) + short(STREAM) + bytes([durable]) + struct.pack(">I", 0)))
+        await client.expect(DECLARE_OK)
         client._writer.write(_method(1, CONFIRM, b"\0"))
-        await client._expect(CONFIRM_OK)
+        await client.expect(CONFIRM_OK)
         return client
 
     async def _read(self) -> tuple[int, bytes]:
-        kind, _, size = struct.unpack(">BHI", await self._reader.readexactly(7))
-        return kind, (await self._reader.readexactly(size + 1))[:-1]
+        kind, _, size = struct.unpack(">BHI", await self.reader.readexactly(7))
+        return kind, (await self.reader.readexactly(size + 1))[:-1]
 
-    async def _expect(self, method: tuple[int, int]) -> None:
+    def write_method(self, method: tuple[int, int], arguments: bytes) -> None:
+        """Something of the protocol, on the channel."""
+        self._writer.write(_method(1, method, arguments))
+
+    async def expect(self, method: tuple[int, int]) -> None:
+        """The next thing must be this."""
         kind, payload = await self._read()
         if kind != METHOD or struct.unpack_from(">HH", payload) != method:
             raise RuntimeError(f"RabbitMQ said {payload[:200]!r} where {method} was due")
 
     def prepare(self, bodies: list[bytes]) -> bytes:
         """Three frames a message: the method, its properties, its body."""
-        publish = _method(1, PUBLISH, struct.pack(">H", 0) + _short(b"") + _short(STREAM) + b"\0")
+        publish = _method(1, PUBLISH, struct.pack(">H", 0) + short(b"") + short(STREAM) + b"\0")
         return b"".join(
             publish + _frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, len(body), 1 << 12, PERSISTENT)) + _frame(BODY, 1, body)
             for body in bodies
@@ -165,6 +171,11 @@ class RabbitMQ:
         self._writer.close()
 
 
+def installed(name: str) -> str | None:
+    """Where a server is; system folders are not in everybody's PATH."""
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+
+
 def session_pids(leader: int) -> list[int]:
     """The processes of a session that live."""
     found = []
@@ -178,7 +189,7 @@ def session_pids(leader: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _server(command: list[str], port: int, environment: dict[str, str]) -> Iterator[int]:
+def server(command: list[str], port: int, environment: dict[str, str]) -> Iterator[int]:
     """A server in a session of its own: the session's number, once the port answers; all of it is gone afterwards."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -206,14 +217,14 @@ def _server(command: list[str], port: int, environment: dict[str, str]) -> Itera
 @contextlib.contextmanager
 def redis(folder: Path, fsync: str) -> Iterator[tuple[int, int] | None]:
     """(port, session) of a Redis with an append-only file; None where it is not installed."""
-    path = shutil.which("redis-server")
+    path = installed("redis-server")
     if path is None:
         yield None
         return
     folder.mkdir()
     port = free_port()
     command = [path, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
-    with _server([*command, "--appendfsync", fsync], port, {}) as session:
+    with server([*command, "--appendfsync", fsync], port, {}) as session:
         yield port, session
 
 
@@ -233,7 +244,7 @@ def rabbitmq(folder: Path) -> Iterator[tuple[int, int] | None]:
         "RABBITMQ_CONF_ENV_FILE": str(folder / "none"), "RABBITMQ_CONFIG_FILE": str(folder / "none"),
     }  # fmt: skip
     try:
-        with _server([str(RABBITMQ)], port, environment) as session:
+        with server([str(RABBITMQ)], port, environment) as session:
             yield port, session
     finally:
         # Erlang's port mapper leaves the session that started it.

@@ -29,6 +29,9 @@ class Limits:
     max_remembered: int = 100_000
     """Devices that are gone and of which it is still known what was sent. Policy: the oldest is forgotten: what it gets
     again is not marked."""
+    max_leaving: int = 10_000
+    """Devices that logged out last, and whose last acknowledgements still count. Policy: the oldest is forgotten, and gets again
+    what they were of."""
     record_bytes: int = 1024
     """A notify's record up to this size is sent on as it is."""
     call_timeout_s: float = 3.0

@@ -160,10 +160,14 @@ class Session:
         self._queue(None, now)
 
     def _log_out(self, what: object, now: float) -> None:
-        """Save what was acknowledged, not what was sent, and forget the rest."""
+        """Save what was acknowledged, not what was sent. What the device acknowledged last may still be under way."""
         self._desk.hurry(now)
         self._desk.leave(self)
         self.token = self._desk.next_token()
+
+    def _end(self, what: object, now: float) -> None:
+        """Save what was acknowledged, and forget the rest: Pi takes nothing of this session any more."""
+        self._log_out(what, now)
         self.number = 0
 
     # --- waiting
@@ -357,6 +361,11 @@ class Session:
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 
+    def acknowledge_behind(self, item: Acknowledgement, now: float) -> None:
+        """What the device acknowledged before its logout, and what comes behind it."""
+        self._acknowledge(item, now)
+        self._desk.hurry(now)
+
     def _acknowledge_and_look(self, item: Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
         self._acknowledge(item, now)
@@ -413,9 +422,10 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (_MESSAGES, Cause.BROKEN): (_SENDING, Session._rewind),
     (_SENDING, Cause.BROKEN): (_SENDING, Session._rewind),
     **{(state, Cause.LOGIN): (_ON, Session._log_in) for state in (_ON, _IDS, _MESSAGES, _SENDING)},
+    **{(state, Cause.LOGOUT): (_OFF, Session._log_out) for state in (_ON, _IDS, _MESSAGES, _SENDING)},
     **{
-        (state, cause): (_OFF, Session._log_out)
+        (state, cause): (_OFF, Session._end)
         for state in (_ON, _IDS, _MESSAGES, _SENDING)
-        for cause in (Cause.LOGOUT, Cause.FENCED, Cause.REFUSED)
+        for cause in (Cause.FENCED, Cause.REFUSED)
     },
 }

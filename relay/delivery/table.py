@@ -110,6 +110,8 @@ class Deliveries:
         self._owns = owns
         self._make_session = make_session
         self._remembered: dict[Device, _Remembered] = {}
+        self._leaving: dict[Device, Session] = {}
+        """Sessions that a logout ended, for what their devices acknowledged last: it takes another way than the logout."""
         self._opening: Pacer[Session] = Pacer(limits.opening)
         self._fetching: Pacer[Session] = Pacer(limits.fetching)
         self._saving = Saving(limits)
@@ -266,6 +268,11 @@ class Deliveries:
         del others[session]
         if not others:
             del self._of_user[session.uin]
+        if session.number:
+            self._leaving.pop(device, None)
+            if len(self._leaving) >= self.limits.max_leaving:
+                del self._leaving[next(iter(self._leaving))]
+            self._leaving[device] = session
         self._remembered.pop(device, None)
         if len(self._remembered) >= self.limits.max_remembered:
             del self._remembered[next(iter(self._remembered))]
@@ -297,6 +304,7 @@ class Deliveries:
             if len(self.sessions) >= self.limits.max_sessions:
                 self.counters.refused += 1
                 return
+            self._leaving.pop(device, None)
             session = self.sessions[device] = self._make_session(login.uin, login.device, self)
             self._of_user.setdefault(login.uin, {})[session] = None
             if known is not None:
@@ -372,11 +380,14 @@ class Deliveries:
 
     def _on_acknowledged(self, event: Acknowledged, now: float) -> None:
         for item in event.acknowledgements:
-            session = self.sessions.get(Device(item.uin, item.device))
+            device = Device(item.uin, item.device)
+            session = self.sessions.get(device) or self._leaving.get(device)
             if session is None or item.session != session.number or not 0 <= item.lane < LANES:
                 self.counters.acknowledgements_old += 1
-                continue
-            self._on(session, Cause.ACKNOWLEDGED, item, now)
+            elif session.state is State.OFFLINE:
+                session.acknowledge_behind(item, now)
+            else:
+                self._on(session, Cause.ACKNOWLEDGED, item, now)
 
     # --- answers
 

@@ -223,6 +223,31 @@ def test_a_logout_saves_what_was_acknowledged_and_not_what_was_sent() -> None:
     assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 1, 0)]
 
 
+def test_what_a_device_acknowledged_before_its_logout_counts_behind_it_as_far_as_it_was_sent() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    bench.acknowledge(2)
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 2, 0)]
+    bench.acknowledge(9)
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 3, 0)]
+    assert bench.table.counters.acknowledgements_old == 0
+    bench.log_in(connection=2)
+    bench.acknowledge(3)
+    assert bench.table.counters.acknowledgements_old == 1, "Pi would refuse it"
+
+
+def test_of_the_devices_that_logged_out_the_last_ones_are_remembered() -> None:
+    bench = Bench(Limits(max_leaving=1))
+    bench.online(1)
+    bench.tell(ev.LoggedIn([ev.Login(8, 0, GATEWAY, 1)]))
+    bench.tell(ev.Opened([(bench.take(ev.OpenSessions).items[0], 5)]))
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    bench.tell(ev.LoggedOut([ev.Login(8, 0, GATEWAY, 1)]))
+    bench.acknowledge(1)
+    assert bench.table.counters.acknowledgements_old == 1
+
+
 def test_a_newer_connection_opens_a_new_session_and_what_it_gets_again_is_marked() -> None:
     bench = Bench()
     bench.online(1, 2)
