@@ -199,7 +199,7 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
     await until("it is dropped", lambda: at_least(stage.metric("mail_without_connection_total"), 1))
 
     # Of a cluster that keeps no mail.
-    await stage.roles.layout("/none", router=1, relay=1, broker=1)
+    await stage.roles.layout("/none", router=1, broker=1)
     stage.roles.start("gateway-none", "/none", drain_jitter_s=0.1)
     (gateway,) = await stage.roles.running("gateway-none")
     async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
