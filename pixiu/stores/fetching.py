@@ -39,6 +39,8 @@ class Fetcher:
         self._view, self._channels = view, channels
         self._leaders: dict[int, str] = {}
         """Partition → host:port of its leader, as it was last known. Bounded by the partitions."""
+        self._looking: dict[int, asyncio.Lock] = {}
+        """One search for a leader at a time."""
         self._held: dict[str, grpc.aio.Channel] = {}
         """By address. Bounded by the replicas of Xiu."""
         self._turn = itertools.count()
@@ -59,7 +61,8 @@ class Fetcher:
     async def _partition(self, partition: int, msg_ids: list[int], found: dict[int, tuple[str, bytes]]) -> None:
         taken = 0
         while msg_ids and taken < MAX_BYTES:
-            address = await self._leader(partition)
+            async with self._looking.setdefault(partition, asyncio.Lock()):
+                address = await self._leader(partition)
             if not address:
                 return
             try:
