@@ -9,8 +9,11 @@ Source: DESIGN section 14, rule 3.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
+
+from pixiu.envelope import Delivery
 
 
 class Connection(Protocol):
@@ -23,6 +26,9 @@ class Connection(Protocol):
 
     def flush(self) -> None:
         """Write what was delivered in this turn."""
+
+    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
+        """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
 
     def answer(self, request: int, known: bool) -> None:
         """A join has taken effect; `known` is False when the routers did not confirm it in time."""

@@ -28,7 +28,12 @@ from gateway.events import (
     Join,
     KeepTraces,
     Leave,
+    MailAcknowledged,
+    MailArrived,
+    MailStreamClosed,
+    MailStreamOpened,
     Opened,
+    PacketsAcknowledged,
     ProxiesChanged,
     Publish,
     RecordsArrived,
@@ -41,6 +46,7 @@ from gateway.events import (
     Settled,
     Tick,
 )
+from gateway.mail import MailBook
 from gateway.reports import Reports
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
@@ -122,6 +128,8 @@ class Core:
         self.rooms = Reports(instance, self._as_of, self._next_token)
         self.users = Reports(instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
         self.devices = DeviceIndex(self._next_id)
+        devices = self.devices
+        self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt)
         self._halves: dict[int, dict[int, bool | None]] = {}
         """Connection → request that routers and relays both have to confirm → what the first of them said."""
         self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
@@ -138,6 +146,11 @@ class Core:
             HealingReceived: self._on_healing,
             FenceReceived: self._on_fence,
             Settled: self._on_settled,
+            MailStreamOpened: self.mail.opened,
+            MailStreamClosed: self.mail.ended,
+            MailArrived: self.mail.arrived,
+            MailAcknowledged: self.mail.acknowledged,
+            PacketsAcknowledged: self.mail.packets_acknowledged,
             EndOfTurn: self._on_end_of_turn,
             Tick: self._on_tick,
         }
@@ -262,6 +275,9 @@ class Core:
             self.users.announce(opened, now)
         return []
 
+    def _speaks_mqtt(self, connection: int) -> bool:
+        return self.index.clients[connection].packets
+
     def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
         self.rooms.announce([Change(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
@@ -277,6 +293,7 @@ class Core:
             self._halves.pop(event.connection, None)
             self._say_rooms(left, client.uin, False, event.reason, now)
             self.users.announce(self.devices.closed(event.connection, event.reason), now)
+            return self.mail.closed(event.connection)
         return []
 
     def _on_join(self, event: Event, now: float) -> list[Effect]:
@@ -287,11 +304,13 @@ class Core:
         channels = self.index.channels(event.connection, event.channels)
         self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
         pairs = {(room, client.uin) for room, _ in channels}
-        if not event.chat and not self._through_relays:
+        to_user = event.chat or event.mail
+        if not to_user and not self._through_relays:
             return self.rooms.presence.request(event.connection, event.request, pairs, now)
         if event.chat:
             self.index.join_user(event.connection)
-            self.users.announce(self.devices.chat(event.connection, True), now)
+        if to_user:
+            self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
         self._halves.setdefault(event.connection, {})[event.request] = None
         return self._answered(
             self.rooms.presence.request(event.connection, event.request, pairs, now)
@@ -324,7 +343,8 @@ class Core:
             self._say_rooms(self.index.leave(event.connection, channels), client.uin, False, 1, now)
             if event.chat:
                 self.index.leave_user(event.connection)
-                self.users.announce(self.devices.chat(event.connection, False), now)
+            self.users.announce(self.devices.leave(event.connection, chat=event.chat, mail=event.mail), now)
+            return self.mail.closed(event.connection) if event.mail else []
         return []
 
     def _on_publish(self, event: Event, now: float) -> list[Effect]:

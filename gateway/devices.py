@@ -1,10 +1,11 @@
 """Which devices of which users are connected to this gateway, and what the relays must be told of it. Pure.
 
 The first connection of a device connects it, the last one to go disconnects it; one that opens in between gives it a
-new connect time, because the user may have been elsewhere meanwhile. Whether a connection takes the user's own messages
-is said with the old connect time.
+new connect time, because the user may have been elsewhere meanwhile. Whether a connection takes the user's own messages, or
+mail, is said with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that
+becomes another one, or begins again, the connect time is a new one, so that relays begin a new session with it.
 
-Source: seed 004 §7.2; DESIGN section 10.
+Source: seed 004 §7.2; DESIGN sections 9 and 10; docs/decisions/0150-one-connection-of-a-device-gets-its-mail.md.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ class _Device:
     connections: set[int] = field(default_factory=set)
     chat: set[int] = field(default_factory=set)
     """Those of its connections that take the user's own messages."""
+    mail: set[int] = field(default_factory=set)
+    """Those that take mail."""
+    mail_told: bool = False
+    """Relays were told of mail with this connect time: they may have a session that goes by it."""
+
+    @property
+    def target(self) -> int:
+        """The connection that gets its mail; 0: none."""
+        return max(self.mail, default=0)
 
 
 class DeviceIndex:
@@ -42,6 +52,8 @@ class DeviceIndex:
         self._clock = HybridClock()
         self._devices: dict[tuple[int, int], _Device] = {}
         self._of: dict[int, tuple[int, int]] = {}
+        self.mail_connections = 0
+        """Connections that take mail."""
 
     def __len__(self) -> int:
         """Devices that are connected here."""
@@ -60,6 +72,7 @@ class DeviceIndex:
         if found is None:
             found = self._devices[pair] = _Device(time, login)
         found.connect_time, found.fresh = time, True
+        found.mail_told = bool(found.mail)
         found.connections.add(connection)
         self._of[connection] = pair
         return [self._say(pair, found)]
@@ -72,22 +85,59 @@ class DeviceIndex:
         found = self._devices[pair]
         found.connections.discard(connection)
         if not found.connections:
+            self.mail_connections -= len(found.mail)
             del self._devices[pair]
             return [Change(self._next_id(), *pair, False, reason)]
-        return self.chat(connection, False, pair)
+        return self._leave(pair, connection, chat=True, mail=True)
 
-    def chat(self, connection: int, wanted: bool, pair: tuple[int, int] | None = None) -> list[Change]:
-        """A connection takes the user's own messages from now on, or no longer."""
-        pair = pair if pair is not None else self._of.get(connection)
+    def join(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Change]:
+        """A connection takes the user's own messages from now on, or mail, or both."""
+        pair = self._of.get(connection)
         if pair is None:
             return []
         found = self._devices[pair]
-        before = bool(found.chat)
-        if wanted:
+        before = bool(found.chat), found.target
+        if chat:
             found.chat.add(connection)
-        else:
+        if mail and connection not in found.mail:
+            found.mail.add(connection)
+            self.mail_connections += 1
+        return self._changed(pair, found, before)
+
+    def leave(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Change]:
+        """A connection takes them no longer."""
+        pair = self._of.get(connection)
+        return [] if pair is None else self._leave(pair, connection, chat=chat, mail=mail)
+
+    def mail_target(self, uin: int, key: int, connect_time: int) -> int:
+        """The connection that gets the mail of a device which connected at that time; 0: there is none."""
+        found = self._devices.get((uin, key))
+        return found.target if found is not None and found.connect_time == connect_time else 0
+
+    def takes_mail(self, connection: int) -> bool:
+        """Whether a connection does."""
+        pair = self._of.get(connection)
+        return pair is not None and connection in self._devices[pair].mail
+
+    def _leave(self, pair: tuple[int, int], connection: int, *, chat: bool, mail: bool) -> list[Change]:
+        found = self._devices[pair]
+        before = bool(found.chat), found.target
+        if chat:
             found.chat.discard(connection)
-        return [self._say(pair, found)] if bool(found.chat) != before else []
+        if mail and connection in found.mail:
+            found.mail.discard(connection)
+            self.mail_connections -= 1
+        return self._changed(pair, found, before)
+
+    def _changed(self, pair: tuple[int, int], found: _Device, before: tuple[bool, int]) -> list[Change]:
+        after = bool(found.chat), found.target
+        if after == before:
+            return []
+        if after[1] not in (0, before[1]):
+            if found.mail_told:
+                found.connect_time = self._clock.next(0)
+            found.mail_told = True
+        return [self._say(pair, found)]
 
     def overtaken(self, change: Change, time: int) -> list[Change]:
         """A relay knows a higher connect time of the device on another gateway than the one that `change` told.
@@ -100,6 +150,7 @@ class DeviceIndex:
             return []
         self._clock.see(time)
         found.connect_time, found.fresh = self._clock.next(0), False
+        found.mail_told = bool(found.mail)
         return [self._say(pair, found)]
 
     def replaced(self, uin: int, key: int, connect_time: int) -> list[int]:
@@ -114,4 +165,6 @@ class DeviceIndex:
             found.fresh = False
 
     def _say(self, pair: tuple[int, int], found: _Device) -> Change:
-        return connected(self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login)
+        return connected(
+            self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login, mail=bool(found.mail)
+        )

@@ -6,8 +6,11 @@ free topic inside its room.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from pixiu.envelope import Delivery
 from pixiu.ids import EndpointID
 from pixiu.softstore import Change
 from pixiu.wire.v1 import control_pb2
@@ -79,6 +82,8 @@ class Join:
     channels: list[tuple[int, bytes | None]]
     chat: bool = False
     """It wants the messages to its user as well."""
+    mail: bool = False
+    """It wants the user's mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Leave:
     connection: int
     channels: list[tuple[int, bytes | None]]
     chat: bool = False
+    mail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,56 @@ class FenceReceived:
     floor: int
 
 
+class MailDevice(NamedTuple):
+    """Which connection Pi's number for a device means."""
+
+    uin: int
+    key: int
+    """As `pixiu.devices.device_key` has it."""
+    connect_time: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailStreamOpened:
+    """A relay began to deliver mail. `stream`: a number that the shell gives."""
+
+    stream: int
+    relay: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class MailStreamClosed:
+    """A relay's stream is gone."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailArrived:
+    """A relay's batch, read by `gateway.mail.read_batch`."""
+
+    stream: int
+    devices: Sequence[MailDevice]
+    deliveries: Sequence[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class MailAcknowledged:
+    """A client has got mail: (lane, first, last) InboxSeq, both included."""
+
+    connection: int
+    ranges: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PacketsAcknowledged:
+    """An MQTT client sent PUBACKs of these packet identifiers."""
+
+    connection: int
+    packet_ids: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """The time of `next_deadline()` has come."""
@@ -181,6 +237,11 @@ Event = (
     | HealingReceived
     | FenceReceived
     | Settled
+    | MailStreamOpened
+    | MailStreamClosed
+    | MailArrived
+    | MailAcknowledged
+    | PacketsAcknowledged
     | Tick
 )
 
@@ -262,4 +323,43 @@ class Answer:
     known: bool
 
 
-Effect = SendMembership | SendControl | SendRecords | SendDelivered | Deliver | KeepTraces | Answer | Disconnect | Fenced
+@dataclass(frozen=True, slots=True)
+class WriteMail:
+    """Write mail to a connection. `anew`: of a new session; what of an older one has not left yet is not to leave any more."""
+
+    connection: int
+    deliveries: list[Delivery]
+    anew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgementsDue:
+    """A relay's stream has acknowledgements to take (`MailBook.take_acknowledgements`) when its last reply is written."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndMailStream:
+    """End a relay's stream; of this core it is gone already. `text` says why."""
+
+    stream: int
+    text: str
+    at_fault: bool = False
+    """The relay sent what it may not."""
+
+
+Effect = (
+    SendMembership
+    | SendControl
+    | SendRecords
+    | SendDelivered
+    | Deliver
+    | KeepTraces
+    | Answer
+    | Disconnect
+    | Fenced
+    | WriteMail
+    | AcknowledgementsDue
+    | EndMailStream
+)

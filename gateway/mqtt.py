@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.connections import Backlog, Grade
+from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.options import Options
 from gateway.rates import PublishRates
 from gateway.slow import SlowConsumers
+from pixiu.envelope import AGAIN, Delivery
 from pixiu.errors import LeaseExpired, Offline, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.events import (
@@ -25,17 +27,20 @@ from pixiu.mqtt.events import (
     Connected,
     DropMessages,
     Effect,
+    PacketsAcknowledged,
     PauseReading,
     PublishMessages,
     ResumeReading,
     Send,
+    SendMail,
     SubscribeFilters,
     UnsubscribeFilters,
 )
+from pixiu.mqtt.mail import Mail
 from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect, Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
-from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.record import Flag, Kind, body_of, encode, with_topic
 from pixiu.vrooms import VRooms
 
 WRITE_BYTES = 64 << 10
@@ -99,11 +104,20 @@ class Hub(Protocol):
     def gone(self, client_id: str, connection: MQTTConnection, unacknowledged: dict[int, SnowflakeID]) -> None:
         """The connection of a client ID ended."""
 
-    def join(self, connection: MQTTConnection, request: int, channels: list[tuple[int, bytes | None]], chat: bool) -> None:
+    @property
+    def serves_mail(self) -> bool:
+        """Whether mail can come."""
+
+    def join(
+        self, connection: MQTTConnection, request: int, channels: list[tuple[int, bytes | None]], chat: bool, mail: bool
+    ) -> None:
         """The client subscribes."""
 
-    def leave(self, connection: MQTTConnection, channels: list[tuple[int, bytes | None]], chat: bool) -> None:
+    def leave(self, connection: MQTTConnection, channels: list[tuple[int, bytes | None]], chat: bool, mail: bool) -> None:
         """The client unsubscribes."""
+
+    def packets_acknowledged(self, connection: MQTTConnection, packet_ids: Sequence[int]) -> None:
+        """The client sent PUBACKs."""
 
     def publish(self, records: list[tuple[int, bytes]]) -> None:
         """Messages of QoS 0: (key, record)."""
@@ -162,6 +176,8 @@ class MQTTConnection(asyncio.Protocol):
         self._refusing = False
         self._refusal: list[Effect] = []
         self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
+        self._mail = MailQueue()
+        self._takes_mail = False
         self._timer: asyncio.TimerHandle | None = None
         self._unacknowledged: dict[int, SnowflakeID] = {}
         self._earlier: dict[int, SnowflakeID] = {}
@@ -222,12 +238,13 @@ class MQTTConnection(asyncio.Protocol):
 
     def catch_up(self) -> None:
         """Write what waits, as far as the client takes it."""
+        self._write_mail()
         while self._backlog and not self._paused and self._transport is not None:
             chunks, _ = self._backlog.take(WRITE_BYTES)
             self._transport.write(b"".join(chunks))
             if not self._paused:
                 self._backlog.left()
-        if not self._backlog and not self._paused:
+        if not self._backlog and not self._mail and not self._paused:
             self._hub.slow.discard(self)
 
     def check(self, now: float) -> Grade:
@@ -261,6 +278,12 @@ class MQTTConnection(asyncio.Protocol):
             self._hub.count_dropped(self._backlog.dropped - before)
         if not patient:
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
+
+    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
+        """Write mail, as the client takes it."""
+        if self._session is not None:
+            mails = [Mail(item.lane, item.seq, body_of(item.record), bool(item.flags & AGAIN)) for item in deliveries]
+            self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._hub.now(), anew=anew))
 
     def answer(self, request: int, known: bool) -> None:
         """A subscription has taken effect."""
@@ -369,7 +392,11 @@ class MQTTConnection(asyncio.Protocol):
                 self._subscribe(effect)
             elif isinstance(effect, UnsubscribeFilters):
                 channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
-                self._hub.leave(self, channels, len(channels) < len(effect.filters))
+                self._leave(channels, len(channels) < len(effect.filters))
+            elif isinstance(effect, SendMail):
+                self._send_mail(effect)
+            elif isinstance(effect, PacketsAcknowledged):
+                self._hub.packets_acknowledged(self, effect.packet_ids)
             elif isinstance(effect, Connected):
                 self._connected(effect)
             elif isinstance(effect, DropMessages):
@@ -395,22 +422,39 @@ class MQTTConnection(asyncio.Protocol):
         """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
         channels: list[tuple[int, bytes | None]] = []
         codes: list[int] = []
-        chat = False
+        chat = mail = False
         for name, number in effect.filters:
             if not name.startswith(USER_PREFIX):
                 channels.append(_channel(name, number))
                 codes.append(0)
             elif number == self.uin and self._hub.serves_users:
-                chat = True
-                codes.append(0)
+                chat, mail = True, name in effect.mail and self._hub.serves_mail
+                codes.append(int(mail))
             else:
                 codes.append(SUBACK_FAILURE)
         if len(channels) < len(codes):
             self._codes[effect.packet_id] = codes
+        if chat and self._takes_mail and not mail:
+            self._hub.leave(self, [], False, True)
+        self._takes_mail = mail if chat else self._takes_mail
         if channels or chat:
-            self._hub.join(self, effect.packet_id, channels, chat)
+            self._hub.join(self, effect.packet_id, channels, chat, mail)
         else:
             self.answer(effect.packet_id, True)
+
+    def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
+        mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
+        self._hub.leave(self, channels, user, mail)
+
+    def _send_mail(self, effect: SendMail) -> None:
+        if self._mail.put(effect.packets, anew=effect.anew):
+            self._write_mail()
+        else:
+            self.end(CloseReason.MAIL_OVERRUN, OVERRUN)
+
+    def _write_mail(self) -> None:
+        while self._mail and not self._paused and self._transport is not None:
+            self._transport.write(b"".join(self._mail.take(WRITE_BYTES)))
 
     def _closed(self, effect: Close) -> None:
         self._hub.count_closed(effect.reason)

@@ -13,6 +13,7 @@ import random
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from gateway.admission import Admission
 from gateway.connections import Connection, Pending
 from gateway.core import Core
 from gateway.events import (
+    AcknowledgementsDue,
     Answer,
     Closed,
     Confirmed,
     Deliver,
     Disconnect,
     Effect,
+    EndMailStream,
     EndOfTurn,
     Event,
     Fenced,
@@ -36,7 +39,9 @@ from gateway.events import (
     Join,
     KeepTraces,
     Leave,
+    MailAcknowledged,
     Opened,
+    PacketsAcknowledged,
     ProxiesChanged,
     Publish,
     RecordsArrived,
@@ -50,8 +55,10 @@ from gateway.events import (
     SendRecords,
     Settled,
     Tick,
+    WriteMail,
 )
 from gateway.identity import Identity
+from gateway.mail_streams import MailDeliveryService
 from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
 from gateway.patient import PatientDeliveries
@@ -77,7 +84,7 @@ from pixiu.runtime.tracing import tracer_of
 from pixiu.softstore import encode_messages
 from pixiu.trace import Hop
 from pixiu.vrooms import VRooms
-from pixiu.wire.v1 import control_pb2, wire_pb2_grpc
+from pixiu.wire.v1 import control_pb2, delivery_pb2_grpc, wire_pb2_grpc
 
 MAX_REMEMBERED_CLIENTS = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended; the oldest go first."""
@@ -140,6 +147,8 @@ class Service:
         self._closed_by_reason: dict[str, int] = {}
         self._counts = {"slow_consumer_dropped": 0, "unroutable": 0, "subscriptions_unconfirmed": 0, "chat_offline": 0}
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self), context.server)
+        self._mail = MailDeliveryService(lambda: self._core, self._step, context.log)
+        delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self._mail, context.server)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -191,6 +200,7 @@ class Service:
         if self._server is not None:
             self._server.close()
         self.slow.close()
+        self._mail.stop()
         for connection in list(self._connections.values()):
             connection.close("the gateway has stopped")
         await asyncio.gather(self._publisher.close(), self._big_publisher.close())
@@ -211,6 +221,7 @@ class Service:
             "members_digests": self._digests("router"),
             "devices_digests": self._digests("relay") if self.serves_users else {},
             "unconfirmed": core.unconfirmed if core else 0,
+            "mail": {"streams": core.mail.streams, "unacknowledged": core.mail.unacknowledged} if core else None,
             "degraded": self._degraded() or None,
         }
 
@@ -321,6 +332,11 @@ class Service:
         """Whether the cluster has relays, so that messages to users can come."""
         return "relay" in self._context.view.layout.roles
 
+    @property
+    def serves_mail(self) -> bool:
+        """Whether mail can come: the cluster keeps inboxes, too."""
+        return self.serves_users and "pi" in self._context.view.layout.roles
+
     def closed(self, connection: Pending, reason: int) -> None:
         """A connection is gone."""
         self._admission.gone(connection.id)
@@ -345,13 +361,25 @@ class Service:
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 
-    def join(self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
+    def join(
+        self, connection: Connection, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False, mail: bool = False
+    ) -> None:
         """A client subscribes."""
-        self._step(Join(connection.id, request, channels, chat))
+        self._step(Join(connection.id, request, channels, chat, mail))
 
-    def leave(self, connection: Connection, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
+    def leave(
+        self, connection: Connection, channels: list[tuple[int, bytes | None]], chat: bool = False, mail: bool = False
+    ) -> None:
         """A client unsubscribes."""
-        self._step(Leave(connection.id, channels, chat))
+        self._step(Leave(connection.id, channels, chat, mail))
+
+    def mail_acknowledged(self, connection: Connection, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """A client has got mail: (lane, first, last)."""
+        self._step(MailAcknowledged(connection.id, ranges))
+
+    def packets_acknowledged(self, connection: Connection, packet_ids: Sequence[int]) -> None:
+        """An MQTT client has got mail, by packet identifiers."""
+        self._step(PacketsAcknowledged(connection.id, packet_ids))
 
     def publish(self, records: list[tuple[int, bytes]]) -> None:
         """Messages of QoS 0: (key, record)."""
@@ -487,6 +515,10 @@ class Service:
                 self._answer(effect)
             elif isinstance(effect, Disconnect):
                 self._replaced(effect)
+            elif isinstance(effect, WriteMail):
+                self._write_mail(effect)
+            elif isinstance(effect, AcknowledgementsDue | EndMailStream):
+                self._mail.perform(effect)
             elif isinstance(effect, Fenced):
                 self._fenced()
         for connection in written.values():
@@ -497,6 +529,11 @@ class Service:
         if connection is not None:
             connection.deliver(data, count)
             connection.flush()
+
+    def _write_mail(self, effect: WriteMail) -> None:
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.deliver_mail(effect.deliveries, effect.anew)
 
     def _replaced(self, effect: Disconnect) -> None:
         moved = effect.reason == control_pb2.REASON_MOVED
@@ -524,6 +561,7 @@ class Service:
         samples["connections"] = len(self._connections)
         table = self._signal_table
         samples["signal_table_shared"] = int(table is not None and not table.problem)
+        samples |= self._mail.samples()
         samples["connections_pending"] = self._admission.pending
         samples["connections_evicted_total"] = self._admission.evicted
         samples["connections_refused_total"] = self._admission.refused
@@ -534,6 +572,9 @@ class Service:
         samples["connections_closed_total{reason}"] = dict(self._closed_by_reason)
         if self._core is not None:
             samples |= {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
+            samples |= {f"mail_{name}_total": value for name, value in asdict(self._core.mail.counters).items()}
+            samples["mail_unacknowledged"] = self._core.mail.unacknowledged
+            samples["mail_connections"] = self._core.devices.mail_connections
             samples["presences"] = self._core.index.presences
             samples["signals_dropped_total"] = self._core.signals.overflows
             samples["presences_unconfirmed"] = self._core.rooms.presence.unconfirmed

@@ -7,16 +7,18 @@ write was under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
 from gateway.connections import BATCH_S, BATCHED_FROM_S, Backlog, Grade
+from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
 from gateway.options import Options
 from gateway.slow import SlowConsumers
-from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, Overloaded, PixiuError
+from pixiu.envelope import Delivery, encode
+from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.vrooms import VRooms
@@ -59,17 +61,26 @@ class Hub(Protocol):
     def serves_users(self) -> bool:
         """Whether messages to users can come."""
 
+    @property
+    def serves_mail(self) -> bool:
+        """Whether mail can come."""
+
     def opened(self, connection: _Stream, uin: int, device: int, device_class: int, login: bool) -> None:
         """The client said who it is."""
 
     def closed(self, connection: _Stream, reason: int) -> None:
         """The client is gone."""
 
-    def join(self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False) -> None:
+    def join(
+        self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False, mail: bool = False
+    ) -> None:
         """The client subscribes."""
 
     def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
         """The client unsubscribes."""
+
+    def mail_acknowledged(self, connection: _Stream, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """The client has got mail: (lane, first, last)."""
 
     def count_dropped(self, messages: int) -> None:
         """Messages were dropped for a slow client."""
@@ -85,6 +96,9 @@ class _Stream:
         self._hub = hub
         self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
         self._told_dropped = 0
+        self.mail = False
+        """It takes mail."""
+        self._mail = MailQueue()
         self._replies: list[wire_pb2.SubscribeReply] = []
         self._wake = asyncio.Event()
         self._ended = False
@@ -117,6 +131,11 @@ class _Stream:
 
     def flush(self) -> None:
         """Nothing: the writer of the stream takes what is there."""
+
+    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
+        if not self._mail.put([encode(*item) for item in deliveries], anew=anew):
+            self.close(OVERRUN)
+        self._wake.set()
 
     def answer(self, request: int, known: bool) -> None:
         self.reply(wire_pb2.SubscribeReply(request=request))
@@ -151,10 +170,13 @@ class _Stream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (self._replies or self._backlog) and not self._ended:
+            while (self._replies or self._backlog or self._mail) and not self._ended:
                 replies, self._replies = self._replies, []
                 for reply in replies:
                     await context.write(reply)
+                if self._mail:
+                    mails = self._mail.take(MAX_BATCH_BYTES)
+                    await context.write(wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails)))
                 if self._backlog:
                     if self._backlog.grade(self._hub.slow.now()) is not Grade.PROMPT:
                         await asyncio.sleep(BATCH_S)
@@ -195,7 +217,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             self._hub.admit(stream)
             hello = first.hello
             # A stream that neither names a device nor takes messages is no login.
-            login = bool(hello.device or hello.chat)
+            login = bool(hello.device or hello.chat or hello.mail)
             device = hello.device or device_of_name(hello.client)
             self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
@@ -257,7 +279,12 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             leaves = _channels(request.leave_rooms, request.leave_topics, self._hub.vrooms)
             joins = _channels(request.join_rooms, request.join_topics, self._hub.vrooms)
             most = self._hub.options.max_subscriptions
-            chat = request.hello.chat
+            chat, mail = request.hello.chat, request.hello.mail
+            ranges = acknowledged_ranges(request.mail_acknowledgements)
+            if mail and not self._hub.serves_mail:
+                raise NotServed("this cluster keeps no mail: `pixiu up --relays 2 --xius 1 --pis 1` does")
+            if ranges and not stream.mail:
+                raise InvalidArgument("this stream takes no mail, so there is none to acknowledge: ask for it in the hello")
             if chat and not self._hub.serves_users:
                 raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
             if len(stream.channels.difference(leaves).union(joins)) > most:
@@ -265,12 +292,15 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
+        if ranges:
+            self._hub.mail_acknowledged(stream, ranges)
         if leaves:
             stream.channels.difference_update(leaves)
             self._hub.leave(stream, leaves)
-        if joins or chat:
+        if joins or chat or mail:
             stream.channels.update(joins)
-            self._hub.join(stream, request.request, joins, chat)
+            stream.mail = stream.mail or mail
+            self._hub.join(stream, request.request, joins, chat, mail)
         elif request.request:
             stream.answer(request.request, True)
 

@@ -1,12 +1,12 @@
 """Relay data: on which gateways a user's devices are, and since when. Pure.
 
-    (UIN, device, gateway instance) -> GatewayMsgID, connected or a tombstone, connect time and whether it takes messages
+    (UIN, device, gateway instance) -> GatewayMsgID, connected or a tombstone, connect time and what messages it takes
 
 The registers are those of `pixiu.softstore.Membership`: the UIN is in the place of the room, the device in that of the
 user. So what heals memberships (digests, listings, floors) heals relay data.
 
     device  15 bits class | 48 bits DeviceID                     who it is
-    value   62 bits connect time | takes messages | is a login   since when, of `pixiu.hybridclock`
+    value   61 bits connect time | takes mail | takes messages | is a login   since when, of `pixiu.hybridclock`
 
 A connection that is no login (a service that reads rooms) is known where rooms' messages go through relays, and else not
 said at all. It is neither online nor subject to the login policy.
@@ -55,6 +55,7 @@ class Connection(NamedTuple):
     connect_time: int
     chat: bool
     login: bool = True
+    mail: bool = False
 
     @property
     def device(self) -> int:
@@ -72,9 +73,9 @@ def device_key(device: int, device_class: int) -> int:
     return device_class << DEVICE_BITS | device
 
 
-def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True) -> Change:
+def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True, mail: bool = False) -> Change:
     """A device is connected to a gateway, or says something new."""
-    return Change(id_, uin, key, True, 0, connect_time << 2 | chat << 1 | login)
+    return Change(id_, uin, key, True, 0, connect_time << 3 | mail << 2 | chat << 1 | login)
 
 
 def connection_of(change: Change) -> Connection:
@@ -83,7 +84,7 @@ def connection_of(change: Change) -> Connection:
 
 
 def _connection(key: int, instance: int, value: int) -> Connection:
-    return Connection(key, instance, value >> 2, bool(value & 2), bool(value & 1))
+    return Connection(key, instance, value >> 3, bool(value & 2), bool(value & 1), bool(value & 4))
 
 
 class Devices(Membership):

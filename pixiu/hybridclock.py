@@ -1,6 +1,6 @@
 """A hybrid clock: wall time where it goes forward, a count where it does not; never twice the same, never back. Pure.
 
-    46 bits Unix ms | 16 bits count
+    45 bits Unix ms | 16 bits count
 
 Source: DESIGN section 10 (connect times of relay data).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 COUNT_BITS: Final = 16
-MAX_TIME: Final = (1 << 62) - 1
+MAX_TIME: Final = (1 << 61) - 1
 
 
 class HybridClock:

@@ -181,6 +181,12 @@ def body_bounds(record: bytes) -> tuple[int, int] | None:
     return start, end
 
 
+def body_of(record: bytes) -> bytes:
+    """The body of one whole record; empty when lengths do not fit. Never raises."""
+    start, end = body_bounds(record) or (0, 0)
+    return record[start:end]
+
+
 def crc_ok(record: bytes) -> bool:
     """Whether a whole record's CRC fits its extension and body."""
     bounds = body_bounds(record)

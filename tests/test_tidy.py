@@ -22,6 +22,7 @@ PURE_MODULES = {
     "gateway/patient.py", "proxy/big_rooms.py", "proxy/limits.py",
     "gateway/admission.py", "gateway/rates.py", "gateway/connections.py",
     "pixiu/vrooms.py", "pixiu/token_bucket.py", "pixiu/weights.py", "pixiu/links/quality.py",
+    "gateway/mail.py", "gateway/mail_lane.py", "gateway/mail_queue.py", "pixiu/mqtt/mail.py",
     "gateway/traces.py", "pixiu/trace.py", "pixiu/probing.py",
     "gateway/feedback.py", "gateway/devices.py", "gateway/reports.py", "relay/chat.py", "proxy/chat.py", "proxy/destinations.py",
     "pixiu/devices.py", "pixiu/hybridclock.py", "pixiu/addressed.py", "broker/addressed.py",

@@ -31,6 +31,8 @@ class CloseReason(Enum):
     PUBLISH_RETAINED = "publish_retained"
     PUBLISH_TOPIC = "publish_topic"
     PUBLISH_REFUSED = "publish_refused"
+    MAIL_UNACKNOWLEDGED = "mail_unacknowledged"
+    """The client answered no mail for too long."""
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
     # What only the shell knows:
@@ -41,6 +43,8 @@ class CloseReason(Enum):
     DRAINING = "draining"
     SLOW_CONSUMER = "slow_consumer"
     STOPPED = "stopped"
+    MAIL_OVERRUN = "mail_overrun"
+    """More mail waits than a client may have unacknowledged."""
     EVICTED = "evicted"
     """It had not sent its CONNECT when there were too many such connections."""
 
@@ -84,13 +88,15 @@ class DropMessages:
 class SubscribeFilters:
     """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
 
-    Of users (`user/{UIN}`) the shell grants the client's own, and refuses the others by a code.
+    Of users (`user/{UIN}`) the shell grants the client's own, and refuses the others by a code. `mail` names those for which
+    the client asks for QoS 1 in a session that it wants to be kept.
 
     A filter that the client has already is among them again: joining is idempotent.
     """
 
     packet_id: int
     filters: list[tuple[str, RoomID | UIN]]
+    mail: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,20 @@ class UnsubscribeFilters:
     """Deliver nothing more for these filters. The UNSUBACK is the next effect."""
 
     filters: list[tuple[str, RoomID | UIN]]
+
+
+@dataclass(frozen=True, slots=True)
+class SendMail:
+    """Write these PUBLISH packets as the client takes them; none is dropped. `anew`: those that wait are to go no more."""
+
+    packets: list[bytes]
+    anew: bool
+
+
+class PacketsAcknowledged(NamedTuple):
+    """The client has got the mail of these packet identifiers, as it says."""
+
+    packet_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +139,17 @@ class Close:
 
 
 Effect = (
-    Send | Connected | PublishMessages | DropMessages | SubscribeFilters | UnsubscribeFilters | PauseReading | ResumeReading | Close
+    Send
+    | Connected
+    | PublishMessages
+    | DropMessages
+    | SubscribeFilters
+    | UnsubscribeFilters
+    | SendMail
+    | PacketsAcknowledged
+    | PauseReading
+    | ResumeReading
+    | Close
 )
 
 

@@ -10,7 +10,10 @@ What is promised to stock clients, and where MQTT leaves a choice:
   [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
 - *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
   `user/{UIN}` by the shell; another user's, `$…` and wildcards get 0x80. SUBACK waits for the whole
-  cluster: a message published after it is delivered.
+  cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's mail, too.
+- *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`pixiu.mqtt.mail`). PUBACKs may come in any
+  order; what has none is sent again on the next connection, with DUP. A lane that waits 30 s for any PUBACK closes the
+  connection. A PUBACK that nothing waits for is reported and otherwise ignored; from who takes no mail it is unexpected.
 - *PUBLISH of QoS 0 is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard
   the retained copy at once", which [MQTT-3.3.1-7] allows; subscribers get it without the flag.
 - *PUBLISH of QoS 1 is done as asked or the connection is closed*: MQTT 3.1.1 has no negative PUBACK
@@ -39,13 +42,16 @@ from pixiu.mqtt.events import (
     Connected,
     DropMessages,
     Effect,
+    PacketsAcknowledged,
     PauseReading,
     PublishMessages,
     ResumeReading,
     Send,
+    SendMail,
     SubscribeFilters,
     UnsubscribeFilters,
 )
+from pixiu.mqtt.mail import Mail, Unacknowledged
 from pixiu.mqtt.packets import (
     FIRST_PACKET_BYTES,
     MAX_FILTERS,
@@ -58,6 +64,7 @@ from pixiu.mqtt.packets import (
     MalformedPacket,
     Packet,
     Pingreq,
+    Puback,
     Publish,
     Side,
     Suback,
@@ -80,6 +87,8 @@ class SessionLimits:
     """Times the client's keep-alive without a packet, then the connection is closed [MQTT-3.1.2-24]."""
     answer_timeout_s: float = 30.0
     """How long the cluster may take to confirm a subscription or to accept a message; then the connection is closed."""
+    puback_timeout_s: float = 30.0
+    """How long a lane of mail may wait for any PUBACK; then the connection is closed."""
     max_packet_bytes: int = MAX_PACKET_BYTES
     """The largest packet after CONNECT, header included."""
     max_subscriptions: int = 1000
@@ -120,11 +129,13 @@ class Event(Enum):
     UNSUBSCRIBE = "UNSUBSCRIBE"
     PINGREQ = "PINGREQ"
     DISCONNECT = "DISCONNECT"
-    UNEXPECTED = "PUBACK, PUBREC, PUBREL or PUBCOMP"
+    PUBACK = "PUBACK of who takes mail"
+    UNEXPECTED = "other PUBACK, PUBREC, PUBREL or PUBCOMP"
     MALFORMED = "malformed packet"
     SUBSCRIPTION_CONFIRMED = "subscription confirmed"
     PUBLISH_ACCEPTED = "publish accepted"
     PUBLISH_REFUSED = "publish refused"
+    MAIL = "mail"
     TIMEOUT = "timeout"
     CLOSE = "close"
     CONNECTION_LOST = "connection lost"
@@ -214,6 +225,9 @@ class ServerSession:
         self._paused = False
         self._held_until = 0.0
         self._client_id = ""
+        self._clean_session = True
+        self._takes_mail = False
+        self._mail = Unacknowledged()
 
     # ------------------------------------------------------------------------------------------ what can be seen
 
@@ -257,6 +271,8 @@ class ServerSession:
                 deadlines.append(self._inflight[self._order[0]] + self._limits.answer_timeout_s)
             if self._pending:
                 deadlines.append(next(iter(self._pending.values())).since + self._limits.answer_timeout_s)
+            if self._mail.since is not None and not self._paused:  # likewise
+                deadlines.append(self._mail.since + self._limits.puback_timeout_s)
             if self._held_until:
                 deadlines.append(self._held_until)
         return min(deadlines, default=None)
@@ -277,6 +293,8 @@ class ServerSession:
                 self._publish(packet, now, effects)
             elif type(packet) is Connect:
                 self._step(*self._judge_connect(packet), now, effects)
+            elif type(packet) is Puback and self._takes_mail:
+                self._step(Event.PUBACK, packet, now, effects)
             else:
                 self._step(_PACKET_EVENTS.get(type(packet), Event.UNEXPECTED), packet, now, effects)
         if self._decoder.error is not None:
@@ -286,9 +304,13 @@ class ServerSession:
     def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
         """The subscription took effect in the whole cluster.
 
-        codes: one for each filter of the effect, 0 or `SUBACK_FAILURE`; None: all were granted.
+        codes: one for each filter of the effect, the QoS or `SUBACK_FAILURE`; None: all were granted QoS 0.
         """
         return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
+
+    def deliver_mail(self, topic: str, mails: Sequence[Mail], now: float, *, anew: bool = False) -> list[Effect]:
+        """Mail for the client. `anew`: it is of a new session, and nothing of an older one waits for its PUBACK any more."""
+        return self._run(Event.MAIL, (topic, mails, anew), now)
 
     def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
         """The cluster has taken these messages of QoS 1."""
@@ -315,6 +337,8 @@ class ServerSession:
             problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
         elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
             problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
+        elif self._puback_due(now):
+            problem = _Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
         else:
             problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
         return self._run(Event.TIMEOUT, problem, now)
@@ -346,6 +370,10 @@ class ServerSession:
         self._state, action = TABLE[self._state, event]
         action(self, argument, now, effects)
 
+    def _puback_due(self, now: float) -> bool:
+        since = self._mail.since
+        return since is not None and not self._paused and now >= since + self._limits.puback_timeout_s
+
     def _judge_connect(self, packet: Connect) -> tuple[Event, object]:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
@@ -373,6 +401,7 @@ class ServerSession:
     def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
         """Start the session, CONNACK 0."""
         self._client_id = packet.client_id or self._assigned_client_id
+        self._clean_session = packet.clean_session
         self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
         effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s))
         effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
@@ -415,7 +444,8 @@ class ServerSession:
             return
         answers: list[str | None] = []
         joined: dict[str, RoomID | UIN] = {}
-        for name, _ in packet.filters:
+        kept: dict[str, bool] = {}
+        for name, qos in packet.filters:
             room = self._resolve(name)
             full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions
             if isinstance(room, Refusal) or full:
@@ -423,12 +453,14 @@ class ServerSession:
                 continue
             answers.append(name)
             joined[name] = self._subscriptions[name] = room
+            kept[name] = bool(qos) and not self._clean_session and name.startswith(USER_PREFIX)
         if not joined:
             effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(answers)))))
             return
         self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
         self._pending_filters += len(answers)
-        effects.append(SubscribeFilters(packet.packet_id, list(joined.items())))
+        mail = frozenset(name for name, wanted in kept.items() if wanted)
+        effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), mail))
         self._pause_or_resume(now, effects)
 
     def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
@@ -442,6 +474,7 @@ class ServerSession:
         for name, code in granted.items():
             if code == SUBACK_FAILURE:
                 self._subscriptions.pop(name, None)
+            self._takes_mail = self._takes_mail or code == 1
         answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
         effects.append(Send(codec.encode(Suback(packet_id, answer))))
         self._pause_or_resume(now, effects)
@@ -466,6 +499,21 @@ class ServerSession:
             effects.append(Send(codec.encode_pubacks(done)))
             self._pause_or_resume(now, effects)
 
+    def _send_mail(self, what: tuple[str, Sequence[Mail], bool], now: float, effects: list[Effect]) -> None:
+        """PUBLISH of QoS 1."""
+        topic, mails, anew = what
+        self._takes_mail = True
+        effects.append(SendMail(self._mail.send(topic, mails, now, anew=anew), anew))
+
+    def _mail_acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
+        """Report it."""
+        self._mail.acknowledge(packet.packet_id, now)
+        last = effects[-1] if effects else None
+        if type(last) is PacketsAcknowledged:
+            last.packet_ids.append(packet.packet_id)
+        else:
+            effects.append(PacketsAcknowledged([packet.packet_id]))
+
     def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
         if not self._paused and (self._held_until or self.waiting >= self._limits.max_inflight):
             self._paused = True
@@ -473,6 +521,7 @@ class ServerSession:
         elif self._paused and not self._held_until and self.waiting <= self._limits.max_inflight // 2:
             self._paused = False
             self._last_packet = now
+            self._mail.wait_from(now)
             effects.append(ResumeReading())
 
     def _pong(self, _: Pingreq, now: float, effects: list[Effect]) -> None:
@@ -512,11 +561,13 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTING, Event.UNSUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.PINGREQ): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBACK): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.MAIL): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
@@ -528,11 +579,13 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.UNSUBSCRIBE): Transition(State.CONNECTED, ServerSession._unsubscribe),
     (State.CONNECTED, Event.PINGREQ): Transition(State.CONNECTED, ServerSession._pong),
     (State.CONNECTED, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._goodbye),
+    (State.CONNECTED, Event.PUBACK): Transition(State.CONNECTED, ServerSession._mail_acknowledged),
     (State.CONNECTED, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),
     (State.CONNECTED, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTED, ServerSession._acknowledge),
     (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.DISCONNECTED, ServerSession._close),
+    (State.CONNECTED, Event.MAIL): Transition(State.CONNECTED, ServerSession._send_mail),
     (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),

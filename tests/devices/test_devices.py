@@ -166,7 +166,7 @@ def test_tombstones_are_forgotten_after_their_time() -> None:
 
 
 def test_changes_survive_the_wire_in_messages_that_fit_a_datagram() -> None:
-    changes = [on(MAX_ID >> 32, uin=MAX_ID - i, device=MAX_ID, time=MAX_ID >> 1) for i in range(60)] + [off(9)]
+    changes = [on(MAX_ID >> 32, uin=MAX_ID - i, device=MAX_ID, time=MAX_ID >> 2) for i in range(60)] + [off(9)]
     parts = encode_messages(changes)
     assert max(map(len, parts)) < 1300
     decoded = [c for part in parts for c in decode_messages(control_pb2.Control.FromString(part).gateway_messages)]

@@ -90,7 +90,7 @@ def test_a_device_that_connects_is_told_with_its_connect_time() -> None:
     core = gateway()
     (change,) = said(turn(core, opened(1)))
     assert (gateway_instance(change.id), gateway_generation(change.id)) == (3, 5)
-    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 2 | 1)
+    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 3 | 1)
     assert core.unconfirmed == 1
     assert confirmed(core, [change]) == []
     assert core.unconfirmed == 0
@@ -130,7 +130,7 @@ def test_a_connection_that_wants_messages_says_so_with_the_old_connect_time() ->
     confirmed(core, before)
     effects = turn(core, Join(1, 50, [], chat=True))
     (change,) = said(effects)
-    assert connection_of(change)[2:] == (connection_of(before[0]).connect_time, True, True)
+    assert connection_of(change)[2:] == (connection_of(before[0]).connect_time, True, True, False)
     assert change.id > before[0].id
     assert not [e for e in effects if isinstance(e, Answer)]
     assert confirmed(core, [change]) == [Answer(1, 50, True)]

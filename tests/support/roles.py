@@ -122,7 +122,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in ("proxy", "gateway", "broker", "router", "pi", "xiu"):
+        for role in ("proxy", "gateway", "relay", "broker", "router", "pi", "xiu"):
             own = [process for name, process in self._processes.items() if self._places[name][1] == role]
             for process in own:
                 process.send_signal(signal.SIGTERM)

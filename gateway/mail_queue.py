@@ -1,0 +1,63 @@
+"""Mail that waits for one connection to take it. Pure.
+
+Nothing of it is dropped: a slow connection stops at its windows, which are all that may wait here. A new session begins anew, and
+what an older one has left here goes, because it comes again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.mail_lane import LANES
+from pixiu.cursor import MAP_BITS
+from pixiu.errors import InvalidArgument
+from pixiu.wire.v1 import wire_pb2
+
+MAX_WAITING: Final = LANES * MAP_BITS
+"""Entries. The core lets no more be written that are not acknowledged; a client that acknowledges what it did not read yet ends."""
+OVERRUN: Final = f"more than {MAX_WAITING} mails wait for this client: it acknowledges what it has not read"
+
+MAX_RANGES: Final = 10_000
+"""Of acknowledgements in one request."""
+
+
+class MailQueue:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        """Entries that wait."""
+        return len(self._chunks)
+
+    def put(self, chunks: list[bytes], *, anew: bool) -> bool:
+        """Add entries. False when there are too many, and the connection is to end."""
+        if anew:
+            self._chunks.clear()
+        self._chunks.extend(chunks)
+        return len(self._chunks) <= MAX_WAITING
+
+    def take(self, most_bytes: int) -> list[bytes]:
+        """Entries of up to so many bytes together; at least one."""
+        taken: list[bytes] = []
+        size = 0
+        while self._chunks and (not taken or size + len(self._chunks[0]) <= most_bytes):
+            size += len(self._chunks[0])
+            taken.append(self._chunks.popleft())
+        return taken
+
+
+def acknowledged_ranges(said: Sequence[wire_pb2.MailAcknowledgement]) -> list[tuple[int, int, int]]:
+    """What a client says that it has got: (lane, first, last). Raises `InvalidArgument`: then nothing of it is believed."""
+    if len(said) > MAX_RANGES:
+        raise InvalidArgument(f"a request may acknowledge {MAX_RANGES} ranges; send several")
+    for one in said:
+        if one.lane >= LANES or not 0 < one.first <= one.last:
+            raise InvalidArgument(
+                f"an acknowledgement names a lane from 0 to {LANES - 1} and InboxSeqs from 1 that rise, not lane {one.lane}, "
+                f"{one.first} to {one.last}"
+            )
+    return [(one.lane, one.first, one.last) for one in said]

@@ -1,0 +1,207 @@
+"""Mail through a real gateway to gRPC and stock MQTT clients; the test plays the relay that delivers it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from pixiu.devices import device_key
+from pixiu.discovery.node import Node
+from pixiu.envelope import AGAIN, GAP, Delivery, encode, split
+from pixiu.ids import device_class_of_name
+from pixiu.record import Kind
+from pixiu.record import encode as record_of
+from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
+from tests.support.roles import WAIT_S, Roles, at_least, until
+
+pytestmark = pytest.mark.e2e
+RELAY = 0xFEED
+NUMBER = 3
+"""What Pi calls the device."""
+
+
+def mail(uin: int, seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, body: bytes = b"") -> bytes:
+    record = b"" if flags & GAP else record_of(Kind.MAIL, uin, body or b"mail %d" % seq, 1000 + seq)
+    return encode(0 if flags & GAP else 5000 + seq, seq, uin, session, NUMBER, lane, flags, record)
+
+
+class Relay:
+    """One stream of deliveries."""
+
+    def __init__(self, channel: grpc.aio.Channel, endpoint: int = RELAY) -> None:
+        self._call: Any = delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
+        self._endpoint = endpoint
+        self.got: list[tuple[int, int, int, int, int, int]] = []
+
+    async def open(self) -> None:
+        """Until the gateway takes deliveries."""
+        await self._call.write(delivery_pb2.DeliveryBatch(relay=self._endpoint))
+        async with asyncio.timeout(WAIT_S):
+            assert (await self._call.read()).ready
+
+    async def send(self, *deliveries: bytes, devices: Sequence[delivery_pb2.MailDevice] = ()) -> None:
+        """One batch."""
+        batch = delivery_pb2.DeliveryBatch(devices=devices, deliveries=b"".join(deliveries), count=len(deliveries))
+        await self._call.write(batch)
+
+    async def acknowledged(self, *wanted: tuple[int, int, int, int]) -> None:
+        """Until (session, lane, UpTo, map) are among what was acknowledged."""
+        async with asyncio.timeout(WAIT_S):
+            while not set(wanted) <= {item[2:] for item in self.got}:
+                reply = await self._call.read()
+                assert reply is not grpc.aio.EOF, await self.status()
+                self.got += [
+                    (item.uin, item.device, item.session, item.lane, item.up_to, item.bits) for item in reply.acknowledgements
+                ]
+
+    async def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the gateway ended the stream."""
+        async with asyncio.timeout(WAIT_S):
+            return await self._call.code(), await self._call.details()
+
+
+class Subscriber:
+    """A gRPC client."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call: Any = wire_pb2_grpc.SubscriberStub(channel).Subscribe()
+        self.mails: list[Delivery] = []
+
+    async def open(self, uin: int, *, take_mail: bool = True) -> wire_pb2.SubscribeReply:
+        """Say hello; the reply says who it is. The next one answers the request."""
+        hello = wire_pb2.SubscribeHello(uin=uin, device=7, device_class="desk", mail=take_mail)
+        await self._call.write(wire_pb2.SubscribeRequest(hello=hello, request=1 if take_mail else 0))
+        return await self.read()
+
+    async def read(self) -> wire_pb2.SubscribeReply:
+        async with asyncio.timeout(WAIT_S):
+            reply: wire_pb2.SubscribeReply = await self._call.read()
+        return reply
+
+    async def take(self, number: int) -> list[Delivery]:
+        """The next mails."""
+        while len(self.mails) < number:
+            reply = await self.read()
+            self.mails += split(reply.mail, reply.mail_count)
+        taken, self.mails = self.mails[:number], self.mails[number:]
+        return taken
+
+    async def acknowledge(self, *ranges: tuple[int, int, int], request: int = 0) -> None:
+        said = [wire_pb2.MailAcknowledgement(lane=lane, first=first, last=last) for lane, first, last in ranges]
+        await self._call.write(wire_pb2.SubscribeRequest(mail_acknowledgements=said, request=request))
+
+
+class Stage:
+    """The processes, and what a relay has to know of them."""
+
+    def __init__(self, roles: Roles, gateway: Node, relay: Node, channel: grpc.aio.Channel) -> None:
+        self.roles, self.gateway, self.relay, self.channel = roles, gateway, relay, channel
+
+    async def device(self, uin: int, key: int) -> delivery_pb2.MailDevice:
+        """The connection of a device that takes mail, as relays know it."""
+        found: list[delivery_pb2.MailDevice] = []
+
+        async def known() -> bool:
+            async with grpc.aio.insecure_channel(f"{self.relay.host}:{self.relay.port}") as channel:
+                request = wire_pb2.SnapshotRequest(endpoint=RELAY, role="relay", partition=0, partitions=1)
+                async for chunk in wire_pb2_grpc.MembershipStub(channel).Snapshot(request):
+                    values = [value for (value,) in struct.iter_unpack("<Q", chunk.values)]
+                    for entry, value in zip(struct.iter_unpack("<QQQ", chunk.entries), values, strict=True):
+                        if entry[:2] == (uin, key) and value & 4:
+                            found.append(delivery_pb2.MailDevice(uin=uin, key=key, connect_time=value >> 3, device=NUMBER))
+            return bool(found)
+
+        await until("a relay knows the device", known)
+        return found[-1]
+
+    async def metric(self, name: str) -> float:
+        return await self.roles.metric(self.gateway, name)
+
+
+@pytest.fixture
+async def stage(roles: Roles) -> AsyncIterator[Stage]:
+    """A gateway and the relay that confirms its devices; of Pi and Xiu there is the layout alone."""
+    await roles.layout(router=1, relay=1, broker=1, xiu=1, pi=1)
+    for name in ("router-0", "relay-0"):
+        roles.start(name, partition=0)
+    roles.start("gateway-0")
+    _, relay, gateway = await roles.running("router-0", "relay-0", "gateway-0")
+    async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
+        yield Stage(roles, gateway, relay, channel)
+
+
+async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach_the_relay(stage: Stage) -> None:
+    uin, key = 77, device_key(7, device_class_of_name("desk"))
+    client, relay = Subscriber(stage.channel), Relay(stage.channel)
+    assert (await client.open(uin)).uin == uin
+    assert (await client.read()).request == 1
+    device = await stage.device(uin, key)
+    await relay.open()
+    sent = [mail(uin, seq) for seq in range(1, 65)] + [mail(uin, 1, lane=0), mail(uin, 9, lane=2, flags=GAP)]
+    await relay.send(*sent, devices=[device])
+    got = await client.take(66)
+    assert b"".join(encode(*item) for item in got) == b"".join(sent)
+    await client.acknowledge((1, 3, 4), (0, 1, 1), (1, 10, 10))
+    await relay.acknowledged((1, 1, 0, 0b1000001100), (1, 0, 1, 0))
+    await client.acknowledge((1, 1, 2), (2, 9, 9), (3, 1, 1))
+    await relay.acknowledged((1, 1, 4, 0b100000), (1, 2, 9, 0))
+    assert {item[:2] for item in relay.got} == {(uin, NUMBER)}
+    assert (await stage.metric("mail_delivered_total"), await stage.metric("mail_unacknowledged")) == (65, 59)
+    assert await stage.metric("mail_acknowledgements_unknown_total") == 1
+
+    # Another relay took over: a higher session begins anew, what comes again is marked, the older session is refused.
+    other = Relay(stage.channel, RELAY + 1)
+    await other.open()
+    await other.send(mail(uin, 5, session=2), mail(uin, 65, session=2), devices=[device])
+    again = await client.take(2)
+    assert [(item.seq, item.session, item.flags) for item in again] == [(5, 2, AGAIN), (65, 2, 0)]
+    await relay.send(mail(uin, 66))
+    await other.send(mail(uin, 5, session=2, flags=AGAIN))
+    await other.acknowledged((2, 1, 4, ((1 << 59) - 1) << 1))
+    await client.acknowledge((1, 5, 65))
+    await other.acknowledged((2, 1, 65, 0))
+    assert await stage.metric("mail_sessions_refused_total") == 1
+    assert await stage.metric("mail_repeats_dropped_total") == 1
+
+
+async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: Stage) -> None:
+    client = Subscriber(stage.channel)
+    await client.open(5, take_mail=False)
+    await client.acknowledge((1, 1, 1), request=9)
+    refused = await client.read()
+    assert (refused.request, refused.error_code, "takes no mail" in refused.error_text) == (9, "INVALID_ARGUMENT", True)
+    for batch, text in (
+        (delivery_pb2.DeliveryBatch(relay=RELAY, deliveries=mail(5, 1)[:-1], count=1), "ends within a record"),
+        (delivery_pb2.DeliveryBatch(relay=RELAY, deliveries=mail(5, 1, lane=4), count=1), "lane 4"),
+        (delivery_pb2.DeliveryBatch(deliveries=mail(5, 1), count=1), "names the relay"),
+    ):
+        relay = Relay(stage.channel)
+        await relay._call.write(batch)
+        code, details = await relay.status()
+        assert (code, text in details) == (grpc.StatusCode.INVALID_ARGUMENT, True), details
+    assert await stage.metric("mail_streams_refused_total") == 3
+    assert stage.roles.log("gateway-0").count("mail_stream_refused") == 2, "once for each relay"
+    older, newer = Relay(stage.channel), Relay(stage.channel)
+    await older.open()
+    await newer.open()
+    assert (await older.status())[0] is grpc.StatusCode.UNAVAILABLE
+    await newer.send(mail(5, 1))
+    await until("it is dropped", lambda: at_least(stage.metric("mail_without_connection_total"), 1))
+
+
+async def test_mail_in_a_cluster_that_keeps_none_is_refused(roles: Roles) -> None:
+    await roles.layout(router=1, relay=1, broker=1)
+    roles.start("gateway-0")
+    (gateway,) = await roles.running("gateway-0")
+    async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
+        client = Subscriber(channel)
+        await client.open(5)
+        refused = await client.read()
+    assert (refused.request, refused.error_code) == (1, "NOT_SERVED")
+    assert "--pis 1" in refused.error_text
