@@ -42,6 +42,7 @@ from proxy.mail_events import (
     WriterOpened,
 )
 from proxy.mail_links import StoreLink
+from proxy.notice_links import NoticeLinks
 from proxy.options import Options
 
 TICK_S: Final = 0.05
@@ -141,9 +142,9 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self.on_grown: Callable[[InboxesGrew], None] = self._count_grown
+        self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash)
+        self.on_grown: Callable[[InboxesGrew], None] = self.notices.grown
         """Called with what inboxes have now, when it was confirmed: who delivers mail is told by it."""
-        self._grown = 0
         mail_pb2_grpc.add_MailerServicer_to_server(self, context.server)
 
     # --- what the proxy's service calls
@@ -169,18 +170,21 @@ class MailService(mail_pb2_grpc.MailerServicer):
                 handle.cancel()
         for stream in self._streams.values():
             stream.end()
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await asyncio.gather(*(link.close() for link in self._links.values()), self.notices.stop())
         await self._channels.close()
 
     def samples(self) -> dict[str, object]:
         """For metrics."""
         counted: dict[str, object] = {f"mail_{name}_total": value for name, value in asdict(self.core.counters).items()}
-        return counted | {
-            "mail_writers": len(self._streams),
-            "mail_parcels_under_way": self.core.under_way,
-            "mail_waiting_bytes": self.core.waiting_bytes,
-            "mail_notified_total": self._grown,
-        }
+        return (
+            self.notices.samples()
+            | counted
+            | {
+                "mail_writers": len(self._streams),
+                "mail_parcels_under_way": self.core.under_way,
+                "mail_waiting_bytes": self.core.waiting_bytes,
+            }
+        )
 
     # --- writers
 
@@ -292,6 +296,3 @@ class MailService(mail_pb2_grpc.MailerServicer):
                 )
             elif isinstance(effect, Disconnect):
                 self._links[effect.store].leave(effect.link)
-
-    def _count_grown(self, grown: InboxesGrew) -> None:
-        self._grown += len(grown.uins)

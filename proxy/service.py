@@ -247,6 +247,7 @@ class Service:
         self._perform(self._core.step(brokers, now))
         relays = view.layout.partitions("relay") if "relay" in view.layout.roles else 0
         self._perform(self._core.step(RelaysChanged(relays, self._replicas("relay") if relays else ()), now))
+        self.mail.notices.owners(relays, self._owners(relays))
 
     def _replicas(self, role: str) -> tuple[Replica, ...]:
         view, links = self._context.view, self._context.links
@@ -257,6 +258,14 @@ class Service:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
                 replicas.append(Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
         return tuple(replicas)
+
+    def _owners(self, relays: int) -> dict[int, tuple[EndpointID, ...]]:
+        """Partition → the relays among which the owner of each of its users is chosen, as relays do it themselves."""
+        running, links = self._context.view.running("relay"), self._context.links
+        live = [node for node in running if links.state(node.endpoint) is not PeerState.DEAD]
+        return {
+            partition: tuple(sorted(node.endpoint for node in live if node.partition == partition)) for partition in range(relays)
+        }
 
     def _measure(self) -> None:
         """Once in a heartbeat interval: let brokers that answer late or seldom have fewer rooms."""

@@ -112,6 +112,28 @@ class Core(ReplicaCore):
         """Who of these users is online, on how many devices, in the order asked for."""
         return [UserPresence(uin, len(self.devices.connections(uin))) for uin in uins]
 
+    # --- users' mail
+
+    @property
+    def partitions(self) -> int:
+        """Of relays, in the view."""
+        return self._view.partitions if self._view is not None else 1
+
+    def mail_owners(self) -> tuple[int, ...]:
+        """The relays among which the owner of each of this partition's users is chosen; () while this one is none of them."""
+        if self._view is None or self.state is not State.RUNNING or self.partition >= self._view.partitions:
+            return ()
+        return tuple(sorted((self.endpoint, *self._view.running(self.partition, self._dead))))
+
+    def reachable_gateways(self) -> list[int]:
+        """Endpoints of gateways that are in the registry and not silent."""
+        return [target.endpoint for target in self._gateways.values() if target.endpoint not in self._silent]
+
+    def gateway_at(self, instance: int) -> int | None:
+        """The endpoint of a gateway instance, if it can be reached."""
+        target = self._gateways.get(instance)
+        return None if target is None or target.endpoint in self._silent else target.endpoint
+
     # --- users' messages
 
     def _serves(self, uin: int) -> bool:

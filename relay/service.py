@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc.aio
 
-from pixiu.devices import Devices, LoginPolicy
+from pixiu.devices import LoginPolicy
 from pixiu.ids import EndpointID
+from pixiu.replicas.events import ClusterChanged, Event, PeerAlive, PeerDead
 from pixiu.replicas.service import ReplicaService
 from pixiu.replicas.state import State
 from pixiu.runtime.context import Context
@@ -20,6 +21,8 @@ from pixiu.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
 from relay.events import RecordsReceived
+from relay.mail_devices import TrackedDevices
+from relay.mail_service import MailService
 from relay.options import Options
 
 
@@ -28,6 +31,7 @@ class Service(ReplicaService):
 
     def __init__(self, context: Context[Options]) -> None:
         options, cluster = context.options, context.cluster
+        devices = TrackedDevices(self._takers_changed, policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries)
         self._relay = Core(
             endpoint=context.endpoint_id,
             partition=options.partition,
@@ -35,15 +39,26 @@ class Service(ReplicaService):
             dead_after=cluster.dead_after,
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
-            devices=Devices(policy=LoginPolicy(cluster.login_policy), max_entries=options.max_entries),
+            devices=devices,
             tracer=tracer_of(context, Hop.RELAY, options.partition),
         )
         super().__init__(context, self._relay, options.store_mb, others=("proxy", "broker"))
+        self.mail = MailService(context, self._relay, devices)
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
+    async def drain(self) -> None:
+        """Mail is left to the other replicas first: they take its devices when they see this one Draining."""
+        await self.mail.drain()
+        await super().drain()
+
+    async def stop(self) -> None:
+        """As `ReplicaService.stop`."""
+        await self.mail.stop()
+        await super().stop()
+
     def health(self) -> dict[str, object]:
-        """Also how many users have a device."""
-        return {**super().health(), "users": self._relay.devices.users}
+        """Also how many users have a device, and the delivery of mail."""
+        return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
         """A proxy's batch; or another relay's, whose partition the user has left."""
@@ -57,9 +72,19 @@ class Service(ReplicaService):
             links.send_control(control.peer, control.messages)
         return True if relayed.taken else None
 
+    def _step(self, event: Event) -> None:
+        before = self._relay.state
+        super()._step(event)
+        if isinstance(event, ClusterChanged | PeerDead | PeerAlive) or self._relay.state is not before:
+            self.mail.look_around()
+
+    def _takers_changed(self) -> None:
+        self.mail.changed()
+
     def _samples(self) -> dict[str, object]:
         chat = {f"{name}_total": value for name, value in asdict(self._relay.chat.counters).items()}
-        return {**super()._samples(), **chat, "users": self._relay.devices.users, "devices_replaced_total": self._relay.replaced}
+        own = {"users": self._relay.devices.users, "devices_replaced_total": self._relay.replaced}
+        return {**super()._samples(), **chat, **own, **self.mail.samples()}
 
 
 class PresenceService(wire_pb2_grpc.PresenceServicer):

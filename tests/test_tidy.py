@@ -45,6 +45,7 @@ PURE_MODULES = {
     "pixiu/client/mail.py", "pixiu/client/mail_intake.py", "pixiu/dead_letters.py",
     "pixiu/replay/log.py", "pixiu/replay/plan.py", "pixiu/replay/ledger.py",
     "pixiu/cursor.py", "pixiu/envelope.py",
+    "proxy/mail_notices.py", "relay/mail_devices.py", "relay/mail_answers.py", "pixiu/stores/operations.py",
     "relay/delivery/events.py", "relay/delivery/limits.py", "relay/delivery/pacing.py", "relay/delivery/saving.py",
     "relay/delivery/session.py", "relay/delivery/states.py", "relay/delivery/table.py", "relay/delivery/window.py",
 }  # fmt: skip

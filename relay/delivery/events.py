@@ -30,11 +30,12 @@ class Login(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """An inbox has a new entry, which is committed in Pi and in Xiu."""
+    """An inbox has a new entry, which is committed in Pi and in Xiu; without a number it may be so a moment later."""
 
     uin: int
     lane: int
     seq: int
+    """0: not known."""
     msg_id: int
     record: bytes
     """Empty: not in the notify."""

@@ -45,6 +45,8 @@ class Limits:
     """A gateway whose stream broke gets nothing for so long, or until the stream is there again."""
     poll_s: float = 60.0
     """Pi is asked so long after the last read, in case that a notify was lost."""
+    again_s: float = 0.5
+    """Pi is asked once more so long after a notify without a number: its entry may have been on its way to the inbox."""
     acknowledge_wait_s: float = 0.02
     """Acknowledgements wait so long to leave together."""
     acknowledge_batch: int = 1000

@@ -84,7 +84,7 @@ class Session:
         self._failures = 0
         self._asked: list[Read] = []
         self._plans: list[Plan] = []
-        self._resend_at = self._poll_at = math.inf
+        self._resend_at = self._poll_at = self._again_at = math.inf
         self._resends = 0
 
     def make_lane(self) -> Lane:
@@ -118,7 +118,7 @@ class Session:
             self.deadline = math.inf
         elif self.state is State.SENDING:
             blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
-            self.deadline = min(self._poll_at, self._resend_at, *blocked)
+            self.deadline = min(self._poll_at, self._again_at, self._resend_at, *blocked)
 
     def on_time(self, now: float) -> None:
         """The deadline is due."""
@@ -126,7 +126,8 @@ class Session:
             self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
         elif self._resend_at <= now:
             self.on(Cause.UNACKNOWLEDGED, None, now)
-        elif self._poll_at <= now:
+        elif min(self._poll_at, self._again_at) <= now:
+            self._again_at = math.inf
             self.on(Cause.POLL, None, now)
         else:
             self._look(now)
@@ -282,6 +283,8 @@ class Session:
 
     def kind_of(self, notice: Notice, now: float) -> Cause:
         """What a notice is to this session."""
+        if not notice.seq:
+            return Cause.NOTIFIED_SOME
         if self.state is not State.SENDING or not self.lanes[notice.lane].takes(notice.seq):
             return Cause.NOTIFIED
         if not self._desk.sendable(self.gateway, now):
@@ -310,6 +313,17 @@ class Session:
     def _note_and_look(self, notice: Notice, now: float) -> None:
         """Remember how far the inbox goes, and fetch if something is missing."""
         self._note(notice, now)
+        self._look(now)
+
+    def _note_some(self, notice: Notice, now: float) -> None:
+        """Remember that there is more, and to ask again a moment later: a read that is under way may be older, and the entry
+        may not be in the inbox yet."""
+        self.lanes[notice.lane].unread = True
+        self._again_at = now + self._desk.limits.again_s
+
+    def _note_some_and_look(self, notice: Notice, now: float) -> None:
+        """The same, and fetch at once."""
+        self._note_some(notice, now)
         self._look(now)
 
     def _look(self, now: float) -> None:
@@ -375,18 +389,22 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (_IDS, Cause.PLACED): (_IDS, Session._read),
     (_IDS, Cause.LISTED): (_MESSAGES, Session._fetch),
     (_IDS, Cause.LISTED_NONE): (_SENDING, Session._nothing_to_fetch),
+    (_ON, Cause.NOTIFIED_SOME): (_ON, Session._note_some),
     (_IDS, Cause.NOTIFIED): (_IDS, Session._note),
+    (_IDS, Cause.NOTIFIED_SOME): (_IDS, Session._note_some),
     (_IDS, Cause.ACKNOWLEDGED): (_IDS, Session._acknowledge),
     (_IDS, Cause.FAILED): (_IDS, Session._pause),
     (_IDS, Cause.PAUSED_ENOUGH): (_IDS, Session._queue),
     (_MESSAGES, Cause.PLACED): (_MESSAGES, Session._fetch),
     (_MESSAGES, Cause.FETCHED): (_SENDING, Session._send),
     (_MESSAGES, Cause.NOTIFIED): (_MESSAGES, Session._note),
+    (_MESSAGES, Cause.NOTIFIED_SOME): (_MESSAGES, Session._note_some),
     (_MESSAGES, Cause.ACKNOWLEDGED): (_MESSAGES, Session._acknowledge),
     (_MESSAGES, Cause.FAILED): (_IDS, Session._pause),
     (_SENDING, Cause.NOTIFIED_NEXT): (_SENDING, Session._send_notified),
     (_SENDING, Cause.NOTIFIED_ID): (_MESSAGES, Session._fetch_notified),
     (_SENDING, Cause.NOTIFIED): (_SENDING, Session._note_and_look),
+    (_SENDING, Cause.NOTIFIED_SOME): (_SENDING, Session._note_some_and_look),
     (_SENDING, Cause.ACKNOWLEDGED): (_SENDING, Session._acknowledge_and_look),
     (_SENDING, Cause.BEHIND): (_IDS, Session._queue),
     (_SENDING, Cause.POLL): (_SENDING, Session._poll),

@@ -26,6 +26,7 @@ class Cause(Enum):
     NOTIFIED_NEXT = "notify of the next entry, with its record"
     NOTIFIED_ID = "notify of the next entry, without its record"
     NOTIFIED = "notify of another entry"
+    NOTIFIED_SOME = "notify of an entry whose number is not known"
     ACKNOWLEDGED = "acknowledgement"
     PLACED = "its turn"
     OPENED = "session number from Pi"

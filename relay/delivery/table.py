@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +164,10 @@ class Deliveries:
     def unsaved(self) -> int:
         """Cursors that Pi has not confirmed."""
         return self._saving.unsaved
+
+    def gateways(self) -> Collection[int]:
+        """Where there are sessions."""
+        return self._at.keys()
 
     @property
     def busy(self) -> int:
@@ -359,7 +363,7 @@ class Deliveries:
         self._confirmed.append(ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
 
     def _notify(self, session: Session, notice: Notice, now: float) -> None:
-        if notice.seq <= session.lanes[notice.lane].sent:
+        if notice.seq and notice.seq <= session.lanes[notice.lane].sent:
             return
         cause = session.kind_of(notice, now)
         if cause is Cause.NOTIFIED_NEXT:

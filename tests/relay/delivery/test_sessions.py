@@ -531,3 +531,37 @@ def test_limits_name_what_is_wrong() -> None:
     Limits().validate()
     with pytest.raises(ConfigurationError, match="fetching = 0"):
         Limits(fetching=0).validate()
+
+
+def test_a_notice_without_a_number_is_a_read_at_once_and_another_one_a_moment_later() -> None:
+    bench = Bench()
+    bench.online(1)
+    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, 2 << 8 | 1, b"")])
+    bench.tell(some)
+    assert bench.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, 9, ())
+    bench.answer_read()  # the entry is not in the inbox yet
+    assert bench.state() is State.SENDING
+    bench.inbox[1].append(2)
+    assert bench.table.next_deadline() == bench.now + LIMITS.again_s
+    bench.tick()
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [delivery.seq for delivery in bench.delivered] == [1, 2]
+    assert bench.table.next_deadline() > bench.now + LIMITS.again_s
+
+
+def test_a_notice_without_a_number_counts_whatever_the_session_does() -> None:
+    bench = Bench()
+    some = ev.Notified(5, 9, [ev.Notice(UIN, 1, 0, 2 << 8 | 1, b"")])
+    bench.log_in()
+    bench.tell(some)
+    bench.answer_open()
+    bench.tell(some)
+    bench.inbox[1] = [1]
+    bench.answer_read()
+    bench.tell(some)
+    bench.answer_fetch()
+    assert bench.state() is State.GETTING_IDS  # what came while it fetched may not have been in what it read
+    bench.answer_read()
+    bench.tick()
+    assert not bench.none(ev.ReadInboxes)

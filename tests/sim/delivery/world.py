@@ -293,9 +293,10 @@ class World:
             if not self.reliable and self.rng.random() < 0.03:
                 self.counts["notify never sent"] += 1  # the leader died before
                 continue
+            known = 0 if self.rng.random() < 0.1 else seq
             in_notify = msg_id not in self.xiu.late and msg_id not in self.xiu.gone and self.rng.random() < 0.8
             self._notice += 1
-            self._notices[self._notice] = ev.Notice(uin, lane, seq, msg_id, record if in_notify else b"")
+            self._notices[self._notice] = ev.Notice(uin, lane, known, msg_id, record if in_notify else b"")
             for wait in NOTIFY_AFTER_S:
                 self.after(wait, self._notify, self._notice, False)
             if self.reliable:

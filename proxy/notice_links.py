@@ -1,0 +1,184 @@
+"""A proxy's streams to relays, on which they are told whose inboxes have grown. Mail that is sent waits for none of it.
+
+Source: DESIGN section 9 ("Mail").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from pixiu.alarm import Alarm
+from pixiu.client.channels import STREAM_ERRORS, Channels
+from pixiu.discovery.view import View
+from pixiu.errors import Unavailable
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from proxy.mail_events import InboxesGrew
+from proxy.mail_notices import LeaveRelay, Notices, SendNotices
+
+LEAST_ALARM_S: Final = 0.005
+
+
+class _Stream:
+    """One stream to a relay; ends by itself when it breaks."""
+
+    def __init__(self, relay: int, address: str, channels: Channels, owner: NoticeLinks) -> None:
+        self.relay, self._address, self._channels, self._owner = relay, address, channels, owner
+        self._outbox: asyncio.Queue[delivery_pb2.NoticeBatch] = asyncio.Queue()
+        """Bounded by what may be unanswered."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-notices-{relay:016x}")
+        self._task.add_done_callback(owner.ended)
+
+    def send(self, batch: delivery_pb2.NoticeBatch) -> None:
+        self._outbox.put_nowait(batch)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def cancel(self) -> asyncio.Task[None]:
+        self._task.cancel()
+        return self._task
+
+    async def _run(self) -> None:
+        call: Any = None
+        try:
+            call = delivery_pb2_grpc.MailNoticesStub(self._channels.acquire(self._address)).Notify()
+            writer = asyncio.get_running_loop().create_task(self._write(call))
+            try:
+                while isinstance(reply := await call.read(), delivery_pb2.NoticesTaken):
+                    self._owner.taken(self.relay, reply)
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+        except (Unavailable, *STREAM_ERRORS):
+            pass  # what is unanswered is told again, by `broken`
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+        finally:
+            if call is not None:
+                call.cancel()
+            self._owner.broken(self)
+            await self._channels.release(self._address)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await call.write(await self._outbox.get())
+
+
+class NoticeLinks:
+    """Runs one `proxy.mail_notices.Notices`.
+
+    Args:
+        endpoint: of this proxy.
+        view: gives the newest view of the cluster.
+        now: monotonic seconds.
+        crash: called with an error that is a bug here.
+    """
+
+    def __init__(
+        self, endpoint: EndpointID, view: Callable[[], View], now: Callable[[], float], crash: Callable[[BaseException], None]
+    ) -> None:
+        self._endpoint, self._view, self._now, self._crash = endpoint, view, now, crash
+        self.core = Notices()
+        self._channels = Channels()
+        self._streams: dict[int, _Stream] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._grown: list[InboxesGrew] = []
+        """Of this turn."""
+        self._turn: asyncio.Handle | None = None
+        self._alarm = Alarm(self._flush, LEAST_ALARM_S)
+        self._stopped = False
+
+    def grown(self, event: InboxesGrew) -> None:
+        """Inboxes have more: told of when this turn of the loop has ended."""
+        self._grown.append(event)
+        if self._turn is None and not self._stopped:
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def owners(self, partitions: int, relays: Mapping[int, Sequence[int]]) -> None:
+        """Partition → the relays that run."""
+        for each in self.core.owners(partitions, relays, self._now()):
+            self._leave(each.relay)
+        self._flush()
+
+    def taken(self, relay: int, reply: delivery_pb2.NoticesTaken) -> None:
+        """A relay has answered."""
+        self.core.taken(relay, reply.number, reply.elsewhere, self._now())
+        self._alarm.set(self.core.next_deadline())
+
+    def broken(self, stream: _Stream) -> None:
+        """A stream has ended."""
+        if self._streams.get(stream.relay) is stream:
+            del self._streams[stream.relay]
+            self.core.broken(stream.relay, self._now())
+            if not self._stopped:
+                self._alarm.set(self.core.next_deadline())
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """The task of a stream."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    async def stop(self) -> None:
+        """End everything: what is unanswered is not told."""
+        self._stopped = True
+        self._alarm.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+        await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._channels.close()
+
+    def samples(self) -> dict[str, object]:
+        """For metrics."""
+        counted: dict[str, object] = {f"mail_{name}_total": value for name, value in asdict(self.core.counters).items()}
+        return counted | {"mail_notices_waiting": self.core.waiting, "mail_notices_waiting_bytes": self.core.waiting_bytes}
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        grown, self._grown = self._grown, []
+        for event in grown:
+            self.core.grown(event, self._now())
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._stopped:
+            return
+        for effect in self.core.flush(self._now()):
+            if isinstance(effect, LeaveRelay):
+                self._leave(effect.relay)
+            else:
+                self._send(effect)
+        self._alarm.set(self.core.next_deadline())
+
+    def _leave(self, relay: int) -> None:
+        stream = self._streams.pop(relay, None)
+        if stream is not None:
+            task = stream.cancel()
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    def _send(self, effect: SendNotices) -> None:
+        stream = self._streams.get(effect.relay)
+        batch = delivery_pb2.NoticeBatch(
+            number=effect.number,
+            uins=[notice.uin for notice in effect.notices],
+            seqs=[notice.seq for notice in effect.notices],
+            msg_ids=[notice.msg_id for notice in effect.notices],
+            sizes=[len(notice.record) for notice in effect.notices],
+            records=b"".join([notice.record for notice in effect.notices]),
+        )
+        if stream is None:
+            node = self._view().by_endpoint(effect.relay)
+            if node is None:
+                self.core.broken(effect.relay, self._now())
+                return
+            batch.proxy = self._endpoint
+            stream = self._streams[effect.relay] = _Stream(effect.relay, node.address, self._channels, self)
+        stream.send(batch)

@@ -1,0 +1,282 @@
+"""A relay's streams to gateways: deliveries out, acknowledgements in. Nothing waits here without a bound.
+
+    wanted ─▶ call, the relay's name ─▶ `ready` ─▶ deliveries ─▶ broken ─▶ pause, and again while somebody is there
+
+Source: DESIGN sections 9 ("Delivery of mail") and 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final, Protocol
+
+from pixiu.client.channels import STREAM_ERRORS, Channels
+from pixiu.discovery.view import View
+from pixiu.errors import Unavailable
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from relay.mail_devices import Place
+
+READY_S: Final = 5.0
+"""For the gateway's first word."""
+STALL_S: Final = 10.0
+"""A stream that takes nothing for so long is broken."""
+BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 2.0
+MAX_MESSAGE_BYTES: Final = 512 << 10
+"""Of one message, but for a single larger record."""
+MAX_SAID: Final = 200_000
+"""Devices that a stream has named. Policy: all are forgotten, and named again."""
+_WHOSE: Final = Struct("<16xQ4xH")
+
+
+class Owner(Protocol):
+    """What the streams tell of."""
+
+    def stream_ready(self, gateway: int) -> None:
+        """Deliveries go."""
+
+    def stream_broken(self, gateway: int) -> None:
+        """What was on the way may be lost."""
+
+    def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
+        """Clients have got something."""
+
+    def place(self, uin: int, number: int) -> Place | None:
+        """Where a device is."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """What leaves in one message."""
+
+    devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+class Outbox:
+    """What waits for one stream, and which devices it has named.
+
+    Args:
+        place: where a device is, by UIN and Pi's number.
+        gateway: the endpoint of the stream's gateway.
+    """
+
+    def __init__(self, place: Callable[[int, int], Place | None], gateway: int) -> None:
+        self._place, self._gateway = place, gateway
+        self._parcels: deque[Parcel] = deque()
+        self._said: dict[tuple[int, int], tuple[int, int]] = {}
+        """(UIN, number) → (key, connect time)."""
+        self.bytes = 0
+        """That wait, or are being sent."""
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def add(self, chunks: Sequence[bytes]) -> None:
+        """Envelopes with their records. A device is named before its first one, and again when its connection is another."""
+        for chunk in chunks:
+            uin, number = _WHOSE.unpack_from(chunk)
+            place = self._place(uin, number)
+            named: delivery_pb2.MailDevice | None = None
+            if place is not None and place.gateway == self._gateway:
+                meant = place.key, place.connection
+                if self._said.get((uin, number)) != meant:
+                    if len(self._said) >= MAX_SAID:
+                        self._said.clear()
+                    self._said[uin, number] = meant
+                    named = delivery_pb2.MailDevice(uin=uin, key=place.key, connect_time=place.connection, device=number)
+            last = self._parcels[-1] if self._parcels else None
+            # What was for a device's former connection leaves before the new one is named.
+            if last is None or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
+                last = Parcel()
+                self._parcels.append(last)
+            if named is not None:
+                last.devices.append(named)
+            last.chunks.append(chunk)
+            last.size += len(chunk)
+            self.bytes += len(chunk)
+
+    def take(self) -> Parcel:
+        """The next message; `sent` when it has left."""
+        return self._parcels.popleft()
+
+    def sent(self, parcel: Parcel) -> None:
+        """It has left."""
+        self.bytes -= parcel.size
+
+
+class _Stream:
+    """One gateway's."""
+
+    def __init__(self, gateway: int, streams: GatewayStreams) -> None:
+        self.gateway, self._streams = gateway, streams
+        self.ready = False
+        self.outbox = Outbox(streams.owner.place, gateway)
+        self._wake = asyncio.Event()
+        self._break = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-deliver-{gateway:016x}")
+        self.task.add_done_callback(streams.ended)
+
+    def send(self, chunks: Sequence[bytes]) -> None:
+        self.outbox.add(chunks)
+        self._wake.set()
+
+    def give_up(self) -> None:
+        """It does not take what is sent."""
+        self.ready = False
+        self._break.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            node = self._streams.view().by_endpoint(self.gateway)
+            served = False
+            if node is not None:
+                try:
+                    served = await self._serve(node.address)
+                except (TimeoutError, Unavailable, *STREAM_ERRORS):
+                    pass  # told by `stream_broken`; the pause below is what is done about it
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+            served = served or self.ready
+            self.ready = False
+            if served:
+                self._streams.broke(self.gateway)
+            failures = 0 if served else failures + 1
+            await asyncio.sleep(min(BACKOFF_S * 2 ** min(failures, 8), MAX_BACKOFF_S))
+
+    async def _serve(self, address: str) -> bool:
+        """One stream to its end. Whether it was ready."""
+        channels, loop = self._streams.channels, asyncio.get_running_loop()
+        call: Any = None
+        tasks: set[asyncio.Task[Any]] = set()
+        try:
+            call = delivery_pb2_grpc.MailDeliveryStub(channels.acquire(address)).Deliver()
+            async with asyncio.timeout(READY_S):
+                await call.write(delivery_pb2.DeliveryBatch(relay=self._streams.endpoint))
+                reply = await call.read()
+            if not isinstance(reply, delivery_pb2.DeliveryReply) or not reply.ready:
+                return False
+            self.outbox = Outbox(self._streams.owner.place, self.gateway)
+            self._wake.clear()
+            self._break.clear()
+            self.ready = True
+            self._streams.owner.stream_ready(self.gateway)
+            tasks = {loop.create_task(self._write(call)), loop.create_task(self._read(call)), loop.create_task(self._break.wait())}
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            return True
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if call is not None:
+                call.cancel()
+            await channels.release(address)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.outbox:
+                parcel = self.outbox.take()
+                batch = delivery_pb2.DeliveryBatch(
+                    devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=len(parcel.chunks)
+                )
+                async with asyncio.timeout(STALL_S):
+                    await call.write(batch)
+                self.outbox.sent(parcel)
+
+    async def _read(self, call: Any) -> None:
+        while isinstance(reply := await call.read(), delivery_pb2.DeliveryReply):
+            if self.ready:
+                self._streams.owner.acknowledged(reply)
+        raise Unavailable("the gateway ended the stream")
+
+
+class GatewayStreams:
+    """One stream to each gateway that has somebody with mail.
+
+    Args:
+        owner: is told.
+        endpoint: of this relay.
+        view: gives the newest view of the cluster.
+        max_bytes: that may wait for one gateway. Policy: its stream is broken, and what was not acknowledged is sent again.
+        crash: called with an error that is a bug here.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        endpoint: EndpointID,
+        view: Callable[[], View],
+        max_bytes: int,
+        crash: Callable[[BaseException], None],
+    ) -> None:
+        self.owner, self.endpoint, self.view = owner, endpoint, view
+        self.channels = Channels()
+        self.broken = 0
+        """Streams that broke."""
+        self._max_bytes, self._crash = max_bytes, crash
+        self._streams: dict[int, _Stream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """That deliver."""
+        return sum(stream.ready for stream in self._streams.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of deliveries, for all gateways."""
+        return sum(stream.outbox.bytes for stream in self._streams.values() if stream.ready)
+
+    def want(self, gateway: int) -> bool:
+        """Open a stream if there is none. Whether it delivers already."""
+        stream = self._streams.get(gateway)
+        if stream is None:
+            stream = self._streams[gateway] = _Stream(gateway, self)
+        return stream.ready
+
+    def deliver(self, gateway: int, chunks: Sequence[bytes]) -> bool:
+        """Send, in order. Whether there is a stream that takes it."""
+        if not self.want(gateway):
+            return False
+        stream = self._streams[gateway]
+        if stream.outbox.bytes > self._max_bytes:
+            stream.give_up()
+            return False
+        stream.send(chunks)
+        return True
+
+    def keep(self, gateways: Collection[int]) -> None:
+        """End the streams to all others."""
+        for gateway in [gateway for gateway in self._streams if gateway not in gateways]:
+            task = self._streams.pop(gateway).task
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """End all of them."""
+        self.keep(())
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self.channels.close()
+
+    def broke(self, gateway: int) -> None:
+        """A stream that delivered is gone."""
+        self.broken += 1
+        self.owner.stream_broken(gateway)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """The task of a stream."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)

@@ -1,0 +1,91 @@
+"""What a relay asks Pi for, in requests of an allowed size, and what answers mean to deliveries. Pure.
+
+Source: DESIGN sections 9 ("Delivery of mail") and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
+from pixiu.stores.operations import MAX_READ_ENTRIES, MAX_READS
+from pixiu.wire.v1 import pi_pb2
+from relay.delivery.events import Asked, Failure, Listing, Missing, Read
+
+_OLD_SESSION: Final = 4
+_CODES: Final = {UnknownDevice.code: Failure.REFUSED, OldSession.code: Failure.FENCED}
+_MISSING: Final = {NotYet.code: Missing.NOT_YET, Gone.code: Missing.GONE}
+
+ReadItem = tuple[Asked, int, Sequence[Read]]
+
+
+def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
+    """Reads of one partition, as many in a request as Pi answers in full: what is cut off would be taken for the inbox's end."""
+    part: list[ReadItem] = []
+    reads = entries = 0
+    for item in items:
+        wanted = sum(read.num for read in item[2])
+        if part and (reads + len(item[2]) > MAX_READS or entries + wanted > MAX_READ_ENTRIES):
+            yield part
+            part, reads, entries = [], 0, 0
+        part.append(item)
+        reads += len(item[2])
+        entries += wanted
+    if part:
+        yield part
+
+
+def reads_of(items: Sequence[ReadItem]) -> list[pi_pb2.PiRead]:
+    """As they travel."""
+    return [
+        pi_pb2.PiRead(uin=asked.uin, device=asked.device, lane=read.lane, session=session, start=read.start, num=read.num)
+        for asked, session, reads in items
+        for read in reads
+    ]
+
+
+def listings_of(items: Sequence[ReadItem], reply: pi_pb2.PiReply | None) -> list[tuple[Asked, Sequence[Listing] | Failure]]:
+    """The answers to the reads of a request."""
+    if reply is None or len(reply.reads) != sum(len(reads) for _, _, reads in items):
+        return [(asked, Failure.LATER) for asked, _, _ in items]
+    answers: list[tuple[Asked, Sequence[Listing] | Failure]] = []
+    at = 0
+    for asked, _, reads in items:
+        own = reply.reads[at : at + len(reads)]
+        at += len(reads)
+        refused = [_CODES.get(found.code, Failure.LATER) for found in own if found.code]
+        if refused:
+            answers.append((asked, max(refused, key=_gravity)))
+        else:
+            answers.append((asked, [_listing(found) for found in own]))
+    return answers
+
+
+def _gravity(failure: Failure) -> int:
+    return (Failure.LATER, Failure.REFUSED, Failure.FENCED).index(failure)
+
+
+def _listing(found: pi_pb2.PiReadReply) -> Listing:
+    return Listing(list(zip(found.seqs, found.msg_ids, strict=False)), found.floor, found.gap, found.last, found.up_to)
+
+
+def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | Failure]:
+    """The result of each item of a request, 0 or above; else why there is none."""
+    if reply is None or len(reply.results) != count:
+        return [Failure.LATER] * count
+    return [result if result >= 0 else Failure.FENCED if result == -_OLD_SESSION else Failure.REFUSED for result in reply.results]
+
+
+def records_of(
+    items: Sequence[tuple[Asked, Sequence[int]]], found: Mapping[int, tuple[str, bytes]]
+) -> list[tuple[Asked, Sequence[bytes | Missing] | Failure]]:
+    """The answers to a fetch. What could not be had now, or is damaged and may be repaired, is asked for again."""
+    return [(asked, [_record(found.get(each)) for each in msg_ids]) for asked, msg_ids in items]
+
+
+def _record(answer: tuple[str, bytes] | None) -> bytes | Missing:
+    if answer is None:
+        return Missing.LATER
+    code, record = answer
+    return _MISSING.get(code, Missing.LATER) if code else record

@@ -1,0 +1,270 @@
+"""Which devices take mail from this relay: where they are, since when, and how Pi numbers them. Pure.
+
+    relay data ─▶ users who take mail ─▶ of those that this relay owns: the current connection of each device
+                                             │ no number: Pi is asked (a batch at a time)
+                                             └▶ LoggedIn, LoggedOut
+
+Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pixiu.devices import Devices, LoginPolicy, connected
+from pixiu.ids import MAX_ID
+from pixiu.partition import rendezvous
+from pixiu.softstore import MAX_ENTRIES, Applied, Change, Purged
+from relay.delivery.events import Device, Failure, Login
+
+MAX_NUMBERS: Final = 200_000
+"""Devices whose number is remembered after they have gone. Policy: the oldest is forgotten, and Pi is asked again."""
+NUMBER_AGE_S: Final = 3600.0
+"""An older number is asked for again when its device comes: Pi gives the number of a device that is long gone to another."""
+MAX_ASKED: Final = 256
+"""Devices that Pi is asked about at a time. Policy: the others wait in their order."""
+LATER_S: Final = 0.5
+"""After Pi did not answer."""
+REFUSED_S: Final = 60.0
+"""After Pi refused a device: the user has too many."""
+MAX_REFUSED: Final = 100_000
+"""Devices that pause. Policy: all are forgotten, and asked about again."""
+UNKNOWN: Final = -1
+_MAIL: Final = 4
+
+assert connected(1, 1, 1, 0, chat=False, login=False, mail=True).value == _MAIL
+
+
+class TrackedDevices(Devices):
+    """Relay data that notes whose devices have changed, as far as they take mail.
+
+    Args:
+        changed: called when the first user is noted.
+        policy, max_entries: as `Devices` has them.
+    """
+
+    __slots__ = ("_changed", "dirty", "takers")
+
+    def __init__(
+        self, changed: Callable[[], None], *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES
+    ) -> None:
+        super().__init__(policy=policy, max_entries=max_entries)
+        self._changed = changed
+        self.takers: dict[int, None] = {}
+        """Users with an entry that takes mail; no more than there are entries."""
+        self.dirty: dict[int, None] = {}
+        """Of these, or of those who were: changed since the last `take`."""
+
+    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+        """As `Devices.apply`."""
+        applied = super().apply(batch, now)
+        takers = self.takers
+        for change in applied.changes:
+            if change.login and change.value & _MAIL:
+                takers[change.room] = None
+                self._note(change.room)
+            elif change.room in takers:
+                self._note(change.room)
+        return applied
+
+    def take(self) -> list[int]:
+        """Who has changed since the last call."""
+        found, self.dirty = list(self.dirty), {}
+        for uin in found:
+            if not any(self.value(*key) & _MAIL for key in self.live_keys(uin)):
+                self.takers.pop(uin, None)
+        return found
+
+    def _forget(self, purged: Purged) -> Purged:
+        for key in purged.keys:
+            if key.room in self.takers:
+                self._note(key.room)
+        return super()._forget(purged)
+
+    def _note(self, uin: int) -> None:
+        if not self.dirty:
+            self._changed()
+        self.dirty[uin] = None
+
+
+class Place(NamedTuple):
+    """A device that takes mail here."""
+
+    key: int
+    """Class and DeviceID."""
+    gateway: int
+    """Its endpoint."""
+    connection: int
+    """Connect time."""
+    number: int
+    """Of Pi; `UNKNOWN` before it is known."""
+
+
+@dataclass(slots=True)
+class Looked:
+    """What is new."""
+
+    logged_out: list[Login] = field(default_factory=list)
+    logged_in: list[Login] = field(default_factory=list)
+    still_there: list[Login] = field(default_factory=list)
+
+
+class MailDevices:
+    """See the module.
+
+    Args:
+        devices: relay data.
+        gateway_of: the endpoint of a gateway instance that is in the registry and not silent.
+        endpoint: of this relay.
+    """
+
+    def __init__(self, devices: TrackedDevices, gateway_of: Callable[[int], int | None], endpoint: int) -> None:
+        self.devices = devices
+        self.refused = 0
+        """Times that Pi refused a device: its user has too many."""
+        self._gateway_of = gateway_of
+        self._endpoint = endpoint
+        self._owners: tuple[int, ...] = ()
+        self._partition, self._partitions = 0, 1
+        self._places: dict[int, dict[int, Place]] = {}
+        """UIN → DeviceID → where. Of users that are owned here."""
+        self._numbers: dict[tuple[int, int], tuple[int, float]] = {}
+        """(UIN, DeviceID) → Pi's number, and when it said so."""
+        self._ask: dict[tuple[int, int], None] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self._not_before: dict[tuple[int, int], float] = {}
+
+    def __len__(self) -> int:
+        """Users with devices here."""
+        return len(self._places)
+
+    @property
+    def unnumbered(self) -> int:
+        """Devices whose number Pi has not said yet."""
+        return len(self._ask) + len(self._asked)
+
+    def set_owners(self, owners: Sequence[int], partition: int, partitions: int) -> bool:
+        """The relays among which the owner of each user of a partition is chosen. Whether something changed: then everybody
+        who takes mail is to be looked at again."""
+        new = tuple(owners), partition, partitions
+        changed = new != (self._owners, self._partition, self._partitions)
+        self._owners, self._partition, self._partitions = new
+        return changed
+
+    def owns(self, uin: int) -> bool:
+        """Whether this relay delivers a user's mail."""
+        if self._endpoint not in self._owners or uin % self._partitions != self._partition:
+            return False
+        return len(self._owners) == 1 or rendezvous(uin, self._owners) == self._endpoint
+
+    def place(self, uin: int, number: int) -> Place | None:
+        """Where a device is, by Pi's number."""
+        return next((place for place in self._places.get(uin, {}).values() if place.number == number), None)
+
+    def users(self) -> list[int]:
+        """Who takes mail, or did."""
+        return list({**self.devices.takers, **dict.fromkeys(self._places)})
+
+    def look(self, uins: Iterable[int], now: float, served: Container[Device] | None = None) -> Looked:
+        """Compare with relay data. With `served`, the devices that have a session, also say who is there without one."""
+        found = Looked()
+        for uin in uins:
+            self._look(uin, now, found)
+            if served is not None:
+                self._heartbeat(uin, now, served, found)
+        return found
+
+    def _look(self, uin: int, now: float, found: Looked) -> None:
+        wanted: dict[int, Place] = {}
+        if 0 < uin <= MAX_ID and self.owns(uin):
+            for connection in self.devices.connections(uin):
+                gateway = self._gateway_of(connection.instance)
+                if connection.mail and gateway is not None:
+                    wanted[connection.device] = Place(connection.key, gateway, connection.connect_time, UNKNOWN)
+        there = self._places.setdefault(uin, {}) if wanted else self._places.get(uin, {})
+        for device in [device for device in there if device not in wanted]:
+            place = there.pop(device)
+            self._ask.pop((uin, device), None)
+            if place.number != UNKNOWN:
+                found.logged_out.append(_login(uin, place))
+        for device, place in wanted.items():
+            old = there.get(device)
+            if old is not None and old[:3] == place[:3]:
+                continue
+            number = old.number if old is not None else self._known(uin, device, now)
+            if old is not None and number != UNKNOWN and place.connection <= old.connection:
+                found.logged_out.append(_login(uin, old))  # the newer connection went, and an older one is there again
+            there[device] = place = place._replace(number=number)
+            if number != UNKNOWN:
+                found.logged_in.append(_login(uin, place))
+            elif now >= self._not_before.get((uin, device), 0.0):
+                self._wait(uin, device)
+        if not there:
+            self._places.pop(uin, None)
+
+    def _heartbeat(self, uin: int, now: float, served: Container[Device], found: Looked) -> None:
+        for device, place in self._places.get(uin, {}).items():
+            if place.number == UNKNOWN:
+                if now >= self._not_before.get((uin, device), 0.0):
+                    self._wait(uin, device)
+            elif Device(uin, place.number) not in served:
+                found.still_there.append(_login(uin, place))
+
+    # --- numbers
+
+    def to_number(self, now: float) -> list[tuple[int, int]]:
+        """(UIN, DeviceID) of those that Pi is to be asked about now; `numbered` takes the answers."""
+        found: list[tuple[int, int]] = []
+        for who in list(self._ask):
+            if len(self._asked) >= MAX_ASKED:
+                break
+            if now >= self._not_before.get(who, 0.0):
+                del self._ask[who]
+                self._asked.add(who)
+                found.append(who)
+        return found
+
+    def numbered(self, uin: int, device: int, answer: int | Failure, now: float) -> Login | None:
+        """Pi's answer; returns who is there under this number."""
+        who = uin, device
+        self._asked.discard(who)
+        place = self._places.get(uin, {}).get(device)
+        if isinstance(answer, Failure):
+            if len(self._not_before) >= MAX_REFUSED:
+                self._not_before.clear()
+            self.refused += answer is Failure.REFUSED
+            self._not_before[who] = now + (REFUSED_S if answer is Failure.REFUSED else LATER_S)
+            if place is not None and answer is not Failure.REFUSED:
+                self._ask[who] = None
+            return None
+        self._not_before.pop(who, None)
+        self._numbers.pop(who, None)
+        if len(self._numbers) >= MAX_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
+        self._numbers[who] = answer, now
+        if place is None:
+            return None
+        place = self._places[uin][device] = place._replace(number=answer)
+        return _login(uin, place)
+
+    def forget(self, uin: int, number: int) -> None:
+        """Pi knows no such device: the next heartbeat asks about it."""
+        for device, place in self._places.get(uin, {}).items():
+            if place.number == number:
+                self._places[uin][device] = place._replace(number=UNKNOWN)
+                self._numbers.pop((uin, device), None)
+                return
+
+    def _known(self, uin: int, device: int, now: float) -> int:
+        number, at = self._numbers.get((uin, device), (UNKNOWN, now))
+        return number if now < at + NUMBER_AGE_S else UNKNOWN
+
+    def _wait(self, uin: int, device: int) -> None:
+        if (uin, device) not in self._asked:
+            self._ask[uin, device] = None
+
+
+def _login(uin: int, place: Place) -> Login:
+    return Login(uin, place.number, place.gateway, place.connection)

@@ -1,0 +1,169 @@
+"""Relays are told of inboxes that have grown: at once, again, and to whom it is in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pixiu.partition import rendezvous
+from proxy import mail_notices
+from proxy.mail_events import InboxesGrew
+from proxy.mail_notices import (
+    AGAIN_S,
+    ANSWER_S,
+    GIVEN_UP_S,
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    MAX_RECORD_BYTES,
+    UNKNOWN_S,
+    LeaveRelay,
+    Notices,
+    SendNotices,
+)
+
+A, B = 11, 12
+NORMAL = 1 << 54
+
+
+def grew(*uins: int, seqs: Sequence[int] = (1,), record: bytes = b"r" * 60, msg_id: int = NORMAL) -> InboxesGrew:
+    """One mail to these."""
+    wanted = list(seqs) * len(uins) if len(seqs) == 1 else list(seqs)
+    return InboxesGrew(uins, wanted, [msg_id] * len(uins), record, [len(record)], [0] * len(uins))
+
+
+def running(*relays: int, partitions: int = 1) -> Notices:
+    """A proxy that knows its relays."""
+    notices = Notices()
+    notices.owners(partitions, dict.fromkeys(range(partitions), relays), 0.0)
+    return notices
+
+
+def sent(notices: Notices, now: float) -> list[SendNotices]:
+    """What is said now."""
+    return [effect for effect in notices.flush(now) if isinstance(effect, SendNotices)]
+
+
+def test_what_one_turn_brings_leaves_as_one_batch_a_relay_to_the_owner_of_each_user() -> None:
+    notices = running(A, B)
+    notices.grown(grew(*range(1, 20)), 0.0)
+    notices.grown(grew(*range(20, 40)), 0.0)
+    batches = sent(notices, 0.0)
+    assert {batch.relay for batch in batches} == {A, B}
+    assert len(batches) == 2
+    for batch in batches:
+        assert {rendezvous(notice.uin, (A, B)) for notice in batch.notices} == {batch.relay}
+    assert sum(len(batch.notices) for batch in batches) == notices.waiting == 39
+    assert notices.waiting_bytes == 39 * 60
+    for batch in batches:
+        notices.taken(batch.relay, batch.number, (), 0.1)
+    assert (notices.waiting, notices.waiting_bytes, sent(notices, 100.0)) == (0, 0, [])
+
+
+def test_what_is_not_answered_is_told_again_after_pauses_and_then_given_up() -> None:
+    notices = running(A)
+    notices.grown(grew(7), 0.0)
+    now = 0.0
+    for pause in AGAIN_S:
+        (batch,) = sent(notices, now)
+        assert [notice.uin for notice in batch.notices] == [7]
+        notices.broken(A, now)
+        assert sent(notices, now + pause - 0.001) == []
+        now += pause
+        assert notices.next_deadline() <= now
+    (batch,) = sent(notices, now)
+    notices.broken(A, now)
+    assert sent(notices, now + 10) == []
+    assert (notices.waiting, notices.waiting_bytes, notices.counters.notices_given_up) == (0, 0, 1)
+    assert notices.counters.notices_again == len(AGAIN_S)
+
+
+def test_what_was_given_up_is_told_to_the_next_owner() -> None:
+    notices = running(A)
+    for seq in (1, 2):
+        notices.grown(grew(7, seqs=[seq]), 0.0)
+    now = 0.0
+    for pause in (*AGAIN_S, 0.0):
+        sent(notices, now)
+        notices.broken(A, now)
+        now += pause
+    assert notices.counters.notices_given_up == 2
+    notices.owners(1, {0: (A,)}, now)
+    assert sent(notices, now + 1) == []
+    notices.owners(1, {0: (B,)}, now + 1)
+    (batch,) = sent(notices, now + 2)
+    assert batch.relay == B
+    assert [(notice.uin, notice.seq, notice.record) for notice in batch.notices] == [(7, 2, b"")]
+
+
+def test_what_was_given_up_long_ago_is_not_told() -> None:
+    notices = running()
+    notices.grown(grew(7), 0.0)
+    now = 0.0
+    for pause in (*AGAIN_S, 0.0):
+        assert sent(notices, now) == []
+        now += pause
+    assert notices.counters.notices_given_up == 1
+    notices.owners(1, {0: (B,)}, now + GIVEN_UP_S)
+    assert sent(notices, now + GIVEN_UP_S + 1) == []
+
+
+def test_users_that_are_served_elsewhere_are_told_to_the_owner_of_the_moment() -> None:
+    notices = running(A)
+    notices.grown(grew(7, 8), 0.0)
+    (batch,) = sent(notices, 0.0)
+    notices.taken(A, batch.number, [8, 9], 0.0)
+    notices.taken(A, batch.number, [7], 0.0)  # it was answered
+    notices.owners(1, {0: (B,)}, 0.0)
+    (again,) = sent(notices, AGAIN_S[0])
+    assert (again.relay, [notice.uin for notice in again.notices]) == (B, [8])
+    assert again.number != batch.number
+
+
+def test_a_relay_that_goes_or_hangs_is_left() -> None:
+    notices = running(A)
+    notices.grown(grew(7), 0.0)
+    sent(notices, 0.0)
+    assert notices.next_deadline() == ANSWER_S
+    assert notices.flush(ANSWER_S - 0.001) == []
+    assert notices.flush(ANSWER_S) == [LeaveRelay(A)]
+    (batch,) = sent(notices, ANSWER_S + AGAIN_S[0])
+    assert notices.owners(1, {0: (B,)}, 10.0) == [LeaveRelay(A)]
+    (again,) = sent(notices, 10.0 + AGAIN_S[1])
+    assert (batch.relay, again.relay) == (A, B)
+
+
+def test_mail_without_a_number_is_told_a_moment_later_and_without_its_record() -> None:
+    notices = running(A)
+    notices.grown(grew(7, seqs=()), 0.0)
+    assert sent(notices, 0.0) == []
+    (batch,) = sent(notices, UNKNOWN_S)
+    assert [(notice.seq, notice.record) for notice in batch.notices] == [(0, b"")]
+
+
+def test_large_records_and_large_batches_are_told_without() -> None:
+    notices = running(A)
+    notices.grown(grew(7, record=b"r" * (MAX_RECORD_BYTES + 1)), 0.0)
+    (batch,) = sent(notices, 0.0)
+    assert [notice.record for notice in batch.notices] == [b""]
+    notices.taken(A, batch.number, (), 0.0)
+    notices.grown(grew(*range(1, MAX_BATCH + 2), record=b"r" * MAX_RECORD_BYTES), 0.0)
+    first, second = sent(notices, 0.0)
+    assert (len(first.notices), len(second.notices)) == (MAX_BATCH, 1)
+    assert sum(len(notice.record) for notice in first.notices) == MAX_BATCH_BYTES
+    assert notices.waiting_bytes == MAX_BATCH_BYTES + MAX_RECORD_BYTES
+    notices.taken(A, first.number, (), 0.0)
+    notices.taken(A, second.number, (), 0.0)
+    assert (notices.waiting, notices.waiting_bytes) == (0, 0)
+
+
+def test_what_is_beyond_the_bound_is_counted() -> None:
+    notices = running(A)
+    uins = range(1, mail_notices.MAX_NOTICES + 3)
+    notices.grown(grew(*uins, record=b"r" * MAX_RECORD_BYTES), 0.0)
+    assert (notices.waiting, notices.counters.notices_overflowed) == (mail_notices.MAX_NOTICES, 2)
+    assert notices.waiting_bytes <= mail_notices.MAX_BYTES
+
+
+def test_a_cluster_without_relays_tells_nobody() -> None:
+    notices = Notices()
+    notices.grown(grew(7), 0.0)
+    assert (notices.flush(0.0), notices.waiting) == ([], 0)

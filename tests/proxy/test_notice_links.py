@@ -1,0 +1,144 @@
+"""A proxy's streams to relays: batches out, answers in, and what becomes of a stream that ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import Layout, View
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from proxy.mail_events import InboxesGrew
+from proxy.notice_links import NoticeLinks
+from tests.support.roles import until
+
+PROXY, RELAY = EndpointID(300), EndpointID(900)
+
+
+class Relay(delivery_pb2_grpc.MailNoticesServicer):
+    """Answers as the test says."""
+
+    def __init__(self) -> None:
+        self.batches: list[delivery_pb2.NoticeBatch] = []
+        self.elsewhere: list[int] = []
+        self.refusals = 0
+        """Batches on which the stream ends."""
+
+    async def Notify(
+        self, request_iterator: AsyncIterator[delivery_pb2.NoticeBatch], context: Any
+    ) -> AsyncIterator[delivery_pb2.NoticesTaken]:
+        """One proxy."""
+        async for batch in request_iterator:
+            if self.refusals:
+                self.refusals -= 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            self.batches.append(batch)
+            yield delivery_pb2.NoticesTaken(number=batch.number, elsewhere=self.elsewhere)
+
+    @property
+    def uins(self) -> list[int]:
+        """Told, in order."""
+        return [uin for batch in self.batches for uin in batch.uins]
+
+
+class Proxy:
+    """Links to one relay."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._server = grpc.aio.server()
+        delivery_pb2_grpc.add_MailNoticesServicer_to_server(relay, self._server)
+        self._port = self._server.add_insecure_port("127.0.0.1:0")
+        node = Node("relay", 0, 0, NodeState.RUNNING, "127.0.0.1", self._port, 0, RELAY, 1, "", "", 0)
+        view = View(Layout(1, {}), (node,))
+        self.crashes: list[BaseException] = []
+        self.links = NoticeLinks(PROXY, lambda: view, time.monotonic, self.crashes.append)
+
+    async def start(self) -> None:
+        """Serve."""
+        await self._server.start()
+        self.links.owners(1, {0: (RELAY,)})
+
+    async def stop(self) -> None:
+        """End."""
+        await self.links.stop()
+        await self._server.stop(None)
+        assert self.crashes == []
+
+    def mail(self, *uins: int) -> None:
+        """These have mail."""
+        self.links.grown(InboxesGrew(uins, [5] * len(uins), [1 << 54] * len(uins), b"record", [6], [0] * len(uins)))
+
+
+@pytest.fixture
+async def relay() -> Relay:
+    """A relay."""
+    return Relay()
+
+
+@pytest.fixture
+async def proxy(relay: Relay) -> AsyncIterator[Proxy]:
+    """Its proxy."""
+    found = Proxy(relay)
+    await found.start()
+    yield found
+    await found.stop()
+
+
+async def told(relay: Relay, *uins: int) -> None:
+    """Until the relay was told of these."""
+
+    async def all_told() -> bool:
+        return relay.uins[-len(uins) :] == list(uins)
+
+    await until(f"{uins} told", all_told)
+
+
+async def forgotten(proxy: Proxy) -> None:
+    """Until everything is answered, or given up."""
+
+    async def nothing() -> bool:
+        return bool(proxy.links.core.counters.notices) and not proxy.links.core.waiting
+
+    await until("nothing waits", nothing)
+
+
+async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay) -> None:
+    proxy.mail(7, 8)
+    proxy.mail(9)
+    await told(relay, 7, 8, 9)
+    (batch,) = relay.batches
+    assert (batch.proxy, list(batch.seqs), list(batch.sizes), batch.records) == (PROXY, [5] * 3, [6] * 3, b"record" * 3)
+    proxy.mail(10)
+    await told(relay, 10)
+    assert relay.batches[-1].proxy == 0  # the same stream
+    await forgotten(proxy)
+
+
+async def test_a_stream_that_ends_costs_nothing_but_time(proxy: Proxy, relay: Relay) -> None:
+    relay.refusals = 2
+    proxy.mail(7)
+    await told(relay, 7)
+    await forgotten(proxy)
+    assert proxy.links.core.counters.notices_again == 2
+    assert proxy.links.core.counters.notices_given_up == 0
+
+
+async def test_users_that_nobody_serves_are_given_up_in_the_end(proxy: Proxy, relay: Relay) -> None:
+    relay.elsewhere = [7]
+    proxy.mail(7)
+    await forgotten(proxy)
+    assert relay.uins == [7] * 4
+    assert proxy.links.samples()["mail_notices_given_up_total"] == 1
+
+
+async def test_a_relay_that_is_not_in_the_registry_is_not_looked_for(proxy: Proxy, relay: Relay) -> None:
+    proxy.links.owners(1, {0: (RELAY + 1,)})
+    proxy.mail(7)
+    await forgotten(proxy)
+    assert relay.uins == []
+    assert proxy.links.core.counters.notices_given_up == 1
