@@ -438,6 +438,7 @@ async def test_a_cluster_that_delivers_no_mail_says_so(cluster: Any) -> None:
                 raise AssertionError("it must not begin")
         with pytest.raises(InvalidArgument, match="no relays"):
             await anext(px.inbox(uin=7, device="desk"))
+    await cluster.gateways[0].kill()
     cluster.gateways.clear()
     async with pixiu.connect(cluster.target, connect_timeout_s=0.3) as px:
         with pytest.raises(Unavailable, match=r"no gateway took the inbox within 0.3 s \(the cluster has no gateway"):
