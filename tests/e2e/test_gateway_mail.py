@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from pixiu.devices import device_key
 from pixiu.discovery.node import Node
 from pixiu.envelope import AGAIN, GAP, Delivery, encode, split
-from pixiu.ids import device_class_of_name
+from pixiu.ids import device_class_of_name, device_of_name
+from pixiu.mqtt.mail import packet_id_of
 from pixiu.record import Kind
 from pixiu.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
@@ -28,7 +32,7 @@ NUMBER = 3
 
 def mail(uin: int, seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, body: bytes = b"") -> bytes:
     record = b"" if flags & GAP else record_of(Kind.MAIL, uin, body or b"mail %d" % seq, 1000 + seq)
-    return encode(0 if flags & GAP else 5000 + seq, seq, uin, session, NUMBER, lane, flags, record)
+    return encode(5000 + seq, seq, uin, session, NUMBER, lane, flags, record)
 
 
 class Relay:
@@ -130,7 +134,7 @@ async def stage(roles: Roles) -> AsyncIterator[Stage]:
     await roles.layout(router=1, relay=1, broker=1, xiu=1, pi=1)
     for name in ("router-0", "relay-0"):
         roles.start(name, partition=0)
-    roles.start("gateway-0")
+    roles.start("gateway-0", drain_jitter_s=0.1)
     _, relay, gateway = await roles.running("router-0", "relay-0", "gateway-0")
     async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
         yield Stage(roles, gateway, relay, channel)
@@ -194,14 +198,109 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
     await newer.send(mail(5, 1))
     await until("it is dropped", lambda: at_least(stage.metric("mail_without_connection_total"), 1))
 
-
-async def test_mail_in_a_cluster_that_keeps_none_is_refused(roles: Roles) -> None:
-    await roles.layout(router=1, relay=1, broker=1)
-    roles.start("gateway-0")
-    (gateway,) = await roles.running("gateway-0")
+    # Of a cluster that keeps no mail.
+    await stage.roles.layout("/none", router=1, broker=1)
+    stage.roles.start("gateway-none", "/none", drain_jitter_s=0.1)
+    (gateway,) = await stage.roles.running("gateway-none")
     async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
         client = Subscriber(channel)
         await client.open(5)
         refused = await client.read()
     assert (refused.request, refused.error_code) == (1, "NOT_SERVED")
     assert "--pis 1" in refused.error_text
+
+
+class Stock:
+    """A stock MQTT client that acknowledges when it is told to."""
+
+    def __init__(self, name: str, uin: int, *, clean: bool) -> None:
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=clean, manual_ack=True)
+        self.client.username_pw_set(str(uin))
+        self.present: queue.Queue[bool] = queue.Queue()
+        self.granted: queue.Queue[list[int]] = queue.Queue()
+        self.messages: queue.Queue[tuple[str, bytes, int, int, bool]] = queue.Queue()
+        self.client.on_connect = lambda _c, _u, flags, *_: self.present.put(flags.session_present)
+        self.client.on_subscribe = lambda _c, _u, _m, codes, _p: self.granted.put([code.value for code in codes])
+        self.client.on_message = lambda _c, _u, m: self.messages.put((m.topic, bytes(m.payload), m.qos, m.mid, m.dup))
+
+    def connect(self, gateway: Node) -> None:
+        self.client.connect(gateway.mqtt_host, gateway.mqtt_port, keepalive=60)
+        self.client.loop_start()
+        assert self.present.get(timeout=WAIT_S) is False
+
+    def subscribe(self, topic: str, qos: int) -> list[int]:
+        self.client.subscribe(topic, qos)
+        return self.granted.get(timeout=WAIT_S)
+
+    def take(self, number: int) -> list[tuple[str, bytes, int, int, bool]]:
+        return [self.messages.get(timeout=WAIT_S) for _ in range(number)]
+
+    def end(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+def packet(uin: int, seq: int, *, lane: int = 1, dup: bool = False) -> tuple[str, bytes, int, int, bool]:
+    return f"user/{uin}", b"mail %d" % seq, 1, packet_id_of(lane, seq), dup
+
+
+async def test_a_stock_mqtt_client_gets_mail_with_qos_1_and_acknowledges_it_in_any_order(stage: Stage) -> None:
+    uin, name = 88, "phone:one"
+    key = device_key(device_of_name(name), device_class_of_name("phone"))
+    stock, relay = Stock(name, uin, clean=False), Relay(stage.channel)
+    await relay.open()
+    try:
+        await asyncio.to_thread(stock.connect, stage.gateway)
+        assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 0) == [0], "chat alone"
+        assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 1) == [1]
+        device = await stage.device(uin, key)
+        sent = [mail(uin, seq) for seq in range(16_381, 16_387)]
+        await relay.send(*sent, mail(uin, 16_387, flags=GAP), mail(uin, 1, lane=0), devices=[device])
+        got = await asyncio.to_thread(stock.take, 7)
+        assert got == [*(packet(uin, seq) for seq in range(16_381, 16_387)), packet(uin, 1, lane=0)]
+        for seq in (16_384, 16_381):
+            stock.client.ack(packet_id_of(1, seq), 1)
+        stock.client.ack(packet_id_of(0, 1), 1)
+        stock.client.ack(packet_id_of(2, 1), 1)
+        # 16,387 is the gap marker, which the gateway acknowledges for the client.
+        await relay.acknowledged((1, 1, 16_381, 0b100100), (1, 0, 1, 0))
+        assert await stage.metric("mail_gaps_untold_total") == 1
+
+        # The relay opened another session: what is unacknowledged comes again, marked by it or by the gateway.
+        again = [mail(uin, seq, session=2, flags=AGAIN if seq == 16_382 else 0) for seq in (16_382, 16_383, 16_385, 16_386)]
+        await relay.send(*again, mail(uin, 16_388, session=2), mail(uin, 16_382, session=2, flags=AGAIN))
+        got = await asyncio.to_thread(stock.take, 5)
+        seqs = (16_382, 16_383, 16_385, 16_386)
+        assert got == [*(packet(uin, seq, dup=True) for seq in seqs), packet(uin, 16_388)]
+        for seq in (16_388, 16_385, 16_382, 16_383, 16_386):
+            stock.client.ack(packet_id_of(1, seq), 1)
+        await relay.acknowledged((2, 1, 16_388, 0))
+        assert await stage.metric("mail_unacknowledged") == 0
+
+        # It ends in the same breath as it acknowledges.
+        await relay.send(mail(uin, 16_389, session=2))
+        await asyncio.to_thread(stock.take, 1)
+        stock.client.ack(packet_id_of(1, 16_389), 1)
+        await asyncio.to_thread(stock.end)
+        await relay.acknowledged((2, 1, 16_389, 0))
+        await asyncio.to_thread(stock.connect, stage.gateway)
+        assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 1) == [1], "at each connect"
+        assert (await stage.device(uin, key)).connect_time > device.connect_time
+    finally:
+        await asyncio.to_thread(stock.end)
+
+
+async def test_who_wants_no_session_or_no_qos_1_takes_no_mail(stage: Stage) -> None:
+    stocks = [Stock("none", 90, clean=True), Stock("zero", 90, clean=False)]
+    try:
+        for stock, qos in zip(stocks, (1, 0), strict=True):
+            await asyncio.to_thread(stock.connect, stage.gateway)
+            assert await asyncio.to_thread(stock.subscribe, "user/90", qos) == [0]
+        assert await asyncio.to_thread(stocks[1].subscribe, "user/90", 2) == [1]
+        assert await stage.metric("mail_connections") == 1
+        assert await asyncio.to_thread(stocks[1].subscribe, "user/90", 0) == [0]
+        assert await stage.metric("mail_connections") == 0
+        assert await asyncio.to_thread(stocks[1].subscribe, "room/90", 1) == [0]
+    finally:
+        for stock in stocks:
+            await asyncio.to_thread(stock.end)
