@@ -225,16 +225,20 @@ def leader(cluster: LocalCluster) -> int:
     return wait_for(find, "a leader of Pi with both in sync")
 
 
-async def test_nothing_is_lost_when_the_owner_relay_or_the_leader_of_pi_is_killed(delivering: LocalCluster) -> None:
+async def test_nothing_is_lost_when_owner_relays_end_or_leaders_are_killed(delivering: LocalCluster) -> None:
     devices = [Device(uin) for uin in USERS]
     async with pixiu.connect(delivering.target, mail_timeout_s=110.0) as px, px.mail_writer() as writer:
         load = Load(writer)
         async with online(delivering, *devices):
             running = asyncio.create_task(load.run())
             await load.more(devices)
-            os.kill(await asyncio.to_thread(busiest, delivering), signal.SIGKILL)
-            await load.more(devices)
+            for number in (signal.SIGKILL, signal.SIGTERM):
+                os.kill(await asyncio.to_thread(busiest, delivering), number)
+                await load.more(devices)
             os.kill(await asyncio.to_thread(leader, delivering), signal.SIGKILL)
+            await load.more(devices)
+            (xiu,) = await asyncio.to_thread(delivering.processes, "xiu")
+            os.kill(int(xiu["pid"]), signal.SIGKILL)
             await load.more(devices)
             load.ending = True
             await running
@@ -243,6 +247,7 @@ async def test_nothing_is_lost_when_the_owner_relay_or_the_leader_of_pi_is_kille
                 await delivered(device, len(load.sent[device.uin]))
                 await acknowledged(delivering, device.uin)
     assert writer.triples["pi", 0].epoch > 1
+    assert writer.triples["xiu", 0].epoch > 1
     for device in devices:
         sent = load.sent[device.uin]
         assert [receipt.error for receipt in sent] == [None] * len(sent)
