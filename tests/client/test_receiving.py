@@ -11,7 +11,7 @@ import pytest
 import pixiu
 from pixiu.client.inbox import Inbox, Mail
 from pixiu.dead_letters import dead_letter_uin, decode
-from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, NotServed, OutcomeUnknown, Unavailable
+from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from pixiu.ids import MAX_ID, snowflake, uin_of_name
 from pixiu.record import Kind
 from pixiu.record import encode as record_of
@@ -103,6 +103,19 @@ async def test_flush_waits_until_the_gateway_has_what_was_acknowledged(cluster: 
         with pytest.raises(OutcomeUnknown, match="comes again, and is acknowledged again"):
             await flushing
         await inbox.flush()
+
+
+async def test_flushes_that_nobody_answers_are_bounded(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.start(gateways=1)
+    monkeypatch.setattr("pixiu.client.gateway_stream.MAX_UNCONFIRMED", 3)
+    async with pixiu.connect(cluster.target) as px, px.inbox(uin=7, device="phone") as inbox:
+        cluster.gateways[0].confirming = False
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await inbox.flush(timeout_s=0.01)
+        with pytest.raises(Overloaded, match="await each flush"):
+            await inbox.flush()
+        cluster.gateways[0].confirm()
 
 
 async def test_what_was_not_acknowledged_comes_again_in_the_next_process_marked(cluster: Any) -> None:
