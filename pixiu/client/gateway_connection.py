@@ -24,7 +24,7 @@ from pixiu.client.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.client.directory import Directory
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.options import ClientOptions
-from pixiu.errors import LocalError, LoginReplaced, NotConnected, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.errors import LocalError, LoginReplaced, NotConnected, NotServed, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import MAX_ID
 from pixiu.partition import rendezvous_order
 from pixiu.wire.v1 import wire_pb2
@@ -375,7 +375,7 @@ class GatewayConnection:
             return
         text = f"gateway {stream.address} refused: {reply.error_text}"
         error = error_of_code(reply.error_code, text)
-        raise error if isinstance(error, LocalError) else Unavailable(text)
+        raise error if isinstance(error, LocalError | NotServed) else Unavailable(text)
 
     def _fail_waiters(self, error: PixiuError) -> None:
         waiters, self._waiters = self._waiters, []

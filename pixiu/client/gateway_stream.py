@@ -108,7 +108,12 @@ class GatewayStream:
         self._more.set()
 
     def acknowledge(self, ranges: list[tuple[int, int, int]], waiter: Waiter | None = None) -> None:
-        """Acknowledge mail: (lane, first, last InboxSeq). `waiter` waits until the gateway has this and all before it."""
+        """Acknowledge mail: (lane, first, last InboxSeq). `waiter` waits until the gateway has this and all before it.
+
+        Raises `Overloaded` when too many wait.
+        """
+        if waiter is not None and len(self._requests) >= MAX_UNCONFIRMED:
+            raise Overloaded(f"gateway {self.address} has not confirmed {MAX_UNCONFIRMED} requests yet: await each flush")
         for start in range(0, max(len(ranges), 1), MAX_NAMES_A_REQUEST):
             request = wire_pb2.SubscribeRequest()
             for lane, first, last in ranges[start : start + MAX_NAMES_A_REQUEST]:

@@ -227,7 +227,8 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
                 queue.put_nowait(wire_pb2.SubscribeReply(uin=request.hello.uin or uin_of_name(request.hello.client)))
                 if (request.hello.chat or request.hello.mail) and not self.relays:
                     text = "this cluster has no relays"
-                    refusal = wire_pb2.SubscribeReply(request=request.request, error_code="INVALID_ARGUMENT", error_text=text)
+                    code = "INVALID_ARGUMENT" if request.hello.chat else "NOT_SERVED"
+                    refusal = wire_pb2.SubscribeReply(request=request.request, error_code=code, error_text=text)
                     queue.put_nowait(refusal)
                     continue
             refused = [room for room in request.join_rooms if room in self.refuse]

@@ -11,7 +11,7 @@ import pytest
 import pixiu
 from pixiu.client.inbox import Inbox, Mail
 from pixiu.dead_letters import dead_letter_uin, decode
-from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, OutcomeUnknown, Unavailable
+from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from pixiu.ids import MAX_ID, snowflake, uin_of_name
 from pixiu.record import Kind
 from pixiu.record import encode as record_of
@@ -103,6 +103,19 @@ async def test_flush_waits_until_the_gateway_has_what_was_acknowledged(cluster: 
         with pytest.raises(OutcomeUnknown, match="comes again, and is acknowledged again"):
             await flushing
         await inbox.flush()
+
+
+async def test_flushes_that_nobody_answers_are_bounded(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.start(gateways=1)
+    monkeypatch.setattr("pixiu.client.gateway_stream.MAX_UNCONFIRMED", 3)
+    async with pixiu.connect(cluster.target) as px, px.inbox(uin=7, device="phone") as inbox:
+        cluster.gateways[0].confirming = False
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await inbox.flush(timeout_s=0.01)
+        with pytest.raises(Overloaded, match="await each flush"):
+            await inbox.flush()
+        cluster.gateways[0].confirm()
 
 
 async def test_what_was_not_acknowledged_comes_again_in_the_next_process_marked(cluster: Any) -> None:
@@ -400,9 +413,9 @@ async def test_closing_ends_who_waits_and_the_client_closes_what_is_left(cluster
         await one.close()
         assert one.closed
         assert await reading[0] == []
-        for call in (one.ready, one.flush, lambda: one.run(lambda mail: None)):
+        for work in (one.ready(), one.flush(), one.run(lambda mail: None)):
             with pytest.raises(NotConnected, match="the inbox is closed"):
-                await call()
+                await work
     await reading[1]
     await until(lambda: not cluster.gateways[0].streams)
 
@@ -423,7 +436,7 @@ async def test_what_a_user_can_get_wrong_is_said_at_once(cluster: Any) -> None:
         inbox = px.inbox(uin=7, device="phone")
         for wrong in ({"retries": -1}, {"retries": 1001}, {"backoff_s": 0.0}, {"backoff_s": 2.0, "max_backoff_s": 1.0}):
             with pytest.raises(InvalidArgument):
-                await inbox.run(lambda mail: None, **wrong)  # type: ignore[arg-type]
+                await inbox.run(lambda mail: None, **wrong)
     async with pixiu.connect(cluster.target, uin=7, device=5, client="reader") as px, px.inbox():
         assert [(hello.uin, hello.device, hello.client) for hello in cluster.gateways[0].hellos] == [(7, 5, "reader")]
     assert uin_of_name("phone") != uin_of_name("desk")
@@ -433,11 +446,12 @@ async def test_a_cluster_that_delivers_no_mail_says_so(cluster: Any) -> None:
     await cluster.start(gateways=1)
     cluster.gateways[0].relays = False
     async with pixiu.connect(cluster.target) as px:
-        with pytest.raises(InvalidArgument, match="no relays"):
+        with pytest.raises(NotServed, match="no relays"):
             async with px.inbox(uin=7, device="phone"):
                 raise AssertionError("it must not begin")
-        with pytest.raises(InvalidArgument, match="no relays"):
+        with pytest.raises(NotServed, match="no relays"):
             await anext(px.inbox(uin=7, device="desk"))
+    await cluster.gateways[0].kill()
     cluster.gateways.clear()
     async with pixiu.connect(cluster.target, connect_timeout_s=0.3) as px:
         with pytest.raises(Unavailable, match=r"no gateway took the inbox within 0.3 s \(the cluster has no gateway"):

@@ -37,6 +37,18 @@ async def publish() -> None:
             await queued
             triple: pixiu.MailTriple = writer.triples["pi", 0]
             print(mail.stored_as, mail.replicas, triple.epoch, writer.counters.resent)
+        async with px.inbox(uin=7, device="phone", on_gap=lambda gap: print(gap.reason, gap.up_to)) as inbox:
+            async for got in inbox:
+                found: pixiu.Mail = got
+                print(found.payload, found.lane, found.seq, found.msg_id, found.again, found.sent_at_ms)
+                found.acknowledge()
+            await inbox.flush(timeout_s=1.0)
+
+        async def handle(one: pixiu.Mail) -> None:
+            print(one.payload)
+
+        await px.inbox().run(handle, retries=3)
+        await px.inbox().run(lambda one: print(one.seq))
         await px.flush()
         print(px.stats().failures_by_code.get("OVERLOADED", 0), number, problem)
 
@@ -57,6 +69,10 @@ async def subscribe() -> list[bytes]:
 
 def synchronous() -> None:
     with pixiu.connect_sync("127.0.0.1:7000", join_timeout_s=1.0) as px:
+        with px.inbox(uin=7, device="phone") as inbox:
+            for got in inbox:
+                got.acknowledge()
+            inbox.run(lambda one: print(one.payload))
         receipt: pixiu.SyncReceipt = px.room(42).send(b"x")
         receipt.wait(timeout_s=1.0)
         px.room(42).signal(b"x", receipt=True).wait()
