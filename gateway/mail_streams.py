@@ -26,7 +26,8 @@ MAX_STREAMS: Final = 1024
 """Relays at a time; a further one is refused."""
 MAX_ACKNOWLEDGEMENTS: Final = 1000
 """In one reply; more go in several."""
-HELLO_TIMEOUT_S: Final = 5.0
+HELLO_TIMEOUT_S: Final = 30.0
+"""How long a relay has for its first batch."""
 FINISH_TIMEOUT_S: Final = 2.0
 """How long a write under way may take when the stream ends."""
 WARN_S: Final = 60.0
@@ -138,7 +139,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
                 if stream.error is not None:
                     return
         except TimeoutError:
-            raise MalformedData(f"the first batch of a stream must come within {HELLO_TIMEOUT_S:.0f} s") from None
+            stream.error = Overloaded(f"the first batch of a stream must come within {HELLO_TIMEOUT_S:.0f} s")
         except MalformedData as error:
             stream.error = stream.error or error
         finally:

@@ -173,6 +173,10 @@ async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach
     assert await stage.metric("mail_sessions_refused_total") == 1
     assert await stage.metric("mail_repeats_dropped_total") == 1
 
+    # A gateway that ends in good order ends the streams.
+    await stage.roles.end("gateway-0")
+    assert [(await each.status())[0] for each in (relay, other)] == [grpc.StatusCode.UNAVAILABLE] * 2
+
 
 async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: Stage) -> None:
     client = Subscriber(stage.channel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from gateway.core import Core
@@ -317,3 +319,44 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
     ):
         with pytest.raises(MalformedData):
             read_batch(wrong)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> None:
+    rng = random.Random(seed)
+    gateway = Gateway()
+    gateway.connect(1)
+    gateway.connect(2, uin=8, packets=True)
+    last: dict[tuple[int, int, int], int] = {}
+    for number in range(3, 1500):
+        sessions, seqs = (1, 1, number // 300 + 1, 1 << 31), (1, 2, 3, rng.randrange(1, 200), 1 << 63)
+        some = [
+            item(
+                rng.choice(seqs), session=rng.choice(sessions), lane=rng.randrange(4), uin=rng.choice((7, 8, 9)),
+                flags=rng.choice((0, AGAIN, GAP)), msg_id=rng.choice((0, 5)),
+            )
+            for _ in range(rng.randrange(5))
+        ]  # fmt: skip
+        devices = [gateway.bound(uin=uin) for uin in (7, 8) if rng.random() < 0.5]
+        events: list[object] = [
+            MailArrived(rng.choice((FIRST, SECOND, 99)), devices, some),
+            MailAcknowledged(rng.choice((1, 2, 5)), [(rng.randrange(4), seq, seq + rng.randrange(100)) for seq in seqs[:4]]),
+            PacketsAcknowledged(rng.choice((1, 2, 5)), [rng.randrange(1 << 16), packet_id_of(1, 2)]),
+            rng.choice((MailStreamClosed(FIRST), MailStreamOpened(FIRST, EndpointID(201)), Leave(1, [], mail=True))),
+            Join(1, number, [], mail=True),
+        ]
+        rng.shuffle(events)
+        for write in [effect for effect in gateway.step(*events) if isinstance(effect, WriteMail)]:
+            for one in write.deliveries:
+                place = write.connection, one.session, one.lane
+                assert one.seq > last.get(place, 0) or write.connection == 1, "in order, but for who took mail anew"
+                last[place] = one.seq
+        assert 0 <= gateway.core.mail.unacknowledged <= 2 * 4 * 64
+        for stream in (FIRST, SECOND):
+            if rng.random() < 0.5:
+                said = gateway.core.mail.take_acknowledgements(stream, 8)
+                assert len(said) <= 8
+                assert all(one.bits < 1 << 64 for one in said)
+    assert gateway.core.mail.counters.delivered > 50
+    gateway.step(Closed(1, 1), Closed(2, 1))
+    assert gateway.core.mail.unacknowledged == 0
