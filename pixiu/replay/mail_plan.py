@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from random import Random
 from typing import Final, NamedTuple
+
+import xxhash
 
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import UIN
@@ -102,13 +103,17 @@ def make_mail_plan(mentions: Iterable[Mention], schedule: MailSchedule) -> MailP
 
 def _stays(uin: UIN, cycles: int, schedule: MailSchedule) -> list[Stay]:
     """One in each cycle, at a place of its own; the same for the same user and seed, whoever else there is."""
-    chance = Random(uin * 1_000_003 + schedule.seed)
     length = schedule.online * schedule.cycle_s
     found: list[Stay] = []
     for cycle in range(cycles):
-        begin = cycle * schedule.cycle_s + chance.random() * (schedule.cycle_s - length)
+        begin = cycle * schedule.cycle_s + _share(uin, schedule.seed, cycle) * (schedule.cycle_s - length)
         if found and begin <= found[-1].end_s:
             found[-1] = Stay(found[-1].begin_s, begin + length)  # two that touch are one
         else:
             found.append(Stay(begin, begin + length))
     return found
+
+
+def _share(*keys: int) -> float:
+    """A number in [0, 1) that depends on the keys alone."""
+    return xxhash.xxh3_64_intdigest(b"".join((key & (1 << 64) - 1).to_bytes(8, "little") for key in keys)) / (1 << 64)
