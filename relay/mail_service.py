@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -45,7 +45,6 @@ from relay.delivery.events import (
     Listed,
     LoggedIn,
     LoggedOut,
-    Login,
     Notice,
     Notified,
     Opened,
@@ -76,6 +75,8 @@ ASK_PAUSE_S: Final = 0.25
 """Devices whose numbers Pi did not say are asked about again so often."""
 FETCH_S: Final = 2.5
 """Below the time in which a fetch must be answered."""
+SETTLE_S: Final = 5.0
+"""So long after a change of owners, or of gateways, logins are taken for such that others have served until now."""
 SAVE_S: Final = 3.0
 """A relay that ends waits so long for Pi to take cursors."""
 SAVE_POLL_S: Final = 0.02
@@ -140,7 +141,7 @@ class MailService(delivery_pb2_grpc.MailNoticesServicer):
         self._walk_timer: asyncio.TimerHandle | None = None
         self._ask_timer: asyncio.TimerHandle | None = None
         self._to_walk: list[int] = []
-        self._walk_at = 0.0
+        self._walk_at = self._settled_at = 0.0
         self._at: frozenset[int] = frozenset()
         """Gateways that can be reached."""
         self._malformed = 0
@@ -277,21 +278,26 @@ class MailService(delivery_pb2_grpc.MailNoticesServicer):
         looked = self.devices.look(uins, self._context.now(), self.deliveries.sessions if heartbeat else None)
         if looked.logged_out:
             self._step(LoggedOut(looked.logged_out))
-        self._logged_in(looked.logged_in, LoggedIn)
-        self._logged_in(looked.still_there, StillThere)
+        self._logged_in(LoggedIn(looked.logged_in, self._settling))
+        self._logged_in(StillThere(looked.still_there))
         self._ask_numbers()
 
-    def _logged_in(self, logins: Sequence[Login], event: Callable[[Sequence[Login]], Event]) -> None:
-        if not logins:
+    @property
+    def _settling(self) -> bool:
+        return self._context.now() < self._settled_at
+
+    def _logged_in(self, event: LoggedIn | StillThere) -> None:
+        if not event.logins:
             return
-        self._step(event(logins))
-        for gateway in {login.gateway for login in logins}:
+        self._step(event)
+        for gateway in {login.gateway for login in event.logins}:
             # A session that opens finds a stream that is ready, or one that is known not to be.
             if not self._gateways.want(gateway) and self.deliveries.sendable(gateway, self._context.now()):
                 self._step(StreamBroken(gateway))
 
     def _walk_again(self) -> None:
         """Look at everybody, a part a turn of the loop, from now on."""
+        self._settled_at = self._context.now() + SETTLE_S
         self._to_walk = self.devices.users()
         self._walk_at = self._context.now()
         if self._walk_timer is not None:
@@ -329,7 +335,7 @@ class MailService(delivery_pb2_grpc.MailNoticesServicer):
         now = self._context.now()
         answers = zip(items, numbers_of(len(items), reply), strict=True)
         logins = [self.devices.numbered(uin, device, answer, now) for (uin, device), answer in answers]
-        self._logged_in([login for login in logins if login is not None], LoggedIn)
+        self._logged_in(LoggedIn([login for login in logins if login is not None], self._settling))
 
     def _partition(self, uin: int) -> int:
         return uin % max(self._pi.partitions, 1)

@@ -104,6 +104,8 @@ class LoggedIn:
     """Devices have connected, or this relay has become their owner."""
 
     logins: Sequence[Login]
+    taken_over: bool = False
+    """Others may have taken themselves for the owner until now, or do so still: what they are told is read for once more."""
 
 
 @dataclass(frozen=True, slots=True)

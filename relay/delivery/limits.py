@@ -47,6 +47,8 @@ class Limits:
     """Pi is asked so long after the last read, in case that a notify was lost."""
     again_s: float = 0.5
     """Pi is asked once more so long after a notify without a number: its entry may have been on its way to the inbox."""
+    settle_s: float = 3.0
+    """A session that was taken over reads Pi once more so long after its login: by then all see the same owners."""
     acknowledge_wait_s: float = 0.02
     """Acknowledgements wait so long to leave together."""
     acknowledge_batch: int = 1000

@@ -344,6 +344,10 @@ class Session:
         """The gateway's stream takes deliveries again."""
         self._look(now)
 
+    def read_again(self, at: float) -> None:
+        """Ask Pi once more then: somebody else may have been told of what came in the meantime."""
+        self._again_at = at
+
     # --- acknowledgements
 
     def _acknowledge(self, item: Acknowledgement, now: float) -> None:

@@ -279,7 +279,7 @@ class Deliveries:
                 del self._at[session.gateway]
                 self._held.pop(session.gateway, None)
 
-    def _serve(self, login: Login, cause: Cause, now: float) -> None:
+    def _serve(self, login: Login, cause: Cause, now: float, *, taken_over: bool = False) -> None:
         """A device is there: a session for it, or a new one for a newer connection."""
         if not self._owns(login.uin):
             return
@@ -305,10 +305,12 @@ class Deliveries:
                     lane.marked = sent
         self._at.setdefault(login.gateway, {})[session] = None
         self._on(session, cause, login, now)
+        if taken_over:
+            session.read_again(now + self.limits.settle_s)
 
     def _on_logged_in(self, event: LoggedIn, now: float) -> None:
         for login in event.logins:
-            self._serve(login, Cause.LOGIN, now)
+            self._serve(login, Cause.LOGIN, now, taken_over=event.taken_over)
 
     def _on_still_there(self, event: StillThere, now: float) -> None:
         """Source: seed 004 §6.4 ("a heartbeat can be treated as a login")."""

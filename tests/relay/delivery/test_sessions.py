@@ -565,3 +565,23 @@ def test_a_notice_without_a_number_counts_whatever_the_session_does() -> None:
     bench.answer_read()
     bench.tick()
     assert not bench.none(ev.ReadInboxes)
+
+
+def test_a_session_that_was_taken_over_reads_once_more() -> None:
+    bench = Bench()
+    bench.tell(ev.LoggedIn([ev.Login(UIN, 0, GATEWAY, 1)], taken_over=True))
+    bench.answer_open()
+    bench.answer_read()
+    assert bench.state() is State.SENDING
+    bench.inbox[1] = [1]  # the former owner was told
+    bench.tick()
+    assert bench.now == 100.0 + LIMITS.settle_s
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [delivery.seq for delivery in bench.delivered] == [1]
+    bench.tell(ev.LoggedIn([ev.Login(UIN, 0, GATEWAY, 2)]))
+    bench.answer_open()
+    bench.answer_read()
+    bench.answer_fetch()
+    (session,) = bench.table.sessions.values()
+    assert session.deadline > bench.now + LIMITS.settle_s
