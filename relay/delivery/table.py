@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.delivery.events import (
@@ -54,6 +54,7 @@ from relay.delivery.pacing import Pacer
 from relay.delivery.saving import Saving
 from relay.delivery.session import Session
 from relay.delivery.states import Cause, State
+from relay.delivery.window import Lane
 
 
 @dataclass(slots=True)
@@ -87,6 +88,10 @@ class _Remembered:
     """Per lane, the highest InboxSeq that was sent to it."""
     not_before: float
     """It is not served again before."""
+    session: int = 0
+    """The number of the session that a logout ended; 0: it ended in another way."""
+    open_lanes: dict[int, Lane] = field(default_factory=dict)
+    """Of that session, with something unacknowledged: what the device acknowledged last may still be on its way."""
 
 
 class Deliveries:
@@ -251,12 +256,14 @@ class Deliveries:
     # --- sessions
 
     def _on(self, session: Session, cause: Cause, what: Any, now: float) -> None:
+        number = session.number
         session.on(cause, what, now)
         self._touched[session] = None
         if session.state is State.OFFLINE:
-            self._forget(session, now + self.limits.fenced_pause_s if cause in (Cause.FENCED, Cause.REFUSED) else now)
+            not_before = now + self.limits.fenced_pause_s if cause in (Cause.FENCED, Cause.REFUSED) else now
+            self._forget(session, not_before, number if cause is Cause.LOGOUT else 0)
 
-    def _forget(self, session: Session, not_before: float) -> None:
+    def _forget(self, session: Session, not_before: float, number: int) -> None:
         device = Device(session.uin, session.device)
         if self.sessions.get(device) is not session:
             return
@@ -269,7 +276,12 @@ class Deliveries:
         self._remembered.pop(device, None)
         if len(self._remembered) >= self.limits.max_remembered:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[device] = _Remembered(tuple(max(lane.marked, lane.reach) for lane in session.lanes), not_before)
+        self._remembered[device] = _Remembered(
+            tuple(max(lane.marked, lane.reach) for lane in session.lanes),
+            not_before,
+            number,
+            {place: lane for place, lane in enumerate(session.lanes) if lane.unacknowledged} if number else {},
+        )
 
     def _leave_gateway(self, session: Session) -> None:
         there = self._at.get(session.gateway)
@@ -375,10 +387,23 @@ class Deliveries:
     def _on_acknowledged(self, event: Acknowledged, now: float) -> None:
         for item in event.acknowledgements:
             session = self.sessions.get(Device(item.uin, item.device))
+            if session is None and 0 <= item.lane < LANES and self._acknowledged_last(item, now):
+                continue
             if session is None or item.session != session.number or not 0 <= item.lane < LANES:
                 self.counters.acknowledgements_old += 1
                 continue
             self._on(session, Cause.ACKNOWLEDGED, item, now)
+
+    def _acknowledged_last(self, item: Acknowledgement, now: float) -> bool:
+        """Save what a device acknowledged just before it went: the logout comes by another way, and may overtake it."""
+        known = self._remembered.get(Device(item.uin, item.device))
+        if known is None or not known.session or item.session != known.session:
+            return False
+        lane = known.open_lanes.get(item.lane)
+        if lane is not None and lane.acknowledge(item.up_to, item.bits):
+            self.save(item._replace(up_to=lane.cursor.up_to, bits=lane.cursor.bits), now)
+            self.hurry(now)
+        return True
 
     # --- answers
 
