@@ -72,15 +72,17 @@ def read_mentions(lines: Iterator[str], source: str = "mentions") -> Iterator[Me
         raise InvalidArgument(f"{source}, line {rows.line_num}: {error}") from None
 
 
-def load_mentions(path: Path, first_ms: int, last_ms: int, rooms: Collection[str]) -> list[Mention]:
-    """The mentions of a time, in some rooms. Plain or gzip. Raises `InvalidArgument`."""
+def load_mentions(
+    path: Path, first_ms: int = 0, last_ms: int = MAX_MS, rooms: Collection[str] | None = None
+) -> list[Mention]:  # fmt: skip
+    """The mentions of a time, in some rooms; by default all. Plain or gzip. Raises `InvalidArgument`."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP_MAGIC
             raw.seek(0)
             data = gzip.GzipFile(fileobj=raw) if packed else raw
             with io.TextIOWrapper(cast(IO[bytes], data), encoding="utf-8", newline="") as lines:
-                found = (mention for mention in read_mentions(iter(lines), path.name) if mention.room in rooms)
+                found = (mention for mention in read_mentions(iter(lines), path.name) if rooms is None or mention.room in rooms)
                 return [mention for mention in found if first_ms <= mention.ts_ms <= last_ms]
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

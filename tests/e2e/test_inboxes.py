@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pixiu
 from pixiu.client.inbox_view import InboxView
 from pixiu.dead_letters import dead_letter_uin, encode
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tests.support.roles import until
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -24,7 +26,7 @@ SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "r
 def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One Xiu, two replicas of one partition of Pi, which keep what was acknowledged for an hour."""
     folder = tmp_path_factory.mktemp("inboxes")
-    stores = ["--xius=1", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=1"]
+    stores = ["--xius=1", "--pis=1", "--pi-replicas=2", "--relays=1", "--relay-replicas=1", "--proxies=1"]
     stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "pi.history_s=3600"]
     stores += ["--set", "pi.new_device_history=false"]
     with running_cluster(folder, *SMALL, *stores) as cluster:
@@ -74,6 +76,42 @@ async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing:
         assert "desk" in mailing.pixiu("inbox", "7", "--unread").stdout
         texts = [entry["text"] for entry in told(mailing, "7", "--lane", "1", "--before", "10")["lanes"][0]["entries"]]
         assert texts == ["mail 9", "mail 7", "mail 3", "mail 2", "mail 1"]
+
+
+async def test_a_device_that_comes_later_is_told_of_a_gap_where_mail_was_deleted(mailing: LocalCluster) -> None:
+    gaps: list[pixiu.MailGap] = []
+    async with pixiu.connect(mailing.target, uin=5) as px, InboxView(mailing.target) as view:
+        for number in range(1, 5):
+            await px.user(9).mail(b"mail %d" % number)
+        assert await view.delete(9, 1, 2, 3) == 2
+        got: list[bytes] = []
+        async with px.inbox(uin=9, device="phone", on_gap=gaps.append) as inbox:
+            async for mail in inbox:
+                got.append(mail.payload)
+                mail.acknowledge()
+                if len(got) == 2:
+                    break
+        assert got == [b"mail 1", b"mail 4"]
+        assert [gap.up_to for gap in gaps] == [2, 3]
+
+        async def saved() -> bool:
+            return [device.unread for lane in await view.unread(9) for device in lane.devices] == [0, 0]
+
+        await until("Pi has the acknowledgements, of what was deleted too", saved)
+        (back,) = await view.page(9, (1,), before=view.NEWEST)
+        assert [entry.seq for entry in back.entries] == [4, 1]
+
+
+def test_mentions_are_played_as_mail_to_users_who_come_and_go(mailing: LocalCluster, tmp_path: Path) -> None:
+    rows = [f"{1_000_000 + 50 * n},{n},room,s{n % 5},u{n % 11 * n % 7}" for n in range(150)]
+    file = tmp_path / "mentions.csv"
+    file.write_text("\n".join(["ts_ms,line,room,user,to_user", *rows, ""]))
+    played = mailing.pixiu("replay", str(file), "--mail", "--seconds", "6", "--cycle", "3", "--json")
+    assert played.returncode == 0, played.stdout + played.stderr
+    found = json.loads(played.stdout)
+    assert (found["sent"], found["confirmed"], found["acknowledged"], found["unread"]) == (150, 150, 150, 0)
+    assert found["outcomes"]["repeated"] == found["outcomes"]["again"] == 0
+    assert found["logins"] >= found["receivers"] > 1
 
 
 async def test_dead_letters_are_listed_sent_again_and_dropped(mailing: LocalCluster) -> None:

@@ -205,6 +205,23 @@ def test_the_window_closes_and_an_acknowledgement_opens_it() -> None:
     assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 40, 0)]
 
 
+def test_what_is_acknowledged_just_before_a_logout_is_saved_though_the_logout_overtakes_it() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, 1)]))
+    bench.acknowledge(1, 0b10)
+    bench.acknowledge(2, session=7)
+    bench.acknowledge(2, lane=9)
+    bench.tick()
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 1, 0b10)]
+    assert bench.table.counters.acknowledgements_old == 2
+    bench.acknowledge(9, 0b11)
+    bench.acknowledge(1)
+    bench.acknowledge(1, lane=0)
+    bench.tick()
+    assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 3, 0)], "not beyond what was sent, and not back"
+
+
 def test_an_acknowledgement_of_another_session_or_lane_is_refused() -> None:
     bench = Bench()
     bench.online(1)
