@@ -35,6 +35,9 @@ fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 lossy: $(VENV)/.dev  # ten times as long as in the suite: real processes behind a network that loses datagrams
 	PIXIU_LOSSY_TIMES=$(or $(PIXIU_LOSSY_TIMES),10) $(BIN)/python -m pytest -s tests/e2e/test_lossy.py
 
+mail: $(VENV)/.dev  # at least ten minutes: mail between users who come and go, while every kind of process is killed in turn
+	PIXIU_MAIL_KILLS=$(or $(PIXIU_MAIL_KILLS),35) $(BIN)/python -m pytest -s tests/e2e/test_mail_history.py
+
 sim: $(VENV)/.dev
 	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim
 

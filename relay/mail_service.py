@@ -23,7 +23,6 @@ import grpc.aio
 
 from pixiu.alarm import Alarm
 from pixiu.client.channels import Channels
-from pixiu.ids import DEVICE_BITS
 from pixiu.record import LEAST_SIZE, SIZE_FIELD
 from pixiu.runtime.context import Context
 from pixiu.stores.fetching import Fetcher
@@ -80,7 +79,6 @@ SETTLE_S: Final = 5.0
 SAVE_S: Final = 3.0
 """A relay that ends waits so long for Pi to take cursors."""
 SAVE_POLL_S: Final = 0.02
-DEVICE_BYTES: Final = DEVICE_BITS // 8
 MAX_NOTICES: Final = 4096
 MALFORMED: Final = "a batch of notices has lists of the same length, at most 4096, and records of the sizes that it says"
 
@@ -322,7 +320,7 @@ class MailService(delivery_pb2_grpc.MailNoticesServicer):
         for uin, device in self.devices.to_number(self._context.now()):
             wanted.setdefault(self._partition(uin), []).append((uin, device))
         for partition, items in wanted.items():
-            operations = b"".join([encode_add_device(uin, device.to_bytes(DEVICE_BYTES, "big")) for uin, device in items])
+            operations = b"".join([encode_add_device(uin, device) for uin, device in items])
             self._pi.ask(partition, operations, (), partial(self._numbered, items))
         if self.devices.unnumbered and self._ask_timer is None and not self._stopped:
             self._ask_timer = asyncio.get_running_loop().call_later(ASK_PAUSE_S, self._ask_again)

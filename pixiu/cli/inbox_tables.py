@@ -41,7 +41,7 @@ def device_table(lanes: Sequence[Lane]) -> Table:
         device: DeviceState = states[0]
         note = "" if device.counts else " [yellow](not waited for)[/]"
         shown.add_row(
-            str(device.number), escape(client_id_text(device.client_id)), _time(device.seen_s * 1000) + note,
+            str(device.number), device.client_id.hex(), _time(device.seen_s * 1000) + note,
             *(str(state.unread) for state in states), ", ".join(str(state.up_to) for state in states),
         )  # fmt: skip
     return shown
@@ -90,7 +90,7 @@ def unread_json(found: Lane) -> dict[str, object]:
 def device_json(device: DeviceState) -> dict[str, object]:
     """A device as JSON values."""
     return {
-        "device": device.number, "client_id": client_id_text(device.client_id), "seen_s": device.seen_s, "counts": device.counts,
+        "device": device.number, "client_id": device.client_id.hex(), "seen_s": device.seen_s, "counts": device.counts,
         "up_to": device.up_to, "unread": device.unread,
     }  # fmt: skip
 
@@ -108,12 +108,6 @@ def dead_letter_json(dead: DeadLetterEntry) -> dict[str, object]:
     if dead.original is not None:
         shown["original"] = _message_json(dead.original)
     return shown
-
-
-def client_id_text(client_id: bytes) -> str:
-    """A client ID as people gave it; one that a gateway gave in hex."""
-    text = client_id.decode(errors="replace")
-    return text if text.isprintable() and "\ufffd" not in text else client_id.hex()
 
 
 def _message_json(message: Message) -> dict[str, object]:

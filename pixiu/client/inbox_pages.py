@@ -1,11 +1,10 @@
-"""What is found in a user's inbox, and what one asks Pi to do with it, as bytes. Pure.
+"""What is found in a user's inbox. Pure.
 
 Source: DESIGN sections 9 ("Delivery of mail") and 11 ("Pi"); docs/protocol.md, "Inboxes".
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,13 +20,6 @@ MAX_PAGE: Final = 1000
 MAX_DEVICE_NAME_BYTES: Final = 128
 NEWEST: Final = (1 << 64) - 1
 """Before this is everything."""
-
-_ACKNOWLEDGE, _OPEN_SESSION, _ADD_DEVICE, _DROP_DEVICE, _DELETE = 3, 4, 5, 6, 10
-_HEAD: Final = struct.Struct("<BI")
-_CURSOR: Final = struct.Struct("<QHBxIQQ")
-_USER_DEVICE: Final = struct.Struct("<QH")
-_RANGE: Final = struct.Struct("<QBQQ")
-_UIN: Final = struct.Struct("<Q")
 
 
 @dataclass(slots=True)
@@ -131,32 +123,3 @@ def _records(batch: bytes) -> Iterator[bytes]:
             return
         yield batch[at : at + size]
         at += size
-
-
-def add_device(uin: int, name: str) -> bytes:
-    """The operation that gives a device its number, or finds it."""
-    return _operation(_ADD_DEVICE, _UIN.pack(uin) + name.encode())
-
-
-def drop_device(uin: int, device: int) -> bytes:
-    """The operation by which nothing waits for a device any more."""
-    return _operation(_DROP_DEVICE, _USER_DEVICE.pack(uin, device))
-
-
-def open_session(uin: int, device: int) -> bytes:
-    """The operation that begins a session."""
-    return _operation(_OPEN_SESSION, _USER_DEVICE.pack(uin, device))
-
-
-def acknowledge(uin: int, device: int, lane: int, session: int, up_to: int) -> bytes:
-    """The operation that moves a cursor."""
-    return _operation(_ACKNOWLEDGE, _CURSOR.pack(uin, device, lane, session, up_to, 0))
-
-
-def delete(uin: int, lane: int, first: int, last: int) -> bytes:
-    """The operation that deletes a range for all devices."""
-    return _operation(_DELETE, _RANGE.pack(uin, lane, first, last))
-
-
-def _operation(op: int, body: bytes) -> bytes:
-    return _HEAD.pack(op, len(body)) + body

@@ -26,19 +26,21 @@ from pixiu.client.inbox_pages import (
     DeviceState,
     Entry,
     Lane,
-    acknowledge,
-    add_device,
-    delete,
-    drop_device,
     lane_of,
-    open_session,
 )
 from pixiu.client.message import Message, message_of
 from pixiu.client.stores import Stores
 from pixiu.dead_letters import DeadLetter, dead_letter_uin, decode
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import MAX_ID, SnowflakeID
+from pixiu.ids import MAX_ID, SnowflakeID, device_of_name
 from pixiu.record import LANE_FIRST, LANE_NORMAL
+from pixiu.stores.operations import (
+    encode_acknowledges,
+    encode_add_device,
+    encode_delete,
+    encode_drop_device,
+    encode_opens,
+)
 from pixiu.wire.v1 import pi_pb2
 
 CLIENT_NAME: Final = "pixiu-inbox"
@@ -110,10 +112,10 @@ class InboxView:
         last = last or first
         if not 0 < first <= last <= MAX_ID:
             raise InvalidArgument(f"a range of InboxSeqs is from 1 on, not {first}-{last}")
-        return (await self._stores.change(uin, delete(uin, lane, first, last)))[0]
+        return (await self._stores.change(uin, encode_delete(uin, lane, first, last)))[0]
 
     async def acknowledge(self, uin: int, lane: int, up_to: int, device: str) -> DeviceState:
-        """Acknowledge everything up to an InboxSeq, as a device with this name. Returns where it is then.
+        """Acknowledge everything up to an InboxSeq, as the device with this name (`px.inbox(device=…)`). Returns where it is then.
 
         The device is one of the user's eight; it is made if it is not there, and from then on the inbox keeps entries for it as
         for others: until it has acknowledged them, was dropped, or was not seen for 30 days. A session of it is opened, which
@@ -125,9 +127,9 @@ class InboxView:
         _check_device(device)
         if not 0 < up_to <= MAX_ID:
             raise InvalidArgument(f"an InboxSeq is from 1 on, not {up_to}")
-        number = (await self._stores.change(uin, add_device(uin, device)))[0]
-        session = (await self._stores.change(uin, open_session(uin, number)))[0]
-        await self._stores.change(uin, acknowledge(uin, number, lane, session, up_to))
+        number = (await self._stores.change(uin, encode_add_device(uin, device_of_name(device))))[0]
+        session = (await self._stores.change(uin, encode_opens([(uin, number)])))[0]
+        await self._stores.change(uin, encode_acknowledges([(uin, number, session, lane, up_to, 0)]))
         (found,) = await self.unread(uin, (lane,))
         return next(each for each in found.devices if each.number == number)
 
@@ -136,7 +138,7 @@ class InboxView:
         _check(uin)
         if not 0 <= number <= 0xFFFF:
             raise InvalidArgument(f"a DeviceID is from 0 to 65535, not {number}")
-        await self._stores.change(uin, drop_device(uin, number))
+        await self._stores.change(uin, encode_drop_device(uin, number))
 
     # --- dead letters
 

@@ -23,12 +23,13 @@ from pixiu.replay.mail_driver import DEVICE, MailDriver
 from pixiu.replay.mail_ledger import MailVerdict, judge_mail
 from pixiu.replay.mail_plan import MailPlan, MailSchedule, make_mail_plan
 from pixiu.replay.watch import ClusterWatch
+from pixiu.stores.operations import client_id
 
 ASKED_AT_ONCE: Final = 16
 """Users of whom Pi is asked at one time, at the end."""
 SAVED_S: Final = 15.0
 """How long the end waits until Pi has the last acknowledgements."""
-CLIENT_ID: Final = device_of_name(DEVICE).to_bytes(6, "big")
+CLIENT_ID: Final = client_id(device_of_name(DEVICE))
 """By which Pi knows the replay's devices."""
 
 

@@ -114,13 +114,13 @@ def test_nothing_is_deleted_by_somebody_who_says_no(arguments: list[str], monkey
 
 def test_devices_and_dead_letters_are_shown_to_people_and_programs() -> None:
     phone = DeviceState(2, b"\x00\x00\x00\x00\x00\x07", SENT_MS // 1000, counts=True, up_to=3, unread=4)
-    desk = DeviceState(3, b"desk", 0, counts=False, up_to=0, unread=7)
+    desk = DeviceState(3, b"\0\0desk", 0, counts=False, up_to=0, unread=7)
     console = Console(width=200)
     with console.capture() as captured:
         console.print(device_table([Lane(0, devices=[phone, desk]), Lane(1, devices=[phone, desk])]))
     lines = captured.get().splitlines()
     assert "000000000007" in lines[1]
-    assert "desk" in lines[2]
+    assert "00006465736b" in lines[2]
     assert "not waited for" in lines[2]
     assert unread_json(Lane(1, last=7, readable=7, devices=[phone]))["devices"] == [
         {"device": 2, "client_id": "000000000007", "seen_s": SENT_MS // 1000, "counts": True, "up_to": 3, "unread": 4}

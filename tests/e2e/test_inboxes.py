@@ -15,9 +15,12 @@ import pytest
 import pixiu
 from pixiu.client.inbox_view import InboxView
 from pixiu.dead_letters import dead_letter_uin, encode
+from pixiu.ids import device_of_name
+from pixiu.stores.operations import client_id
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import until
 
+DESK, TABLET = (client_id(device_of_name(name)).hex() for name in ("desk", "tablet"))
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
 
@@ -71,9 +74,9 @@ async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing:
         assert (further.unread, further.up_to) == (0, 9), "a further device begins from now on, as configured"
         await px.user(7).mail(b"mail 10")
         lanes = told(mailing, "7", "--unread")["lanes"]
-        assert {device["client_id"]: device["unread"] for device in lanes[1]["devices"]} == {"desk": 1, "tablet": 1}
+        assert {device["client_id"]: device["unread"] for device in lanes[1]["devices"]} == {DESK: 1, TABLET: 1}
         assert told(mailing, "7", "--drop-device", str(further.number)) == {"uin": 7, "dropped_device": further.number}
-        assert "desk" in mailing.pixiu("inbox", "7", "--unread").stdout
+        assert DESK in mailing.pixiu("inbox", "7", "--unread").stdout
         texts = [entry["text"] for entry in told(mailing, "7", "--lane", "1", "--before", "10")["lanes"][0]["entries"]]
         assert texts == ["mail 9", "mail 7", "mail 3", "mail 2", "mail 1"]
 

@@ -15,7 +15,7 @@ RECORD = (44).to_bytes(4, "little") + bytes(44)
 
 def test_operations_are_those_that_pi_reads() -> None:
     assert op.decode(encode_opens([(7, 2), (9, 1)])) == [op.OpenSessions(op.USER_DEVICE.pack(7, 2) + op.USER_DEVICE.pack(9, 1))]
-    assert op.decode(encode_add_device(7, b"abcdef")) == [op.AddDevice(7, b"abcdef")]
+    assert op.decode(encode_add_device(7, int.from_bytes(b"abcdef"))) == [op.AddDevice(7, b"abcdef")]
     acknowledged = encode_acknowledges([(7, 2, 30, 1, 500, 1 << 63)])
     assert op.decode(acknowledged) == [op.Acknowledges(op.ACKNOWLEDGE.pack(7, 2, 1, 30, 500, 1 << 63))]
 
