@@ -11,7 +11,10 @@ RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000) \
 	PIXIU_DELIVERY_RUNS=$(or $(PIXIU_DELIVERY_RUNS),10000)
 
-.PHONY: run test check fuzz lossy sim bench proto docs clean
+# Two files of tests at a time: most wait for processes.
+TWO := -n 2 --dist loadfile
+
+.PHONY: run test check fuzz lossy mail sim bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -20,14 +23,14 @@ test: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 check: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python scripts/state_diagrams.py --check
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest $(TWO) -m "not e2e"
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600

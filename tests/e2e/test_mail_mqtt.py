@@ -1,7 +1,7 @@
 """Mail to stock MQTT clients that come and go: paho and mosquitto_sub, QoS 1, clean session off.
 
-Each gets what was sent while it was away, in order; whatever comes for the first time is not marked as a repeat (DUP), and what is
-repeated is, at most a window for each gateway that is killed.
+Each gets what was sent while it was away, in order; nothing comes again without being marked as a repeat (DUP), and at most a
+window is marked for each connection that breaks.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ class Arrivals:
         return list(dict.fromkeys(number for number, _ in self.found))
 
     def check(self, sent: int, breaks: int) -> None:
-        """Everything came, in order; first copies unmarked, repeats marked, and no more of them than windows."""
+        """Everything came, in order, and what came again is marked.
+
+        Without a break nothing is. With one, what was on its way when the connection broke is: at most a window, of which the
+        client had seen a part, and never learns of the rest that a copy went before.
+        """
         assert self.first() == list(range(sent))
         seen: set[int] = set()
         for number, dup in self.found:
-            assert dup == (number in seen), f"mail {number}, DUP {dup}"
+            assert dup or number not in seen, f"mail {number} came again unmarked"
             seen.add(number)
-        assert len(self.found) - sent <= WINDOW * breaks
+        assert sum(dup for _, dup in self.found) <= WINDOW * breaks
 
 
 class Phone(Arrivals):
@@ -123,7 +127,7 @@ async def test_paho_gets_everything_that_was_sent_while_it_was_away_across_a_gat
     await send(cluster, uin, 20, 300)
     await asyncio.to_thread(phone.connect, ports[1])
     await asyncio.to_thread(wait_for, lambda: len(phone.first()) == 320, "mail of the time away")
-    phone.check(320, breaks=0)
+    phone.check(320, breaks=1)  # it may have gone before it acknowledged the last one
 
     victim = next(p for p in cluster.processes("gateway") if int(p["mqtt"].rpartition(":")[2]) == ports[1])
     sending = asyncio.create_task(send(cluster, uin, 320, 400, pause_s=0.002))
@@ -134,7 +138,7 @@ async def test_paho_gets_everything_that_was_sent_while_it_was_away_across_a_gat
     await sending
     await asyncio.to_thread(wait_for, lambda: len(phone.first()) == 720, "all mail")
     phone.disconnect()
-    phone.check(720, breaks=1)
+    phone.check(720, breaks=2)
     await asyncio.to_thread(cluster.wait_healthy)
 
 
