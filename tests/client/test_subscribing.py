@@ -360,7 +360,7 @@ async def test_clients_spread_over_gateways_by_their_names_and_stay(cluster: Any
     await cluster.start(gateways=3)
     chosen: dict[str, set[str]] = {}
     for _ in range(2):
-        for number in range(12):
+        for number in range(60):  # the ports decide: of 12 clients one in forty runs had a gateway with none
             async with pixiu.connect(cluster.target, client=f"client {number}") as px, px.subscribe(room=1) as subscription:
                 chosen.setdefault(px.name, set()).add(subscription.gateway)
     assert all(len(gateways) == 1 for gateways in chosen.values())
