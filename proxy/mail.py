@@ -97,6 +97,8 @@ class MailCore:
         self._timeout_s = timeout_s
         self._taken = taken
         self._xius, self._pis = 0, 0
+        self._knows_stores = False
+        """A process serves from before its first view of the cluster."""
         self._writers: dict[int, Writer] = {}
         self._xiu_links: dict[int, Link[Parcel]] = {}
         self._pi_links: dict[int, Link[Part]] = {}
@@ -155,6 +157,10 @@ class MailCore:
         refusal = ""
         if not self._taken:
             refusal = "this proxy does not take mail (proxy.kinds); use another one"
+        elif not self._knows_stores:
+            text = "this proxy has only just started and does not know the cluster yet; use another one, or come again"
+            out.append(EndWriter(event.stream, errors.Unavailable.code, text, RETRY_MS))
+            return
         elif not self._xius or not self._pis:
             refusal = "this cluster keeps no mail: it has no Xiu or no Pi; `pixiu up --xius 1 --pis 1` has them"
         if refusal:
@@ -270,6 +276,7 @@ class MailCore:
         return self._pi(store.partition) if store.pi else self._xiu(store.partition)
 
     def _on_stores(self, event: StoresChanged, now: float, out: list[Effect]) -> None:
+        self._knows_stores = True
         if (event.xius, event.pis) == (self._xius, self._pis):
             return
         self._xius, self._pis = event.xius, event.pis

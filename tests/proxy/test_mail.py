@@ -11,7 +11,7 @@ from pi.operations import APPEND, Appends, Fanout, decode
 from pi.operations import Writer as PiWriter
 from pi.operations import encode as encode_operations
 from pixiu import mailing
-from pixiu.errors import all_errors
+from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
 from pixiu.record import Flag, Kind, encode
 from proxy import mail
@@ -519,3 +519,13 @@ def test_every_code_that_a_sender_is_told_is_an_error_of_its_own() -> None:
     codes = {error.code for error in all_errors()}
     told = {"NOT_SERVED", "STALE_WRITER", "STALE_STREAM", "OUTCOME_UNKNOWN", "INBOX_FULL", "DISK_FULL", "OVERLOADED", "TOO_OLD"}
     assert told <= codes
+
+
+def test_a_proxy_that_has_not_seen_the_cluster_yet_sends_writers_elsewhere_and_takes_them_later() -> None:
+    core = MailCore(max_record_bytes=1 << 16, timeout_s=TIMEOUT_S)
+    (refused,) = core.step(WriterOpened(1, 9, 70), 100.0)
+    assert isinstance(refused, EndWriter)
+    assert (refused.code, refused.retry_after_ms > 0) == (Unavailable.code, True), "a client gives up on NOT_SERVED"
+    assert core.step(StoresChanged(1, 1), 100.1) == []
+    assert core.step(WriterOpened(2, 9, 71), 100.2) == []
+    assert core.writers == 1
