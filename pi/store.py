@@ -27,6 +27,9 @@ LOCK_NAME: Final = "lock.mdb"
 DAMAGED_NAME: Final = "damaged"
 """Holds why this state is to be set aside at the next start."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+SHORT_WRITE_BYTES: Final = 1 << 20
+"""LMDB calls a write that the system took a part of only an I/O error. With less than this left the reason is a full disk: LMDB
+writes at most 64 pages at a time."""
 
 
 class StateReader:
@@ -176,12 +179,21 @@ class StateStore:
         self._reading.abort()
         self._db.close()
 
+    def _free_bytes(self) -> int:
+        """That are left on the disk; enough where it does not even say that: then it is broken, and not full."""
+        try:
+            found = os.statvfs(self.folder)
+        except OSError:
+            return SHORT_WRITE_BYTES
+        return found.f_bavail * found.f_frsize
+
     def problem(self, what: str, error: Exception) -> DiskFull | DiskFailed | StateDamaged:
         """What an error of LMDB means."""
         text = f"the inboxes in {self.folder} cannot be {what}: {error}"
         if isinstance(error, lmdb.MapFullError):
             return DiskFull(f"{text}; the file reached {self._map_bytes >> 20} MiB: raise pi.store_mb and start again")
-        if getattr(error, "errno", None) in _FULL or isinstance(error, lmdb.DiskError) or "No space left" in str(error):
+        full = getattr(error, "errno", None) in _FULL or isinstance(error, lmdb.DiskError) or "No space left" in str(error)
+        if full or (os.strerror(errno.EIO) in str(error) and self._free_bytes() < SHORT_WRITE_BYTES):
             return DiskFull(f"{text}; free some space, writes go on by themselves")
         if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.VersionMismatchError | lmdb.PageNotFoundError):
             return StateDamaged(f"{text}; move the folder away, this replica takes the state from a peer")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from pi.machine import Machine
 from pi.operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from pi.store import FILE_NAME
-from pixiu.errors import DiskFull, PixiuError, StateDamaged
+from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
 from pixiu.replication.model import Entry
 from tests.pi.memory import START_S, at_us
+from tests.support.disks import small_disk
 from tests.support.pi import appends, message
 
 UIN = 7
@@ -109,6 +112,17 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert not failed
     async with machine(tmp_path) as again:
         assert again.state.head(UIN, 1).last == 40
+
+
+async def test_a_write_that_was_taken_in_part_is_a_full_disk_if_the_disk_is_full(tmp_path: Path) -> None:
+    short = lmdb.Error("mdb_txn_commit: Input/output error")  # all that LMDB says of a short write
+    with small_disk(tmp_path / "small", "4m") as disk:
+        async with machine(disk, map_mb=1) as one:
+            assert isinstance(one.store.problem("written", short), DiskFailed)
+            free = os.statvfs(disk)
+            (disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
+            assert isinstance(one.store.problem("written", short), DiskFull)
+            (disk / "ballast").unlink()
 
 
 async def test_a_map_that_is_full_says_which_option_to_raise(tmp_path: Path) -> None:
