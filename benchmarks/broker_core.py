@@ -17,9 +17,9 @@ import time
 
 from broker.core import Core
 from broker.events import ClusterChanged, Gateway, MessagesReceived, RecordsReceived, Replica, SendRecords, SnapshotFinished
+from cluster.membership.lww_map import Update
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Flag, Kind, encode
-from pixiu.softstore import Change
+from pixiu.wire.record import Flag, Kind, encode
 
 ROOMS = 1000
 RECORDS = 400_000
@@ -32,7 +32,7 @@ def make_core(gateways: int) -> Core:
     nodes = tuple(Gateway(EndpointID(100 + i), i, 1) for i in range(gateways))
     core.step(ClusterChanged(1, 1, 1, 1, (Replica(ROUTER, 0),), (), nodes), 0.0)
     core.step(SnapshotFinished(ROUTER, None), 0.0)
-    changes = [Change(gateway_msg_id(i, 1, room + 1), room, 7, True) for i in range(gateways) for room in range(ROOMS)]
+    changes = [Update(gateway_msg_id(i, 1, room + 1), room, 7, True) for i in range(gateways) for room in range(ROOMS)]
     core.step(MessagesReceived(ROUTER, changes), 0.0)
     return core
 

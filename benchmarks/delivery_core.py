@@ -16,10 +16,10 @@ from __future__ import annotations
 import gc
 import time
 
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
-from relay.delivery.table import Deliveries
+from relay.delivery.sessions import Deliveries
 
 USERS = 2000
 LOGINS = 20_000

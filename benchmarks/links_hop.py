@@ -22,11 +22,11 @@ import resource
 import secrets
 from multiprocessing.connection import Connection
 
+from cluster.links.api import Peer, PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID
-from pixiu.links.api import Peer, PeerState
-from pixiu.links.endpoint import Endpoint
-from pixiu.links.options import LinkOptions
-from pixiu.record import Kind, encode, offsets
+from pixiu.wire.record import Kind, encode, offsets
 
 RECORD_BYTES = 140
 RECEIVER = EndpointID(1)

@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from cluster.replication.model import Entry
 from pi.operations import ACKNOWLEDGE, APPEND, ENTRY_KIND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pi.state import State
 from pi.store import StateStore
-from pixiu.replication.model import Entry
 
 APPENDS = 200_000
 BATCH = 100

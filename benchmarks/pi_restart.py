@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 
 from benchmarks.pi_core import AT_US, appends
+from cluster.replication.log import SegmentedLog
+from cluster.replication.model import Entry
 from pi.machine import Machine
 from pi.operations import ENTRY_KIND
 from pixiu.errors import PixiuError
-from pixiu.replication.log import SegmentedLog
-from pixiu.replication.model import Entry
 
 ENTRIES = 1_000_000
 INBOXES = 100_000

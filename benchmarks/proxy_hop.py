@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Running, cluster, cpu_seconds
+from cluster.links.api import Peer, PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID
-from pixiu.links.api import Peer, PeerState
-from pixiu.links.endpoint import Endpoint
-from pixiu.links.options import LinkOptions
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 ROOMS = 1000

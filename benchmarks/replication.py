@@ -18,11 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from pixiu.replication import events as ev
-from pixiu.replication.core import Core
-from pixiu.replication.log import SegmentedLog
-from pixiu.replication.model import EntryKind, MemberID, PartitionState, Presence, Versioned
-from pixiu.replication.options import ReplicationOptions
+from cluster.replication import events as ev
+from cluster.replication.core import Core
+from cluster.replication.log import SegmentedLog
+from cluster.replication.model import EntryKind, MemberID, PartitionState, Presence, Versioned
+from cluster.replication.options import ReplicationOptions
 
 ENTRIES = 60_000
 LEADER, FOLLOWER = MemberID(1), MemberID(2)

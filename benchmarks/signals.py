@@ -28,7 +28,7 @@ from gateway.events import Replica as Peer
 from gateway.signal_table import SharedTable
 from gateway.signals import MemoryTable, SignalTable
 from pixiu.ids import EndpointID
-from pixiu.record import Flag, Kind, encode
+from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import control_pb2
 from proxy.core import Core as Proxy
 from proxy.events import BatchPublished, BrokersChanged, PublisherOpened, Replica, SendRecords, Settled, SignalsDelivered

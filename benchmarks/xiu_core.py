@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from cluster.replication.events import Accepted, Committed, Leading, Propose
+from cluster.replication.log import SegmentedLog
+from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import snowflake
-from pixiu.record import Kind, encode
-from pixiu.replication.events import Accepted, Committed, Leading, Propose
-from pixiu.replication.log import SegmentedLog
-from pixiu.replication.model import Entry, EntryKind
+from pixiu.wire.record import Kind, encode
 from xiu.core import Core, Settings
 from xiu.events import Answer, LayoutChanged, Level, StoreReceived
 from xiu.store import Store

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from broker.addressed import AddressedFanout, Relays, Way
 from broker.events import (
     AbsenceReceived,
     BecomeInit,
@@ -40,15 +39,16 @@ from broker.events import (
 )
 from broker.fanout import Fanout, Target
 from broker.feeds import Feed, FeedState
+from broker.multicast import AddressedFanout, Relays, Way
+from cluster.membership.anti_entropy import Outcome as Healed
+from cluster.membership.anti_entropy import Puller
+from cluster.membership.instance_purge import InstancePurge
+from cluster.membership.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
+from cluster.runtime.layout_notices import LayoutNotices
 from pixiu.errors import MalformedData
-from pixiu.healing import Keeper
-from pixiu.healing import Outcome as Healed
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance
-from pixiu.notices import LayoutNotices
-from pixiu.partition import rendezvous, rendezvous_order, serves, share_rooms
-from pixiu.softstore import ENTRY, Applied, Change, Key, Membership, Purged
-from pixiu.trace import UNTRACED, Tracer
-from pixiu.vanished import Vanished
+from pixiu.placement.partition import rendezvous, rendezvous_order, serves, share_rooms
+from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
 WAITING_LOG_S: Final = 10.0
@@ -107,21 +107,21 @@ class Core:
         heartbeat_s: float,
         poll_interval_s: float,
         gone_gateway_s: float,
-        membership: Membership | None = None,
+        membership: LwwMap | None = None,
         through_relays: bool = False,
         tracer: Tracer = UNTRACED,
     ) -> None:
         self.endpoint = endpoint
         self.partition = partition
         self.state = State.INIT
-        self.membership = membership if membership is not None else Membership()
+        self.membership = membership if membership is not None else LwwMap()
         self.relays = Relays() if through_relays else None
         self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
         self.feeds: dict[int, Feed] = {}
-        self.keeper = Keeper(self.membership, heartbeat_s)
-        self.vanished = Vanished(self.membership, gone_gateway_s)
+        self.keeper = Puller(self.membership, heartbeat_s)
+        self.vanished = InstancePurge(self.membership, gone_gateway_s)
         self.counters = Counters()
         self._heartbeat_s = heartbeat_s
         self._grace_s = 2 * poll_interval_s
@@ -413,7 +413,7 @@ class Core:
             self.counters.queue_overflows += 1
         self._apply(event.messages, now)
 
-    def _apply(self, messages: list[Change], now: float) -> None:
+    def _apply(self, messages: list[Update], now: float) -> None:
         own = [message for message in messages if self._serves(message.room)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
@@ -427,7 +427,7 @@ class Core:
         else:
             self.fanout.forget({c.room for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
 
-    def _note_seen(self, changes: list[Change]) -> None:
+    def _note_seen(self, changes: list[Update]) -> None:
         for feed in self.feeds.values():
             if feed.seen is not None:
                 feed.seen.update(Key(c.room, c.uin, gateway_instance(c.id)) for c in changes if c.login)

@@ -1,11 +1,13 @@
-"""What happens to a broker's core, and what it asks its shell to do. Much is as routers have it, `pixiu.replicas.events`."""
+"""What happens to a broker's core, and what it asks its shell to do.
+
+Much is as routers have it: `cluster.membership.replica_events`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixiu.ids import EndpointID
-from pixiu.replicas.events import (
+from cluster.membership.replica_events import (
     AbsenceReceived,
     BecomeInit,
     BecomeRunning,
@@ -23,6 +25,7 @@ from pixiu.replicas.events import (
     TakeSnapshot,
     Tick,
 )
+from pixiu.ids import EndpointID
 
 __all__ = [
     "AbsenceReceived",

@@ -13,8 +13,8 @@ from typing import Final
 
 from broker.events import SendRecords
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
-from pixiu.trace import UNTRACED, Tracer
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.wire.trace import UNTRACED, Tracer
 
 FIRST_LANE_BELOW: Final = 64
 """A record type below this is in lane 0 (its top two bits are the lane)."""

@@ -19,8 +19,8 @@ from typing import Final
 
 import xxhash
 
+from cluster.membership.lww_map import Key, Update
 from pixiu.ids import EndpointID
-from pixiu.softstore import Change, Key
 
 FIRST_RETRY_S: Final = 0.2
 LAST_RETRY_S: Final = 5.0
@@ -54,7 +54,7 @@ class Feed:
     """When the last snapshot was merged."""
     lost_at: float | None = None
     """Since when no router is known to send us everything; None before the first snapshot, and while LIVE."""
-    queue: deque[list[Change]] = field(default_factory=deque)
+    queue: deque[list[Update]] = field(default_factory=deque)
     queued: int = 0
     seen: set[Key] | None = None
     """Keys of the snapshot that is being taken and of live messages since, when others will be dropped."""
@@ -85,7 +85,7 @@ class Feed:
         self.state, self.complete, self.attempts = FeedState.LIVE, True, 0
         self.finished_at, self.lost_at, self.seen = now, None, None
 
-    def enqueue(self, messages: list[Change]) -> bool:
+    def enqueue(self, messages: list[Update]) -> bool:
         """Keep messages for the end of the snapshot; False when there is no room for them."""
         if self.queued + len(messages) > MAX_QUEUED_MESSAGES:
             return False
@@ -93,7 +93,7 @@ class Feed:
         self.queued += len(messages)
         return True
 
-    def replay(self) -> list[Change]:
+    def replay(self) -> list[Update]:
         """What was kept, in order; the queue is empty then."""
         found = [change for messages in self.queue for change in messages]
         self.queue.clear()

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Final
 
 from broker.options import Options
+from cluster.runtime.context import Context
 from pixiu.discovery.view import Layout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
-from pixiu.runtime.context import Context
 
 ROLES: Final = ("router", "relay", "gateway")
 """What is seen below the other root."""

@@ -40,19 +40,19 @@ from broker.events import (
 from broker.feeds import FeedState
 from broker.options import Options
 from broker.router_root import RouterRoot
-from pixiu.alarm import Alarm
-from pixiu.digest import ALL_ROOMS
+from cluster.links.api import Peer, PeerState
+from cluster.membership.anti_entropy import is_anti_entropy
+from cluster.membership.digest import ALL_ROOMS
+from cluster.membership.lww_map import Chunk, LwwMap, Update, decode_messages
+from cluster.membership.snapshot_client import SnapshotReader
+from cluster.runtime.context import Context
+from cluster.runtime.restate import Restate
+from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, hex_id
-from pixiu.links.api import Peer, PeerState
-from pixiu.runtime.context import Context
-from pixiu.runtime.restate import Restate
-from pixiu.runtime.tracing import tracer_of
-from pixiu.snapshots import SnapshotReader
-from pixiu.softstore import Change, Chunk, Membership, decode_messages
-from pixiu.trace import Hop
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
@@ -78,7 +78,7 @@ class Service:
             heartbeat_s=context.cluster.heartbeat_interval_ms / 1000,
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
-            membership=Membership(max_entries=options.max_entries),
+            membership=LwwMap(max_entries=options.max_entries),
             through_relays=context.cluster.fanout == "relay",
             tracer=tracer_of(context, Hop.BROKER, options.partition),
         )
@@ -86,7 +86,7 @@ class Service:
         self._ready = asyncio.Event()
         self._router_root = RouterRoot(context, self._take_view) if context.cluster.router_root else None
         self._restate = Restate(context.membership, context.crash)
-        self._alarm = Alarm(self._tick)
+        self._alarm = DeadlineTimer(self._tick)
         self._stopped = False
         context.metrics.collect_from(self._samples)
 
@@ -188,7 +188,7 @@ class Service:
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
         """Gateway messages and what heals them, from a router; or another broker knows a newer layout."""
-        changes: list[Change] = []
+        changes: list[Update] = []
         try:
             for data in messages:
                 control = control_pb2.Control.FromString(data)
@@ -196,7 +196,7 @@ class Service:
                     changes += decode_messages(control.gateway_messages)
                 elif control.HasField("absence"):
                     self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
-                elif is_healing(control):
+                elif is_anti_entropy(control):
                     self._step(HealingReceived(peer, control))
                 elif control.HasField("layout_notice"):
                     self._context.layout_noticed(control.layout_notice.version)

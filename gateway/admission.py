@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pixiu.token_bucket import TokenBucket
+from cluster.runtime.token_bucket import TokenBucket
 
 FULL_RETRY_S: Final = 1.0
 """When a client may come again that met a full gateway."""

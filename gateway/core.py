@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
+from cluster.membership.lww_map import VALUED_MESSAGES_A_CONTROL, Update
 from gateway.devices import DeviceIndex
 from gateway.events import (
     Answer,
@@ -47,16 +48,15 @@ from gateway.events import (
     Tick,
 )
 from gateway.mail import MailBook
-from gateway.reports import Reports
+from gateway.membership_reports import Reports
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.traces import Traces
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
-from pixiu.routing import Routes
-from pixiu.softstore import VALUED_MESSAGES_A_CONTROL, Change
-from pixiu.trace import UNTRACED, Tracer
-from pixiu.vrooms import VRooms, with_key
+from pixiu.placement.big_rooms import VRooms, with_key
+from pixiu.placement.ordered_routes import Routes
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
 DEDUPE_GENERATION = 65_536
@@ -279,7 +279,7 @@ class Core:
         return self.index.clients[connection].packets
 
     def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
-        self.rooms.announce([Change(self._next_id(), room, uin, login, reason) for room in rooms], now)
+        self.rooms.announce([Update(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
     def _on_closed(self, event: Event, now: float) -> list[Effect]:
         assert isinstance(event, Closed)

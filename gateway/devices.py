@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pixiu.devices import connected, connection_of, device_key
-from pixiu.hybridclock import HybridClock
-from pixiu.softstore import Change
+from cluster.membership.devices import connected, connection_of, device_key
+from cluster.membership.lww_map import Update
+from gateway.hybrid_clock import HybridClock
 
 
 @dataclass(slots=True)
@@ -60,12 +60,12 @@ class DeviceIndex:
         return len(self._devices)
 
     def pairs(self, connection: int) -> list[tuple[int, int]]:
-        """The (UIN, device) of a connection that is a device, the device as `pixiu.devices.device_key` has it."""
+        """The (UIN, device) of a connection that is a device, the device as `cluster.membership.devices.device_key` has it."""
         return [self._of[connection]] if connection in self._of else []
 
     def opened(
         self, connection: int, uin: int, device: int, device_class: int, wall_ms: int, *, login: bool = True
-    ) -> list[Change]:
+    ) -> list[Update]:
         """A connection of a device is there. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user."""
         pair, time = (uin, device_key(device, device_class)), self._clock.next(wall_ms)
         found = self._devices.get(pair)
@@ -77,7 +77,7 @@ class DeviceIndex:
         self._of[connection] = pair
         return [self._say(pair, found)]
 
-    def closed(self, connection: int, reason: int) -> list[Change]:
+    def closed(self, connection: int, reason: int) -> list[Update]:
         """A connection is gone. `reason` is a `Reason` of control.proto."""
         pair = self._of.pop(connection, None)
         if pair is None:
@@ -87,10 +87,10 @@ class DeviceIndex:
         if not found.connections:
             self.mail_connections -= len(found.mail)
             del self._devices[pair]
-            return [Change(self._next_id(), *pair, False, reason)]
+            return [Update(self._next_id(), *pair, False, reason)]
         return self._leave(pair, connection, chat=True, mail=True)
 
-    def join(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Change]:
+    def join(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Update]:
         """A connection takes the user's own messages from now on, or mail, or both."""
         pair = self._of.get(connection)
         if pair is None:
@@ -104,7 +104,7 @@ class DeviceIndex:
             self.mail_connections += 1
         return self._changed(pair, found, before)
 
-    def leave(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Change]:
+    def leave(self, connection: int, *, chat: bool = False, mail: bool = False) -> list[Update]:
         """A connection takes them no longer."""
         pair = self._of.get(connection)
         return [] if pair is None else self._leave(pair, connection, chat=chat, mail=mail)
@@ -119,7 +119,7 @@ class DeviceIndex:
         pair = self._of.get(connection)
         return pair is not None and connection in self._devices[pair].mail
 
-    def _leave(self, pair: tuple[int, int], connection: int, *, chat: bool, mail: bool) -> list[Change]:
+    def _leave(self, pair: tuple[int, int], connection: int, *, chat: bool, mail: bool) -> list[Update]:
         found = self._devices[pair]
         before = bool(found.chat), found.target
         if chat:
@@ -129,7 +129,7 @@ class DeviceIndex:
             self.mail_connections -= 1
         return self._changed(pair, found, before)
 
-    def _changed(self, pair: tuple[int, int], found: _Device, before: tuple[bool, int]) -> list[Change]:
+    def _changed(self, pair: tuple[int, int], found: _Device, before: tuple[bool, int]) -> list[Update]:
         after = bool(found.chat), found.target
         if after == before:
             return []
@@ -139,7 +139,7 @@ class DeviceIndex:
             found.mail_told = True
         return [self._say(pair, found)]
 
-    def overtaken(self, change: Change, time: int) -> list[Change]:
+    def overtaken(self, change: Update, time: int) -> list[Update]:
         """A relay knows a higher connect time of the device on another gateway than the one that `change` told.
 
         If the connection is new here, this gateway's clock was behind: say it once more, above.
@@ -158,13 +158,13 @@ class DeviceIndex:
         found = self._devices.get((uin, key))
         return sorted(found.connections) if found is not None and found.connect_time <= connect_time else []
 
-    def confirmed(self, change: Change) -> None:
+    def confirmed(self, change: Update) -> None:
         """A relay knows a change; what is said of the device from now on repeats its connect time."""
         found = self._devices.get((change.room, change.uin))
         if found is not None and found.connect_time == connection_of(change).connect_time:
             found.fresh = False
 
-    def _say(self, pair: tuple[int, int], found: _Device) -> Change:
+    def _say(self, pair: tuple[int, int], found: _Device) -> Update:
         return connected(
             self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login, mail=bool(found.mail)
         )

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pixiu.envelope import Delivery
+from cluster.membership.lww_map import Update
 from pixiu.ids import EndpointID
-from pixiu.softstore import Change
+from pixiu.wire.envelope import Delivery
 from pixiu.wire.v1 import control_pb2
 
 
@@ -62,7 +62,7 @@ class Opened:
     wall_ms: int = 0
     """Unix milliseconds."""
     login: bool = True
-    """Whether it counts as a login of the user; see `pixiu.devices`."""
+    """Whether it counts as a login of the user; see `cluster.membership.devices`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Replaced:
 
     uin: int
     key: int
-    """As `pixiu.devices.device_key` has it."""
+    """As `cluster.membership.devices.device_key` has it."""
     connect_time: int
     reason: int
 
@@ -150,7 +150,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class HealingReceived:
-    """A router, or a relay, asks what is on this gateway: one of the messages of `pixiu.healing`."""
+    """A router, or a relay, asks what is on this gateway: one of the messages of `cluster.membership.anti_entropy`."""
 
     peer: EndpointID
     control: control_pb2.Control
@@ -171,7 +171,7 @@ class MailDevice(NamedTuple):
 
     uin: int
     key: int
-    """As `pixiu.devices.device_key` has it."""
+    """As `cluster.membership.devices.device_key` has it."""
     connect_time: int
     device: int
 
@@ -251,7 +251,7 @@ class SendMembership:
     """Send gateway messages to a router or a relay. A token of 0: nobody waits for what becomes of them."""
 
     peer: EndpointID
-    messages: list[Change]
+    messages: list[Update]
     token: int
 
 

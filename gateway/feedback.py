@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pixiu.healing import encode_absence
+from cluster.membership.anti_entropy import encode_absence
 from pixiu.ids import EndpointID
 
 INTERVAL_S: Final = 1.0

@@ -33,10 +33,10 @@ from gateway.events import (
     WriteMail,
 )
 from gateway.mail_lane import LANES, MailLane
-from pixiu.envelope import AGAIN, GAP, Delivery, split
 from pixiu.errors import MalformedData
 from pixiu.mqtt.mail import lane_of
-from pixiu.record import MAX_RECORD_BYTES, crc_ok
+from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
+from pixiu.wire.record import MAX_RECORD_BYTES, crc_ok
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pixiu.cursor import MAP_BITS, Cursor
 from pixiu.mqtt.mail import seq_from
+from pixiu.wire.cursor import MAP_BITS, Cursor
 
 LANES: Final = 4
-"""Inboxes of a user, as `pixiu.record.Record.lane` has them."""
+"""Inboxes of a user, as `pixiu.wire.record.Record.lane` has them."""
 
 
 class MailLane:

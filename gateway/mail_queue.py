@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.mail_lane import LANES
-from pixiu.cursor import MAP_BITS
 from pixiu.errors import InvalidArgument
+from pixiu.wire.cursor import MAP_BITS
 from pixiu.wire.v1 import wire_pb2
 
 MAX_WAITING: Final = LANES * MAP_BITS

@@ -14,12 +14,12 @@ import grpc
 import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
+from cluster.runtime.log import once_per
 from gateway.core import Core
 from gateway.events import AcknowledgementsDue, EndMailStream, Event, MailArrived, MailStreamClosed, MailStreamOpened
 from gateway.mail import read_batch
 from pixiu.errors import Draining, MalformedData, Overloaded, PixiuError
 from pixiu.ids import EndpointID
-from pixiu.runtime.log import once_per
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 
 MAX_STREAMS: Final = 1024

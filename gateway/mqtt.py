@@ -13,12 +13,11 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.connections import Backlog, Grade
+from gateway.backlog import Backlog, Grade
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.options import Options
 from gateway.rates import PublishRates
-from gateway.slow import SlowConsumers
-from pixiu.envelope import AGAIN, Delivery
+from gateway.slow_consumers import SlowConsumers
 from pixiu.errors import LeaseExpired, Offline, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.events import (
@@ -40,8 +39,9 @@ from pixiu.mqtt.mail import Mail
 from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect, Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
-from pixiu.record import Flag, Kind, body_of, encode, with_topic
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.envelope import AGAIN, Delivery
+from pixiu.wire.record import Flag, Kind, body_of, encode, with_topic
 
 WRITE_BYTES = 64 << 10
 """A client that catches up is written so much at a time. What it does not take at once waits in asyncio's buffer; as long
@@ -65,7 +65,7 @@ MAX_NEWEST = 4096
 """Rooms whose newest QoS 1 message of a client is remembered; beyond it all are forgotten, and not sent again."""
 
 
-class Hub(Protocol):
+class ConnectionHost(Protocol):
     """What the gateway's service offers to its protocols."""
 
     options: Options
@@ -162,7 +162,7 @@ class Confirmable:
 class MQTTConnection(asyncio.Protocol):
     """One MQTT client."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: ConnectionHost) -> None:
         self.id = 0
         self.uin = 0
         self._hub = hub

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pixiu.runtime.fields import bounded
-from pixiu.runtime.options import RoleOptions
+from cluster.runtime.fields import bounded
+from cluster.runtime.options import RoleOptions
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 
 from gateway.mqtt import Confirmable
-from pixiu.client.channels import Channels
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
 from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.errors import Overloaded, Unavailable
-from pixiu.record import LANE_FIRST
+from pixiu.rpc.channels import Channels
+from pixiu.wire.record import LANE_FIRST
 
 
 class _Awaited(Receipt):

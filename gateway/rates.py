@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixiu.token_bucket import Meter, Meters
+from cluster.runtime.token_bucket import Meter, Meters
 
 MAX_METERED_CLIENTS = 100_000
 """Clients whose rate is known at one time, also after they are gone: coming again brings no new burst."""

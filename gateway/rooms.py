@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,14 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from cluster.links.api import Peer, PeerState
+from cluster.membership.anti_entropy import is_anti_entropy
+from cluster.membership.digest import Digest, Rule
+from cluster.membership.lww_map import encode_messages
+from cluster.runtime.context import Context
+from cluster.runtime.tracing import tracer_of
 from gateway.admission import Admission
-from gateway.connections import Connection, Pending
+from gateway.backlog import Connection, Pending
 from gateway.core import Core
 from gateway.events import (
     AcknowledgementsDue,
@@ -61,29 +67,23 @@ from gateway.identity import Identity
 from gateway.mail_streams import MailDeliveryService
 from gateway.mqtt import Confirmable, MQTTConnection
 from gateway.options import Options
-from gateway.patient import PatientDeliveries
+from gateway.paced_fanout import PatientDeliveries
 from gateway.publishing import ConfirmedPublisher
 from gateway.rates import PublishRates, Rates
 from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
-from gateway.slow import SlowConsumers
+from gateway.slow_consumers import SlowConsumers
 from gateway.subscriber import SubscriberService
 from gateway.trace_files import TraceWriter, open_traces
-from pixiu.alarm import Alarm
-from pixiu.digest import Digest, Rule
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import ConfigurationError, Draining, Overloaded, Unavailable
-from pixiu.healing import is_healing
 from pixiu.ids import EndpointID, SnowflakeID
-from pixiu.links.api import Peer, PeerState
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
-from pixiu.runtime.context import Context
-from pixiu.runtime.tracing import tracer_of
-from pixiu.softstore import encode_messages
-from pixiu.trace import Hop
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import control_pb2, delivery_pb2_grpc, wire_pb2_grpc
 
 MAX_REMEMBERED_CLIENTS = 10_000
@@ -137,7 +137,7 @@ class Service:
         self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
         self._server: asyncio.Server | None = None
         self._turn: asyncio.Handle | None = None
-        self._alarm = Alarm(self._tick, least_s=0.001)
+        self._alarm = DeadlineTimer(self._tick, least_s=0.001)
         self._patient = PatientDeliveries(self._write, asyncio.get_running_loop().call_later, self.count_dropped)
         self._draining = False
         self._signal_table: SharedTable | None = None
@@ -261,7 +261,7 @@ class Service:
             elif control.HasField("device_replaced"):
                 found = control.device_replaced
                 self._step(Replaced(found.uin, found.device, found.connect_time, found.reason))
-            elif is_healing(control):
+            elif is_anti_entropy(control):
                 self._step(HealingReceived(peer, control, self._is_relay(peer)))
             elif control.HasField("fenced"):
                 self._step(FenceReceived(peer, control.fenced.floor))

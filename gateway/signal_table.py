@@ -3,7 +3,7 @@
     key    SnowflakeID u64 | RoomID u64          big-endian, in the database of a generation: b"0" or b"1"
     key    b"current" → b"0" or b"1"             in the main database
 
-See `pixiu.runtime.shared_memory`. When the current generation is full, the other one is emptied and becomes the current one.
+See `cluster.runtime.shared_memory`. When the current generation is full, the other one is emptied and becomes the current one.
 
 Source: DESIGN sections 3 (gateway), 9 ("Signal") and 11 (tables on /dev/shm).
 """
@@ -18,8 +18,8 @@ from typing import Final
 
 import lmdb
 
+from cluster.runtime import shared_memory
 from gateway.signals import Identity, MemoryTable
-from pixiu.runtime import shared_memory
 
 KEY: Final = struct.Struct(">QQ")
 CURRENT: Final = b"current"

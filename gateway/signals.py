@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
 from gateway.rooms import Channel
-from pixiu.record import HEADER_SIZE, Flag, Kind, body_bounds
+from pixiu.wire.record import HEADER_SIZE, Flag, Kind, body_bounds
 
 SIGNAL: Final = int(Kind.SIGNAL)
 MAX_SIGNALS_A_TURN: Final = 10_000

@@ -13,15 +13,15 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from gateway.connections import BATCH_S, BATCHED_FROM_S, Backlog, Grade
+from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
 from gateway.options import Options
-from gateway.slow import SlowConsumers
-from pixiu.envelope import Delivery, encode
+from gateway.slow_consumers import SlowConsumers
 from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.envelope import Delivery, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -44,7 +44,7 @@ SLOW = "the client does not read its messages fast enough"
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
 
-class Hub(Protocol):
+class SubscriberHost(Protocol):
     """What the gateway's service offers to its protocols."""
 
     options: Options
@@ -89,7 +89,7 @@ class Hub(Protocol):
 class _Stream:
     """One Subscribe stream."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: SubscriberHost) -> None:
         self.id = hub.arrived(self)
         self.hello: asyncio.Future[wire_pb2.SubscribeRequest] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
@@ -200,7 +200,7 @@ class _Stream:
 class SubscriberService(wire_pb2_grpc.SubscriberServicer):
     """Serves `pixiu.v1.Subscriber`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: SubscriberHost) -> None:
         self._hub = hub
 
     async def Subscribe(  # type: ignore[override]  # the generated base has the synchronous signature as well

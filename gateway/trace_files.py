@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from pixiu.errors import ConfigurationError
-from pixiu.trace import trace_json
+from pixiu.wire.trace import trace_json
 
 MAX_WAITING: Final = 10_000
 """Traces that wait for the disk; those beyond it are dropped and counted."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gateway.rooms import Channel
-from pixiu.trace import Tracer
+from pixiu.wire.trace import Tracer
 
 MAX_TRACES_A_TURN: Final = 1_000
 """Traced records that are stamped in one turn; those beyond it are delivered without this gateway's stamp, and counted."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from cluster.runtime.process import run_role
 from pi.options import Options
 from pi.service import Service
-from pixiu.runtime.process import run_role
 from registry.membership import Membership
 
 if __name__ == "__main__":

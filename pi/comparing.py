@@ -20,14 +20,14 @@ from typing import Any, Final, NamedTuple
 import grpc
 import grpc.aio
 
+from cluster.replication.proposals import Level
+from cluster.replication.replica import Replica
 from pi.digest import Digest
 from pi.machine import Machine
 from pi.view import MARK_BYTES, MARK_KIND, View
 from pixiu.errors import GRPC_STATUS, MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
-from pixiu.peer_channel import PEER_CHANNEL
-from pixiu.replication.proposals import Level
-from pixiu.replication.replica import Replica
+from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 

@@ -3,7 +3,7 @@
     request ──▶ checked ──▶ one entry a turn ──▶ replicated log ──▶ committed, applied ──▶ reply with results
        └──▶ reads, while this replica leads and holds its lease
 
-Who leads and what is committed is decided by `pixiu.replication.core`; what numbers are given by `pi.state`.
+Who leads and what is committed is decided by `cluster.replication.core`; what numbers are given by `pi.state`.
 
 Source: seed 004 §6.2; DESIGN sections 8, 9 ("Mail"), 11 and 12.
 """

@@ -15,7 +15,7 @@ from typing import Final
 
 from pi.operations import MAX_DEVICES
 from pi.ranges import NO_RANGES, Ranges
-from pixiu.cursor import Cursor
+from pixiu.wire.cursor import Cursor
 
 HEAD: Final = struct.Struct("<QQQQQI")
 HIGHEST: Final = struct.Struct("<BQ")

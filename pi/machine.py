@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from cluster.replication.model import Entry
 from pi.digest import Digest
 from pi.events import NO_DEVICE
 from pi.reading import Read
@@ -18,7 +19,6 @@ from pi.state import Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
 from pi.view import MARK_KIND, View, Views
 from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unavailable
-from pixiu.replication.model import Entry
 
 FLUSH_CHANGES: Final = 50_000
 """So many changes are written before the interval is over."""

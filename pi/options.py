@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cluster.replication.role_options import ReplicatedOptions
+from cluster.runtime.fields import bounded, choice
 from pi.operations import Limits
-from pixiu.replication.role_options import ReplicatedOptions
-from pixiu.runtime.fields import bounded, choice
 
 DAY_S = 24 * 3600
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pi.inbox import Device, Head
 from pi.operations import MAX_LANE, Code
 from pi.ranges import Ranges
-from pixiu.cursor import Cursor
+from pixiu.wire.cursor import Cursor
 
 if TYPE_CHECKING:
     from pi.state import State

@@ -15,6 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.links.api import PeerState
+from cluster.replication import proposals
+from cluster.replication.replica import Replica
+from cluster.runtime.context import Context
 from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
 from pi.events import (
@@ -46,10 +50,6 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
-from pixiu.links.api import PeerState
-from pixiu.replication import proposals
-from pixiu.replication.replica import Replica
-from pixiu.runtime.context import Context
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
+from cluster.replication.model import START, Entry, Position
 from pi.caches import Cache
 from pi.deletions import Deletions
 from pi.expiry import PURGE_A_TOUCH, Expiry
@@ -65,10 +66,9 @@ from pi.operations import (
 from pi.reading import Read as Read
 from pi.reading import Reader
 from pi.reading import Refusal as Refusal
-from pi.table import Changes, Store, Table
-from pixiu.cursor import Cursor
+from pi.unwritten import Changes, Store, Table
 from pixiu.errors import MalformedData, StateDamaged
-from pixiu.replication.model import START, Entry, Position
+from pixiu.wire.cursor import Cursor
 
 META: Final = struct.Struct("<BIQIQ13s13s")
 META_VERSION: Final = 1

@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
 
-class Hub(Protocol):
+class StreamHost(Protocol):
     """What the replica's service offers to its callers."""
 
     def admit(self, stream: Stream) -> int:
@@ -142,7 +142,7 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
 class PiService(pi_pb2_grpc.PiServicer):
     """Serves `pixiu.v1.Pi`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: StreamHost) -> None:
         self._hub = hub
         self._verifying = asyncio.Lock()
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pi.digest import Digest
 from pi.store import StateReader
-from pi.table import Changes
+from pi.unwritten import Changes
 from pixiu.errors import Overloaded, StorageError
 
 MARK_KIND: Final = 17

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pixiu.client.destination import Room, Topic, User
     from pixiu.client.directory import ClusterMap
     from pixiu.client.inbox import Inbox, Mail
+    from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.inbox_view import InboxView
     from pixiu.client.mail import MailCounters, MailTriple
-    from pixiu.client.mail_intake import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.mail_writer import MailReceipt, MailWriter
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from cluster.runtime.token_bucket import TokenBucket
 from pixiu.ids import EndpointID
-from pixiu.record import LANE_FIRST, LANE_NORMAL
-from pixiu.token_bucket import TokenBucket
-from pixiu.vrooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
+from pixiu.placement.big_rooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from proxy.events import SendRecords
 
 Owner = TypeVar("Owner")

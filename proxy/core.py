@@ -16,11 +16,10 @@ from typing import Final
 
 from pixiu import errors
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
-from pixiu.trace import UNTRACED, Sampler, Tracer
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
-from proxy.chat import OfflineNotices
 from proxy.destinations import Destinations, Target
 from proxy.events import (
     BatchForwarded,
@@ -42,7 +41,8 @@ from proxy.events import (
     Tick,
     UsersOffline,
 )
-from proxy.limits import Limits, Rates
+from proxy.offline_notices import OfflineNotices
+from proxy.rates import PublisherRates, Rates
 from proxy.signals import AwaitedSignals, only_signals
 
 MAX_HELD_BATCHES = 10_000
@@ -101,7 +101,7 @@ class Core:
 
     Args:
         max_record_bytes: larger records are refused, header included.
-        barrier_ms: see `pixiu.routing.Routes`.
+        barrier_ms: see `pixiu.placement.ordered_routes.Routes`.
         vrooms: the cluster's big rooms.
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
@@ -139,7 +139,7 @@ class Core:
         self._vrooms = vrooms
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
-        self._limits = Limits(rates) if rates.any else None
+        self._limits = PublisherRates(rates) if rates.any else None
         self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
@@ -267,7 +267,7 @@ class Core:
         if not batch.pending:
             self._reply(batches, effects)
 
-    def _within_rate(self, limits: Limits, batch: _Batch, count: int, now: float) -> bool:
+    def _within_rate(self, limits: PublisherRates, batch: _Batch, count: int, now: float) -> bool:
         """Whether a publisher's batch may pass; else it is refused whole."""
         wait_s = limits.publisher(batch.stream, count, len(batch.data), now)
         if wait_s:
@@ -278,7 +278,7 @@ class Core:
         self._meter(limits, batch.data, 0, len(batch.data), count, now)
         return True
 
-    def _meter(self, limits: Limits, data: bytes, start: int, end: int, count: int, now: float) -> None:
+    def _meter(self, limits: PublisherRates, data: bytes, start: int, end: int, count: int, now: float) -> None:
         """For the next batch to route, let the rooms that are over their rate lead to who refuses their records."""
         cache = self._brokers.routes.cache
         for key in self._over:

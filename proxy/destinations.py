@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous, weighted_rendezvous
-from pixiu.routing import Routes
+from pixiu.placement.ordered_routes import Routes
+from pixiu.placement.partition import rendezvous, weighted_rendezvous
 from proxy.events import Replica
 from proxy.signals import replica_of_copy
 
@@ -35,7 +35,7 @@ class Destinations(Generic[Owner]):
     """The replicas of one role.
 
     Args:
-        barrier_ms: see `pixiu.routing.Routes`.
+        barrier_ms: see `pixiu.placement.ordered_routes.Routes`.
         choose: gives a key's target in place of `replica`; None: `replica` does.
     """
 

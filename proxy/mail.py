@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pixiu import errors
-from pixiu.mailing import encode_appends, encode_fanout
-from pixiu.record import SIZE_FIELD
+from pixiu.wire.inbox_appends import encode_appends, encode_fanout
+from pixiu.wire.record import SIZE_FIELD
+from proxy.mail_batches import PERMANENT, split, take_run, why_not
 from proxy.mail_events import (
     Answer,
     Appended,
@@ -47,7 +48,6 @@ from proxy.mail_events import (
     WriterClosed,
     WriterOpened,
 )
-from proxy.mail_parcels import PERMANENT, split, take_run, why_not
 from proxy.mail_state import Link, Parcel, Part, Request, Writer
 
 MAX_WAITING_BYTES: Final = 256 << 20

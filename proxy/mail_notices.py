@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pixiu.partition import rendezvous
+from pixiu.placement.partition import rendezvous
 from proxy.mail_events import InboxesGrew
 
 AGAIN_S: Final = (0.05, 0.2, 0.8)

@@ -14,12 +14,12 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from pixiu.client.channels import Channels
+from cluster.runtime.context import Context
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
-from pixiu.mailing import MAX_GENERATION, MAX_RECEIVERS
-from pixiu.runtime.context import Context
+from pixiu.rpc.channels import Channels
+from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -41,9 +41,9 @@ from proxy.mail_events import (
     WriterClosed,
     WriterOpened,
 )
-from proxy.mail_links import StoreLink
 from proxy.notice_links import NoticeLinks
 from proxy.options import Options
+from proxy.store_links import StoreLink
 
 TICK_S: Final = 0.05
 """While mail is under way."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pixiu.alarm import Alarm
-from pixiu.client.channels import STREAM_ERRORS, Channels
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
+from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from proxy.mail_events import InboxesGrew
 from proxy.mail_notices import LeaveRelay, Notices, SendNotices
@@ -92,7 +92,7 @@ class NoticeLinks:
         self._grown: list[InboxesGrew] = []
         """Of this turn."""
         self._turn: asyncio.Handle | None = None
-        self._alarm = Alarm(self._flush, LEAST_ALARM_S)
+        self._alarm = DeadlineTimer(self._flush, LEAST_ALARM_S)
         self._stopped = False
 
     def grown(self, event: InboxesGrew) -> None:

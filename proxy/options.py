@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixiu.runtime.fields import bounded, choices
-from pixiu.runtime.options import RoleOptions
+from cluster.runtime.fields import bounded, choices
+from cluster.runtime.options import RoleOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from pixiu.client.channels import Channels, reason_of
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError, Unavailable
-from pixiu.partition import rendezvous_order
+from pixiu.placement.partition import rendezvous_order
+from pixiu.rpc.channels import Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_QUERY: Final = 1000

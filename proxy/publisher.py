@@ -16,11 +16,11 @@ import grpc
 import grpc.aio
 
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
-from pixiu.record import HEADER_SIZE
+from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy.events import Failure, Reply
-from proxy.lending import Lender
 from proxy.options import Options
+from proxy.worker_leases import Lender
 
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
@@ -32,7 +32,7 @@ FINISH_TIMEOUT_S = 10.0
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
 
 
-class Hub(Protocol):
+class PublisherHost(Protocol):
     """What the proxy's service offers to its publishers."""
 
     options: Options
@@ -149,7 +149,7 @@ class PublisherStream:
 class PublisherService(wire_pb2_grpc.PublisherServicer):
     """Serves `pixiu.v1.Publisher`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: PublisherHost) -> None:
         self._hub = hub
 
     async def Cluster(

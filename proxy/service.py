@@ -11,18 +11,18 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
-from pixiu.alarm import Alarm
+from cluster.links.api import Peer, PeerState
+from cluster.runtime.context import Context
+from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
-from pixiu.links.api import Peer, PeerState
-from pixiu.links.quality import Quality
-from pixiu.runtime.context import Context
-from pixiu.runtime.tracing import tracer_of
-from pixiu.trace import Hop, Sampler
-from pixiu.vrooms import VRooms
-from pixiu.weights import Weights
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.link_quality import Quality
+from pixiu.placement.weights import Weights
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.trace import Hop, Sampler
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy.core import Core
 from proxy.events import (
@@ -43,12 +43,12 @@ from proxy.events import (
     Tick,
     UsersOffline,
 )
-from proxy.lending import Lender
-from proxy.limits import Rates
 from proxy.mail_service import MailService
 from proxy.options import Options
 from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
+from proxy.rates import Rates
+from proxy.worker_leases import Lender
 from registry.leases import WorkerLeases
 
 DRAIN_POLL_S = 0.05
@@ -91,7 +91,7 @@ class Service:
         self._numbers = itertools.count(1)
         self._draining = False
         self._weights = Weights()
-        self._alarm = Alarm(self._tick)
+        self._alarm = DeadlineTimer(self._tick)
         self._presence = PresenceService(lambda: context.view)
         self._measure_timer: asyncio.TimerHandle | None = None
         self.mail = MailService(context)

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pixiu.partition import rendezvous_order
-from pixiu.record import SIZE_FIELD, Kind
+from pixiu.placement.partition import rendezvous_order
+from pixiu.wire.record import SIZE_FIELD, Kind
 from proxy.events import Replica
 
 AWAITED_GENERATION: Final = 65_536

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from pixiu.cli.output import EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
 from registry.children import DieWithParent, child_environment
-from registry.table import Rates, render
+from registry.screen import Rates, render
 from registry.up import LocalCluster, UpOptions
 
 DEFAULTS: Final = UpOptions()

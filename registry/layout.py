@@ -13,7 +13,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
 from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
-from pixiu.partition import MAX_PARTITIONS, is_partition_count
+from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
 
 MAX_TRIES: Final = 20
 """How often a write is tried again because somebody else wrote in between."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pixiu.addressed import take_apart
 from pixiu.ids import EndpointID
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, WALK, Flag, Kind
-from pixiu.trace import UNTRACED, Tracer
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.wire.trace import UNTRACED, Tracer
+from pixiu.wire.uin_list import take_apart
 from relay.events import SendRecords
 
 

@@ -5,7 +5,7 @@
       └─────────┼─┘ who was offline
     gateway ────┘ a device connected or went: passed on to the peers, kept in the Relay DB, confirmed
 
-What a gateway says is handled by `pixiu.replicas.core`, over `pixiu.devices.Devices`.
+What a gateway says is handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
 
 Source: seed 004 §7.3; DESIGN sections 9 ("Chat") and 10.
 """
@@ -16,19 +16,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from pixiu.devices import Connection, Devices, connection_of
+from cluster.membership.devices import Connection, Devices, connection_of
+from cluster.membership.forwards import Group, Outcome
+from cluster.membership.lww_map import Applied, Update
+from cluster.membership.replica_core import ReplicaCore
+from cluster.membership.replica_events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl, Tick
+from cluster.membership.replica_state import State
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous, serves
-from pixiu.replicas.core import ReplicaCore
-from pixiu.replicas.events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl, Tick
-from pixiu.replicas.forwards import Group, Outcome
-from pixiu.replicas.state import State
-from pixiu.softstore import Applied, Change
-from pixiu.trace import UNTRACED, Tracer
+from pixiu.placement.partition import rendezvous, serves
+from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 from relay.chat import ChatFanout, Target
-from relay.contests import Contests
 from relay.events import RecordsReceived, Relayed
+from relay.login_conflicts import Contests
 
 MAX_NEWER: Final = 100_000
 """Unconfirmed connects that another connection is above. Policy: the oldest is confirmed without a word of it."""
@@ -190,7 +190,7 @@ class Core(ReplicaCore):
 
     # --- what gateways say
 
-    def _apply(self, messages: list[Change], now: float, effects: list[Effect]) -> Applied:
+    def _apply(self, messages: list[Update], now: float, effects: list[Effect]) -> Applied:
         """Tell a connect that is not the newest by its confirmation, and those that it replaces by their gateways.
 
         Source: DESIGN section 10 ("the relay answers a connect with the highest time it knows").
@@ -207,7 +207,7 @@ class Core(ReplicaCore):
                 self._replace(change, effects)
         return applied
 
-    def _replace(self, change: Change, effects: list[Effect]) -> None:
+    def _replace(self, change: Update, effects: list[Effect]) -> None:
         """The login policy allows the rivals of the newest connection no longer. Every replica says so: what one of
         them knows too late the other one knew; a gateway takes it once."""
         winner = connection_of(change)

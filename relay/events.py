@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.membership.replica_events import RecordsReceived, SendControl
 from pixiu.ids import EndpointID
-from pixiu.replicas.events import RecordsReceived, SendControl
 
 __all__ = ["RecordsReceived", "Relayed", "SendRecords"]
 

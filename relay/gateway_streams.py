@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final, Protocol
 
-from pixiu.client.channels import STREAM_ERRORS, Channels
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
+from pixiu.rpc.channels import STREAM_ERRORS, Channels
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from relay.mail_devices import Place
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
-from pixiu.stores.operations import MAX_READ_ENTRIES, MAX_READS
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
 from pixiu.wire.v1 import pi_pb2
 from relay.delivery.events import Asked, Failure, Listing, Missing, Read
 

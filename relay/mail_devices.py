@@ -13,10 +13,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pixiu.devices import Devices, LoginPolicy, connected
+from cluster.membership.devices import Devices, LoginPolicy, connected
+from cluster.membership.lww_map import MAX_ENTRIES, Applied, Purged, Update
 from pixiu.ids import MAX_ID
-from pixiu.partition import rendezvous
-from pixiu.softstore import MAX_ENTRIES, Applied, Change, Purged
+from pixiu.placement.partition import rendezvous
 from relay.delivery.events import Device, Failure, Login
 
 MAX_NUMBERS: Final = 200_000
@@ -57,7 +57,7 @@ class TrackedDevices(Devices):
         self.dirty: dict[int, None] = {}
         """Of these, or of those who were: changed since the last `take`."""
 
-    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+    def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """As `Devices.apply`."""
         applied = super().apply(batch, now)
         takers = self.takers

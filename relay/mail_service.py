@@ -1,4 +1,4 @@
-"""The shell of a relay's deliveries: Pi, Xiu, gateways and proxies around `relay.delivery.table.Deliveries`.
+"""The shell of a relay's deliveries: Pi, Xiu, gateways and proxies around `relay.delivery.sessions.Deliveries`.
 
     relay data ─▶ MailDevices ─▶ logins ┐              ┌ PiLinks: sessions, entries, cursors
     proxies ─▶ Notify ─▶ notices ───────┼─ Deliveries ─┼ Fetcher: messages
@@ -21,12 +21,12 @@ from typing import Final
 
 import grpc.aio
 
-from pixiu.alarm import Alarm
-from pixiu.client.channels import Channels
-from pixiu.record import LEAST_SIZE, SIZE_FIELD
-from pixiu.runtime.context import Context
-from pixiu.stores.fetching import Fetcher
-from pixiu.stores.operations import encode_acknowledges, encode_add_device, encode_opens
+from cluster.rpc.xiu_fetcher import Fetcher
+from cluster.runtime.context import Context
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens
+from pixiu.wire.record import LEAST_SIZE, SIZE_FIELD
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2
 from relay.core import Core
 from relay.delivery.events import (
@@ -58,7 +58,7 @@ from relay.delivery.events import (
     Tick,
 )
 from relay.delivery.limits import Limits
-from relay.delivery.table import Deliveries
+from relay.delivery.sessions import Deliveries
 from relay.gateway_streams import GatewayStreams
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of
 from relay.mail_devices import MailDevices, Place, TrackedDevices
@@ -129,7 +129,7 @@ class MailService(delivery_pb2_grpc.MailNoticesServicer):
         self._fetcher = Fetcher(lambda: context.view, self._channels)
         max_bytes = options.mail_waiting_mb << 20
         self._gateways = GatewayStreams(self, context.endpoint_id, lambda: context.view, max_bytes, context.crash)
-        self._alarm = Alarm(lambda: self._step(Tick()))
+        self._alarm = DeadlineTimer(lambda: self._step(Tick()))
         self._events: deque[Event] = deque()
         self._stepping = self._stopped = self._stopping = False
         self._confirmed: list[ConfirmNotices] = []

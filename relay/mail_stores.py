@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pixiu.client.channels import Channels
+from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.errors import NotLeader, WrongPartition
-from pixiu.stores.leader import LeaderStream, Reply
+from pixiu.rpc.channels import Channels
 from pixiu.wire.v1 import pi_pb2
 
 MAX_UNANSWERED: Final = 1000

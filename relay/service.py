@@ -1,4 +1,4 @@
-"""The relay's shell: `pixiu.replicas.service` around its core, users' messages, and presence queries.
+"""The relay's shell: `cluster.membership.replica_service` around its core, users' messages, and presence queries.
 
 Source: seed 004 §7.3.
 """
@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc.aio
 
-from pixiu.devices import LoginPolicy
+from cluster.membership.devices import LoginPolicy
+from cluster.membership.replica_events import ClusterChanged, Event, PeerAlive, PeerDead
+from cluster.membership.replica_service import ReplicaService
+from cluster.membership.replica_state import State
+from cluster.runtime.context import Context
+from cluster.runtime.tracing import tracer_of
 from pixiu.ids import EndpointID
-from pixiu.replicas.events import ClusterChanged, Event, PeerAlive, PeerDead
-from pixiu.replicas.service import ReplicaService
-from pixiu.replicas.state import State
-from pixiu.runtime.context import Context
-from pixiu.runtime.tracing import tracer_of
-from pixiu.trace import Hop
+from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
 from relay.events import RecordsReceived

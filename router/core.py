@@ -1,6 +1,6 @@
 """The router's core: who is in which room, said by gateways, kept equal with its peers, handed to brokers.
 
-All of it is `pixiu.replicas.core`, over `pixiu.softstore.Membership`.
+All of it is `cluster.membership.replica_core`, over `cluster.membership.lww_map.LwwMap`.
 
 Source: seed 004 §2.4, §5 and §5.2; DESIGN sections 9, 10 and 13.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pixiu.replicas.core import ReplicaCore
+from cluster.membership.replica_core import ReplicaCore
 
 
 class Core(ReplicaCore):

@@ -1,13 +1,13 @@
-"""The router's shell: `pixiu.replicas.service` around its core.
+"""The router's shell: `cluster.membership.replica_service` around its core.
 
 Source: seed 004 §2.4, §5.2.
 """
 
 from __future__ import annotations
 
-from pixiu.replicas.service import ReplicaService
-from pixiu.runtime.context import Context
-from pixiu.softstore import Membership
+from cluster.membership.lww_map import LwwMap
+from cluster.membership.replica_service import ReplicaService
+from cluster.runtime.context import Context
 from router.core import Core
 from router.options import Options
 
@@ -24,6 +24,6 @@ class Service(ReplicaService):
             dead_after=cluster.dead_after,
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
-            membership=Membership(max_entries=options.max_entries),
+            membership=LwwMap(max_entries=options.max_entries),
         )
         super().__init__(context, core, options.store_mb, others=("broker",))

@@ -44,7 +44,7 @@ PAGES: tuple[Page, ...] = (
     Page(
         "docs/replication_states.md",
         "States of a replica of Xiu and Pi",
-        (("A replica", "pixiu.replication.core:TABLE", "FOLLOWING"),),
+        (("A replica", "cluster.replication.core:TABLE", "FOLLOWING"),),
     ),
     Page(
         "docs/delivery_states.md",

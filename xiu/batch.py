@@ -12,7 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, WrongPartition
-from pixiu.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
 from xiu.block import MAX_BLOCK_BYTES, MAX_BLOCK_RECORDS
 
 _FIELDS: Final = struct.Struct("<IBB6xI8xQ")

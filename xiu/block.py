@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from pixiu.record import HEADER_SIZE, SIZE_FIELD
+from pixiu.wire.record import HEADER_SIZE, SIZE_FIELD
 
 KEY: Final = struct.Struct(">Q")
 HEAD: Final = struct.Struct("<IIQ")

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
+from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.model import Entry, Position
 from pixiu import errors
-from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from pixiu.replication.model import Entry, Position
 from xiu.batch import check
 from xiu.block import Block
 from xiu.events import (

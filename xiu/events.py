@@ -1,5 +1,5 @@
 """What happens to a Xiu's core, and what it asks its shell to do. What replication says and is asked for is in
-`pixiu.replication.events`.
+`cluster.replication.events`.
 
 Source: seed 004 §6.1.1; seed 002 (the triple V, S, C); DESIGN sections 2, 9 and 11.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
 
 
 class Level(IntEnum):

@@ -1,6 +1,6 @@
 """A Xiu as the state machine of its replica: what commits is written to RocksDB; snapshots are checkpoints of it.
 
-    DATA_DIR/replica   log, snapshots on their way, audit (`pixiu.replication.folder`)
+    DATA_DIR/replica   log, snapshots on their way, audit (`cluster.replication.folder`)
     DATA_DIR/store     RocksDB
 
 Source: DESIGN sections 11 and 12.
@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from cluster.replication.model import Entry
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
-from pixiu.replication.model import Entry
 from xiu.repair import Row, rebuild
 from xiu.state import Blocked, Head
 from xiu.store import Cursor, Store
@@ -73,7 +73,7 @@ def settle(folder: Path) -> None:
 
 
 class Machine:
-    """See `pixiu.replication.machine`.
+    """See `cluster.replication.machine`.
 
     Args:
         folder: of RocksDB.

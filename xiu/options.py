@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pixiu.replication.role_options import ReplicatedOptions
-from pixiu.runtime.fields import bounded
+from cluster.replication.role_options import ReplicatedOptions
+from cluster.runtime.fields import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

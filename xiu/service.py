@@ -1,4 +1,4 @@
-"""A Xiu's shell: its core over a replica of `pixiu.replication`, gRPC streams of writers, reads, and what happens by the clock.
+"""A Xiu's shell: its core over a replica of `cluster.replication`, gRPC streams of writers, reads, and what happens by the clock.
 
     stream ──▶ core ── Propose ──▶ Replica ── accepted, persisted ──▶ core ──▶ answers
                                       └──── committed ──▶ Machine ──▶ core ──▶ RocksDB, answers
@@ -15,6 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.links.api import PeerState
+from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.proposals import Level, Proposal
+from cluster.replication.replica import Replica
+from cluster.runtime.context import Context
+from cluster.runtime.shared_memory import folder_name
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import (
@@ -30,22 +36,16 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.ids import EndpointID
-from pixiu.links.api import PeerState
-from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from pixiu.replication.proposals import Level, Proposal
-from pixiu.replication.replica import Replica
-from pixiu.runtime.context import Context
-from pixiu.runtime.shared_memory import folder_name
 from pixiu.wire.v1 import xiu_pb2_grpc
 from xiu.core import Core, Settings
 from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
-from xiu.healing import NOT_REPAIRED, Healer
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
-from xiu.rpc import Streams, XiuService
+from xiu.repairer import NOT_REPAIRED, Repairer
 from xiu.state import BLOCKS, KEY
 from xiu.store import Store
+from xiu.streams import Streams, XiuService
 from xiu.table import Table, open_table
 
 SPACE: Final = "disk_space"
@@ -95,7 +95,7 @@ class Service:
             on_deposed=lambda epoch: self._step(Deposed(epoch)),
             segment_bytes=options.segment_mb << 20,
         )
-        self.healer = Healer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
+        self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
         self.streams = Streams()
         self.core: Core | None = None
         self.reading: Reading | None = None

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
+from cluster.replication.model import START, Entry, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
-from pixiu.record import SIZE_FIELD, Flag
-from pixiu.replication.model import START, Entry, Position
+from pixiu.wire.record import SIZE_FIELD, Flag
 from xiu.block import Block
 from xiu.block import encode as encode_block
 

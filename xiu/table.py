@@ -3,7 +3,7 @@
     key    sequence u64 of a block's first record, big-endian     value  the block (`xiu.block`), with its CRC-32 and time
     key    b"m"                                                   MemberID u64: whose blocks these are
 
-See `pixiu.runtime.shared_memory`. What makes room is what was read or written longest ago, and is persisted: in the state,
+See `cluster.runtime.shared_memory`. What makes room is what was read or written longest ago, and is persisted: in the state,
 not only in the log. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept
 in the process and is by sequence after a start.
 
@@ -22,9 +22,9 @@ from typing import Final
 
 import lmdb
 
+from cluster.replication.model import MemberID
+from cluster.runtime import shared_memory
 from pixiu.errors import ConfigurationError
-from pixiu.replication.model import MemberID
-from pixiu.runtime import shared_memory
 from xiu import block as blocks
 from xiu.block import HEAD_BYTES, KEY, MAX_BLOCK_BYTES, Block
 

@@ -28,7 +28,7 @@ from pixiu.client.inbox_pages import LANES, MAX_PAGE, DeadLetterEntry, Entry, La
 from pixiu.client.inbox_view import InboxView, read_inbox
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
-from pixiu.record import LANE_FIRST, LANE_NORMAL
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 
 ALL: Final = "all"
 T = TypeVar("T")

@@ -23,16 +23,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.channels import Channels
 from pixiu.client.destination import Destination as Destination  # others import these two from here
 from pixiu.client.destination import Draft as Draft
 from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
 from pixiu.client.events import Failure
-from pixiu.client.gateway_connection import Surroundings
+from pixiu.client.gateway_connection import ConnectionContext
 from pixiu.client.inbox import Inbox, device_of
+from pixiu.client.inbox_core import MailGap
 from pixiu.client.mail import MailSender
-from pixiu.client.mail_intake import MailGap
 from pixiu.client.mail_writer import MailPublisher, MailShell, MailWriter
 from pixiu.client.message import check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
@@ -46,7 +45,8 @@ from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.client.worker import WorkerLease
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, topic_room
-from pixiu.record import Kind, encode
+from pixiu.rpc.channels import Channels
+from pixiu.wire.record import Kind, encode
 
 MAIL_KIND = int(Kind.MAIL)
 SIGNAL_KIND = int(Kind.SIGNAL)
@@ -247,10 +247,10 @@ class Client:
         self._receivers.add(inbox)
         return inbox
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self) -> ConnectionContext:
         if self._directory is None or self._channels is None:
             raise self._not_connected()
-        return Surroundings(
+        return ConnectionContext(
             self._name, self._uin, self.options, self._channels, self._directory, self._uniform, self._receivers.discard
         )
 

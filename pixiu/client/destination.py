@@ -12,7 +12,7 @@ from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import UIN, RoomID
-from pixiu.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
+from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
 
 if TYPE_CHECKING:
     from pixiu.client.client import Client

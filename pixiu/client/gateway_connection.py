@@ -20,13 +20,13 @@ from typing import Any, ClassVar, Final
 import grpc
 import xxhash
 
-from pixiu.client.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.client.directory import Directory
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.options import ClientOptions
 from pixiu.errors import LocalError, LoginReplaced, NotConnected, NotServed, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import MAX_ID
-from pixiu.partition import rendezvous_order
+from pixiu.placement.partition import rendezvous_order
+from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2
 
 MOVE_JITTER_S: Final = 1.0
@@ -35,7 +35,7 @@ log = logging.getLogger("pixiu.client")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ConnectionContext:
     """What a connection needs of its client."""
 
     client: str
@@ -61,7 +61,7 @@ class GatewayConnection:
     what: ClassVar[str] = "connection"
     """As errors and tasks name it."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: ConnectionContext) -> None:
         self._around = surroundings
         self._rooms: set[int] = set()
         self._topics: set[str] = set()

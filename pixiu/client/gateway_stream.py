@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from typing import Any, Final
 
-from pixiu.client.channels import STREAM_ERRORS, Channels
 from pixiu.errors import Overloaded, PixiuError, error_of_code
+from pixiu.rpc.channels import STREAM_ERRORS, Channels
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_NAMES_A_REQUEST: Final = 1_000

@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from pixiu.client.gateway_connection import GatewayConnection, Surroundings
+from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream, Waiter
-from pixiu.client.mail_handling import LaneHandler, Retries
-from pixiu.client.mail_intake import LANES, Held, MailGap, MailIntake, MailIntakeCounters
+from pixiu.client.handler_runner import LaneHandler, Retries
+from pixiu.client.inbox_core import LANES, Held, MailGap, MailIntake, MailIntakeCounters
 from pixiu.client.message import Message
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
@@ -158,7 +158,7 @@ class Inbox(GatewayConnection):
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: ConnectionContext,
         uin: UIN,
         device: tuple[str, int],
         on_gap: Callable[[MailGap], None] | None,
@@ -249,7 +249,7 @@ class Inbox(GatewayConnection):
             handler: a coroutine function, or a function that does not block. An exception out of it means that it failed.
             retries: how often it is called again with a mail that it failed with, after waits that double from `backoff_s` to
                 `max_backoff_s`, each shortened by a random part. The mails behind wait meanwhile. After the last time the mail
-                goes to the dead-letter inbox (`pixiu.dead_letters`), and is acknowledged once the cluster has it there, on
+                goes to the dead-letter inbox (`pixiu.client.dead_letters`), and is acknowledged once the cluster has it there, on
                 all replicas in sync. While it cannot be sent there its lane stands still.
 
         A handler that acknowledges the mail and then fails is not called again. Cancelled, it leaves the mails under way

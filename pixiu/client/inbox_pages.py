@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pixiu.client.dead_letters import DeadLetter
 from pixiu.client.message import Message, message_of
-from pixiu.dead_letters import DeadLetter
 from pixiu.errors import MalformedData
-from pixiu.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
+from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 
 LANES: Final = (0, 1)
@@ -33,7 +33,7 @@ class Entry:
     """Why the message cannot be shown; empty: it is here, or was not asked for."""
     message: Message | None = None
     record: bytes = b""
-    """As it was stored (`pixiu.record`)."""
+    """As it was stored (`pixiu.wire.record`)."""
 
     def expired(self, now_ms: int) -> bool:
         """Whether its lifetime is over."""

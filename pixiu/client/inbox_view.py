@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pixiu.client.client import Client, connect
+from pixiu.client.dead_letters import DeadLetter, dead_letter_uin, decode
 from pixiu.client.inbox_pages import (
     LANES,
     MAX_DEVICE_NAME_BYTES,
@@ -30,17 +31,16 @@ from pixiu.client.inbox_pages import (
 )
 from pixiu.client.message import Message, message_of
 from pixiu.client.stores import Stores
-from pixiu.dead_letters import DeadLetter, dead_letter_uin, decode
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import MAX_ID, SnowflakeID, device_of_name
-from pixiu.record import LANE_FIRST, LANE_NORMAL
-from pixiu.stores.operations import (
+from pixiu.wire.inbox_operations import (
     encode_acknowledges,
     encode_add_device,
     encode_delete,
     encode_drop_device,
     encode_opens,
 )
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import pi_pb2
 
 CLIENT_NAME: Final = "pixiu-inbox"

@@ -32,7 +32,7 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.mailing import next_generation
+from pixiu.wire.inbox_appends import next_generation
 
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""

@@ -19,9 +19,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
-from pixiu.alarm import Alarm
 from pixiu.client.awaited import Awaited
-from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
 from pixiu.client.mail import (
     Effect,
@@ -37,8 +35,10 @@ from pixiu.client.mail import (
 )
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError, TooManyReceivers
 from pixiu.ids import MAX_ID, MsgID, SnowflakeID
-from pixiu.mailing import MAX_RECEIVERS
-from pixiu.record import LANE_FIRST, LANE_NORMAL
+from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class MailShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Check, asyncio.Future[None]]] = deque()
-        self._alarm = Alarm(self._tick, least_s=LEAST_TICK_S)
+        self._alarm = DeadlineTimer(self._tick, least_s=LEAST_TICK_S)
         self._closed = False
 
     def offer(self, ticket: MailTicket) -> None:

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
-from pixiu.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
+from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 TYPE_MASK: Final = 63
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
@@ -54,7 +54,7 @@ class Message(NamedTuple):
 def message_of(record: bytes) -> Message:
     """The message in one whole record. Raises `MalformedData` when lengths, the CRC or the topic's name are wrong.
 
-    Reads the header once and makes one object: `pixiu.record.decode` and its `Record` would take three times as long.
+    Reads the header once and makes one object: `pixiu.wire.record.decode` and its `Record` would take three times as long.
     """
     _, kind, flags, type_, _, length, lifetime_min, crc, message_id, key, sender = HEADER.unpack_from(record)
     start = HEADER_SIZE + length

@@ -7,27 +7,10 @@ from typing import Final, TypedDict
 
 from pixiu.errors import ConfigurationError
 from pixiu.ids import MAX_DEVICE
-from pixiu.record import MAX_RECORD_BYTES
+from pixiu.rpc.channels import MESSAGE_BYTES
+from pixiu.wire.record import MAX_RECORD_BYTES
 
 MAX_CLIENT_NAME_BYTES: Final = 128
-MESSAGE_BYTES: Final = 8 << 20
-"""The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
-CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    # A peer whose machine vanished is noticed although nothing is being sent.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    # The client's own back-off decides when to try again; gRPC's must not be slower.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
-
 MAX_DEVICE_CLASS_BYTES: Final = 64
 
 

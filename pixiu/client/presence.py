@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import grpc.aio
 
-from pixiu.client.channels import REFUSED, Channels, reason_of
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import MAX_ID
+from pixiu.rpc.channels import REFUSED, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_UINS: Final = 1000

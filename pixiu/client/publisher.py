@@ -36,7 +36,7 @@ from pixiu.client.events import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Draining, Unavailable
-from pixiu.record import LANE_FIRST
+from pixiu.wire.record import LANE_FIRST
 
 MAX_FAILURE_RANGES: Final = 10_000
 """Ranges of failures ahead of `up_to` that a proxy may tell; more is taken for a broken proxy."""

@@ -11,9 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pixiu.alarm import Alarm
 from pixiu.client.awaited import Awaited
-from pixiu.client.channels import Channels
 from pixiu.client.events import Batch, Failure
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
@@ -21,6 +19,8 @@ from pixiu.client.signals import COPIES, MAX_UNRESOLVED, REPEAT_AFTER_S, Effect,
 from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.errors import Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.v1 import wire_pb2
 
 CHOICES = 1 << 20
@@ -106,7 +106,7 @@ class SignalPublisher:
         # Copy i goes to the i-th proxy from here on, by the publishers' rule `key % proxies`; clients begin at different ones.
         self._first = int(uniform() * CHOICES)
         self._loop = asyncio.get_running_loop()
-        self._alarm = Alarm(self._tick)
+        self._alarm = DeadlineTimer(self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
 

@@ -13,7 +13,6 @@ from typing import Any, Final, Self
 
 import grpc.aio
 
-from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.inbox_pages import MAX_PAGE, Entry, take
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
@@ -37,6 +36,7 @@ from pixiu.errors import (
     error_of_code,
 )
 from pixiu.ids import msg_partition
+from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub

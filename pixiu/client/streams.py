@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from pixiu.alarm import Alarm
 from pixiu.client.awaited import Awaited
-from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import NotConnected, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
+from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_WAITING_SENDS: Final = 100_000
@@ -78,7 +78,7 @@ class PublisherShell:
         self._reserved_records = 0
         self._reserved_bytes = 0
         self._flushing: list[tuple[Group, asyncio.Future[None]]] = []
-        self._alarm = Alarm(self._tick, least_s=LEAST_TICK_S)
+        self._alarm = DeadlineTimer(self._tick, least_s=LEAST_TICK_S)
         self._closed = False
 
     def try_admit(self, size: int) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pixiu.client.gateway_connection import GatewayConnection, Surroundings
+from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream
 from pixiu.client.message import Message, check_topic_filter, messages_of
 from pixiu.client.signals import RecentSignals
@@ -63,7 +63,7 @@ class Subscription(GatewayConnection):
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: ConnectionContext,
         rooms: Iterable[int],
         topics: Iterable[str],
         on_gap: Callable[[str], None] | None,

@@ -24,7 +24,7 @@ from pixiu.client.destination import Destination, Draft, Room, User
 from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
 from pixiu.client.inbox import Inbox
-from pixiu.client.mail_intake import MailGap
+from pixiu.client.inbox_core import MailGap
 from pixiu.client.mail_writer import Level
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
@@ -36,7 +36,7 @@ from pixiu.client.sync_inbox import SyncInbox
 from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
 from pixiu.errors import NotConnected, PixiuError, Unavailable
 from pixiu.ids import SnowflakeID
-from pixiu.record import LANE_NORMAL
+from pixiu.wire.record import LANE_NORMAL
 
 MAX_OUTBOX: Final = 1_000
 """Messages between a caller's thread and the loop; a `send` above it waits."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from pixiu.client.inbox import ALL_LANES, Inbox, Mail
-from pixiu.client.mail_intake import Held, MailIntakeCounters
+from pixiu.client.inbox_core import Held, MailIntakeCounters
 from pixiu.errors import InvalidArgument, NotConnected
 from pixiu.ids import UIN
 

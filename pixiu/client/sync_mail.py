@@ -12,7 +12,7 @@ from pixiu.client.mail import MailCounters, MailTriple
 from pixiu.client.mail_writer import Level, MailReceipt, MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import MsgID, SnowflakeID
-from pixiu.record import LANE_NORMAL
+from pixiu.wire.record import LANE_NORMAL
 
 if TYPE_CHECKING:
     from pixiu.client.client import Client

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pixiu.client.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Unavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
+from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 RENEW_RETRY_S: Final = 5.0

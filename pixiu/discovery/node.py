@@ -21,7 +21,7 @@ from typing import Final
 from pixiu.discovery import paths
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, hex_id
-from pixiu.partition import MAX_PARTITIONS
+from pixiu.placement.partition import MAX_PARTITIONS
 
 MAX_NODE_BYTES: Final = 16_384
 """A node's data; more is malformed."""
@@ -118,7 +118,7 @@ class Node:
     udp_port: int = 0
     """0: to `port`."""
     member: int = 0
-    """The MemberID of a replica's data directory, where there is one (`pixiu.replication`); 0 otherwise."""
+    """The MemberID of a replica's data directory, where there is one (`cluster.replication`); 0 otherwise."""
     member_incarnation: int = 0
     """Which of the member's registrations this is; kept with its log."""
 

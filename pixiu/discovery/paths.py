@@ -19,7 +19,7 @@ import re
 from typing import Final
 
 from pixiu.errors import InvalidArgument
-from pixiu.partition import MAX_PARTITIONS
+from pixiu.placement.partition import MAX_PARTITIONS
 
 DEFAULT_ROOT: Final = "/pubsub"
 UNPARTITIONED_ROLES: Final = ("proxy", "gateway")

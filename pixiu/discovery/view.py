@@ -27,7 +27,7 @@ from pixiu.discovery.node import Node, NodeState, integer, json_object
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import MalformedData
 from pixiu.ids import MAX_ID, EndpointID
-from pixiu.partition import MAX_PARTITIONS, is_partition_count
+from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
 
 MAX_LAYOUT_BYTES: Final = 65_536
 MAX_REPLICAS: Final = 65_536

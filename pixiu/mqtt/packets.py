@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from pixiu.errors import MalformedData
-from pixiu.record import MAX_RECORD_BYTES
+from pixiu.wire.record import MAX_RECORD_BYTES
 
 PROTOCOL_NAME: Final = "MQTT"
 PROTOCOL_LEVEL: Final = 4

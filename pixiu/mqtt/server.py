@@ -74,7 +74,7 @@ from pixiu.mqtt.packets import (
     Unsubscribe,
 )
 from pixiu.mqtt.topics import USER_PREFIX, Refusal, destination
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

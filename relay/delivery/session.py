@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from pixiu.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import AGAIN, GAP, encode
 from relay.delivery.events import Acknowledgement, Asked, Listing, Login, Missing, Notice, Read
 from relay.delivery.limits import LANES, Limits
 from relay.delivery.states import Cause, State
@@ -24,7 +24,7 @@ _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 
-class Desk(Protocol):
+class SessionHost(Protocol):
     """What a session asks of the table that it is in."""
 
     limits: Limits
@@ -66,7 +66,7 @@ class Desk(Protocol):
 class Session:
     """One device. `on` takes what happens; see `TABLE`."""
 
-    def __init__(self, uin: int, device: int, desk: Desk) -> None:
+    def __init__(self, uin: int, device: int, desk: SessionHost) -> None:
         self.uin, self.device = uin, device
         self.state = State.OFFLINE
         self.number = 0

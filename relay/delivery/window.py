@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pixiu.cursor import MAP_BITS, Cursor
+from pixiu.wire.cursor import MAP_BITS, Cursor
 from relay.delivery.events import Listing
 
 WINDOW: Final = MAP_BITS

@@ -26,11 +26,11 @@ from broker.events import (
     Tick,
 )
 from broker.feeds import OUT_OF_CONTACT_S
-from pixiu.digest import Rule
-from pixiu.healing import Holder, is_healing
+from cluster.membership.anti_entropy import Source, is_anti_entropy
+from cluster.membership.digest import Rule
+from cluster.membership.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Kind, encode
-from pixiu.softstore import Change, Membership
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2
 
 ME, LOW, HIGH = EndpointID(20), EndpointID(15), EndpointID(25)
@@ -58,8 +58,8 @@ def running(*brokers: EndpointID) -> Core:
     return core
 
 
-def login(counter: int, room: int, uin: int = 7) -> Change:
-    return Change(gateway_msg_id(INSTANCE, 1, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7) -> Update:
+    return Update(gateway_msg_id(INSTANCE, 1, counter), room, uin, True)
 
 
 def sent_to(core: Core, room: int, now: float = 5.0) -> list[EndpointID]:
@@ -68,12 +68,14 @@ def sent_to(core: Core, room: int, now: float = 5.0) -> list[EndpointID]:
     return [effect.peer for effect in of(SendRecords, core.step(RecordsReceived(PROXY, record, 0, len(record), 1), now))]
 
 
-def heartbeat(core: Core, router: Membership, as_of: int, now: float, peer: EndpointID = ROUTER) -> list[Effect]:
+def heartbeat(core: Core, router: LwwMap, as_of: int, now: float, peer: EndpointID = ROUTER) -> list[Effect]:
     """One answer of a router, and all that follows."""
-    holder = Holder(router, lambda *_: as_of)
+    holder = Source(router, lambda *_: as_of)
     effects = core.step(SubscriptionReply(peer, True, holder.digest(Rule(0, 1))), now)
     every = list(effects)
-    while asked := [c for e in of(SendControl, effects) for c in map(control_pb2.Control.FromString, e.messages) if is_healing(c)]:
+    while asked := [
+        c for e in of(SendControl, effects) for c in map(control_pb2.Control.FromString, e.messages) if is_anti_entropy(c)
+    ]:
         answers = [answer for control in asked for answer in holder.answer(control)]
         effects = [e for a in answers for e in core.step(HealingReceived(peer, control_pb2.Control.FromString(a)), now)]
         every += effects
@@ -84,7 +86,7 @@ def test_what_the_router_has_and_lacks_is_taken_over_at_the_second_heartbeat() -
     core = running()
     core.step(MessagesReceived(ROUTER, [login(1, 42), login(2, 43)]), 0.5)
     assert [sent_to(core, room) for room in (42, 44)] == [[GATEWAY], []]
-    router = Membership()
+    router = LwwMap()
     router.apply([login(2, 43), login(3, 44)], 0.0)
     as_of = gateway_msg_id(INSTANCE, 1, 9)
     heartbeat(core, router, as_of, 1.0)
@@ -98,7 +100,7 @@ def test_a_router_that_verified_nothing_removes_nothing() -> None:
     core = running()
     core.step(MessagesReceived(ROUTER, [login(1, 42)]), 0.5)
     for second in range(1, 5):
-        heartbeat(core, Membership(), 0, float(second))
+        heartbeat(core, LwwMap(), 0, float(second))
     assert sent_to(core, 42) == [GATEWAY]
 
 
@@ -110,7 +112,7 @@ def test_only_the_router_that_feeds_it_is_compared_with() -> None:
     for bucket in range(64):
         page.bucket = bucket
         core.step(HealingReceived(STRANGER, control_pb2.Control(listing_page=page)), 1.0)
-    assert heartbeat(core, Membership(), as_of, 2.0, STRANGER) == []
+    assert heartbeat(core, LwwMap(), as_of, 2.0, STRANGER) == []
     assert sent_to(core, 42) == [GATEWAY]
 
 

@@ -27,9 +27,9 @@ from broker.events import (
     WaitingForRouters,
 )
 from broker.feeds import MAX_QUEUED_MESSAGES, FeedState
+from cluster.membership.lww_map import Chunk, LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.partition import rendezvous
-from pixiu.softstore import Change, Chunk, Membership
+from pixiu.placement.partition import rendezvous
 from pixiu.wire.v1 import control_pb2
 
 ME = EndpointID(20)
@@ -50,16 +50,16 @@ def make(partition: int = 0) -> Core:
     return Core(endpoint=ME, partition=partition, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
 
 
-def login(counter: int, room: int, uin: int = 7) -> Change:
-    return Change(gateway_msg_id(1, 1, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7) -> Update:
+    return Update(gateway_msg_id(1, 1, counter), room, uin, True)
 
 
-def logout(counter: int, room: int, uin: int = 7) -> Change:
+def logout(counter: int, room: int, uin: int = 7) -> Update:
     return login(counter, room, uin)._replace(login=False)
 
 
-def chunk(*changes: Change) -> Chunk:
-    membership = Membership()
+def chunk(*changes: Update) -> Chunk:
+    membership = LwwMap()
     membership.apply(changes, 0.0)
     (found,) = membership.snapshot()
     return found

@@ -22,10 +22,10 @@ from broker.events import (
     SnapshotFinished,
     Tick,
 )
+from cluster.membership.lww_map import Update
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Flag, Kind, encode
-from pixiu.softstore import Change
-from pixiu.trace import Hop, Tracer, as_traced, stamps_of
+from pixiu.wire.record import Flag, Kind, encode
+from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.v1 import control_pb2
 
 ME, ROUTER, PROXY = EndpointID(20), EndpointID(10), EndpointID(40)
@@ -33,8 +33,8 @@ G1, G2, G3 = EndpointID(31), EndpointID(32), EndpointID(33)
 GATEWAYS = (Gateway(G1, 1, 1), Gateway(G2, 2, 1), Gateway(G3, 3, 1))
 
 
-def login(instance: int, room: int, uin: int = 7, counter: int = 1, generation: int = 1) -> Change:
-    return Change(gateway_msg_id(instance, generation, counter), room, uin, True)
+def login(instance: int, room: int, uin: int = 7, counter: int = 1, generation: int = 1) -> Update:
+    return Update(gateway_msg_id(instance, generation, counter), room, uin, True)
 
 
 def view(
@@ -43,7 +43,7 @@ def view(
     return ClusterChanged(version, partitions, 1, 1, (Replica(ROUTER, 0),), tuple(brokers), gateways)
 
 
-def make(*members: Change, partition: int = 0) -> Core:
+def make(*members: Update, partition: int = 0) -> Core:
     core = Core(endpoint=ME, partition=partition, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     core.step(view(), 0.0)
     core.step(SnapshotFinished(ROUTER, None), 0.0)

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from cluster.links.api import LinkHandler, Peer, PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.membership.lww_map import Update, encode_messages
+from cluster.runtime.options import ClusterOptions, RoleOptions, link_options
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.links.api import LinkHandler, Peer, PeerState
-from pixiu.links.endpoint import Endpoint
-from pixiu.record import Flag, Kind, encode, split
-from pixiu.runtime.options import ClusterOptions, RoleOptions, link_options
-from pixiu.softstore import Change, encode_messages
+from pixiu.wire.record import Flag, Kind, encode, split
 from pixiu.wire.v1 import control_pb2
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
@@ -136,7 +136,7 @@ class Cluster:
         node = self.node(router)
         assert node is not None
         self._counter += 1
-        change = Change(gateway_msg_id(1, 1, self._counter), room, 7, login)
+        change = Update(gateway_msg_id(1, 1, self._counter), room, 7, login)
         async with asyncio.timeout(LIMIT_S):
             while change.id not in self.gateway.confirmed:
                 self.gateway.endpoint.send_control(node.endpoint, encode_messages([change]))

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 from pixiu.cli.inbox import Entry, Lane, lane_json, table
 from pixiu.cli.inbox_tables import dead_letter_json, dead_letter_table, device_table, unread_json
 from pixiu.cli.main import app
+from pixiu.client.dead_letters import DeadLetter
 from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState
 from pixiu.client.inbox_pages import take as _take
 from pixiu.client.message import message_of
-from pixiu.dead_letters import DeadLetter
 from pixiu.ids import UIN, msg_id, snowflake
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 
 runner = CliRunner()

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from pixiu.ids import uin_of_name
-from pixiu.record import Record, decode, split
+from pixiu.wire.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from tests.client.fake_inboxes import FakeInboxes
 from tests.client.fake_mailer import FakeMailer

@@ -9,10 +9,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixiu.envelope import AGAIN, GAP, encode
 from pixiu.ids import msg_id, snowflake
-from pixiu.record import Kind
-from pixiu.record import encode as record_of
+from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.record import Kind
+from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import wire_pb2
 
 WINDOW = 64

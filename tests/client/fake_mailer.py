@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pixiu.record import Record, decode, split
+from pixiu.wire.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
 

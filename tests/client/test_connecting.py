@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 import pytest
 
 import pixiu
-from pixiu.client.channels import Channels
 from pixiu.client.directory import ProxyDirectory
 from pixiu.client.options import ClientOptions, OptionOverrides
 from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, Unavailable
+from pixiu.rpc.channels import Channels
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 

@@ -28,15 +28,15 @@ from pi.streams import message_of as pi_reply_of
 from pi.streams import reads_of
 from pixiu.client import inbox_pages as pages
 from pixiu.client import stores as stores_module
+from pixiu.client.dead_letters import dead_letter_uin, encode
 from pixiu.client.inbox_pages import DeadLetterEntry, Entry, Lane
 from pixiu.client.inbox_view import InboxView
 from pixiu.client.stores import Stores, refusal
-from pixiu.dead_letters import dead_letter_uin, encode
 from pixiu.errors import InvalidArgument, LimitError, NotServed, OldSession, TooManyDevices, Unavailable, UnknownDevice
 from pixiu.ids import device_of_name, snowflake
-from pixiu.record import Kind
-from pixiu.record import encode as record_of
-from pixiu.stores import operations
+from pixiu.wire import inbox_operations
+from pixiu.wire.record import Kind
+from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2
 from tests.pi.memory import Replica
 from tests.support.pi import appends, message
@@ -133,11 +133,13 @@ def bodies(lane: Lane) -> list[bytes]:
 
 def test_operations_are_those_that_lie_in_pis_log() -> None:
     tablet = device_of_name("tablet")
-    assert decode(operations.encode_add_device(7, tablet)) == [AddDevice(7, operations.client_id(tablet))]
-    assert decode(operations.encode_drop_device(7, 3)) == [DropDevices(USER_DEVICE.pack(7, 3))]
-    assert decode(operations.encode_opens([(7, 3)])) == [OpenSessions(USER_DEVICE.pack(7, 3))]
-    assert decode(operations.encode_acknowledges([(7, 3, 9, 1, 44, 0)])) == [Acknowledges(ACKNOWLEDGE.pack(7, 3, 1, 9, 44, 0))]
-    assert decode(operations.encode_delete(7, 1, 3, 9)) == [Deletes(DELETE.pack(7, 1, 3, 9))]
+    assert decode(inbox_operations.encode_add_device(7, tablet)) == [AddDevice(7, inbox_operations.client_id(tablet))]
+    assert decode(inbox_operations.encode_drop_device(7, 3)) == [DropDevices(USER_DEVICE.pack(7, 3))]
+    assert decode(inbox_operations.encode_opens([(7, 3)])) == [OpenSessions(USER_DEVICE.pack(7, 3))]
+    assert decode(inbox_operations.encode_acknowledges([(7, 3, 9, 1, 44, 0)])) == [
+        Acknowledges(ACKNOWLEDGE.pack(7, 3, 1, 9, 44, 0))
+    ]
+    assert decode(inbox_operations.encode_delete(7, 1, 3, 9)) == [Deletes(DELETE.pack(7, 1, 3, 9))]
 
 
 async def test_pages_go_forward_and_back_and_leave_out_what_was_deleted(cluster: Cluster, view: InboxView) -> None:
@@ -162,7 +164,7 @@ async def test_acknowledging_is_of_a_device_of_its_own_and_unread_counts_are_of_
     cluster.put(7, *(mail(number, b"%d" % number) for number in range(1, 5)))
     cluster.replica.apply(OpenSessions(USER_DEVICE.pack(7, 0)))
     found = await view.acknowledge(7, 1, 3, "desk")
-    assert (found.client_id, found.up_to, found.unread) == (operations.client_id(device_of_name("desk")), 3, 1)
+    assert (found.client_id, found.up_to, found.unread) == (inbox_operations.client_id(device_of_name("desk")), 3, 1)
     assert await view.acknowledge(7, 1, 2, "desk") == found, "a cursor does not go back"
     first, normal = await view.unread(7)
     assert [(device.number, device.unread, device.counts) for device in normal.devices] == [(0, 4, True), (found.number, 1, True)]
@@ -278,11 +280,11 @@ async def test_the_leader_is_found_among_replicas_that_refuse_or_end(monkeypatch
     found = Stores(TARGET, leader_s=30.0)
     found._discovery = SimpleNamespace(view=Layouts(*addresses))  # type: ignore[assignment]
     try:
-        assert await found.change(7, operations.encode_delete(7, 1, 1, 1)) == [4]
+        assert await found.change(7, inbox_operations.encode_delete(7, 1, 1, 1)) == [4]
         assert (follower.asked, leader.asked) == (2, 2)
         leader.replies = [pi_pb2.PiReply(results=[-9])]
         with pytest.raises(LimitError):
-            await found.change(7, operations.encode_delete(7, 1, 1, 1))
+            await found.change(7, inbox_operations.encode_delete(7, 1, 1, 1))
         leader.replies = [pi_pb2.PiReply(reads=[pi_pb2.PiReadReply(code="STATE_DAMAGED")])]
         with pytest.raises(Exception, match="STATE_DAMAGED"):
             await found.read(7, [pi_pb2.PiRead(uin=7, peek=True)])

@@ -11,7 +11,7 @@ import pytest
 import pixiu
 from pixiu.errors import InboxFull, InvalidArgument, NotServed, OutcomeUnknown, Overloaded, TooManyReceivers, Unavailable
 from pixiu.ids import snowflake_worker
-from pixiu.record import Kind
+from pixiu.wire.record import Kind
 from pixiu.wire.v1 import mail_pb2
 
 

@@ -16,8 +16,8 @@ from pixiu.client.mail import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.ids import snowflake
-from pixiu.mailing import GENERATION_EPOCH_S
-from pixiu.record import Kind, encode
+from pixiu.wire.inbox_appends import GENERATION_EPOCH_S
+from pixiu.wire.record import Kind, encode
 
 PROXIES = ("a:1", "b:1")
 CLOCK_S = GENERATION_EPOCH_S + 5000.0

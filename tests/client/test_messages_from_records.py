@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pixiu.client.message import message_of, messages_of
 from pixiu.ids import snowflake, snowflake_time_ms
-from pixiu.record import STAMP, Flag, Kind, decode, encode, with_topic
+from pixiu.wire.record import STAMP, Flag, Kind, decode, encode, with_topic
 
 EXTENSIONS = st.binary(max_size=40)
 BODIES = st.binary(max_size=200)

@@ -13,7 +13,7 @@ import pixiu
 from pixiu.client.streams import Receipt
 from pixiu.errors import InvalidArgument, NotConnected, Overloaded, RecordTooLarge, Unavailable
 from pixiu.ids import snowflake_time_ms, snowflake_worker, topic_room
-from pixiu.record import Flag, Kind
+from pixiu.wire.record import Flag, Kind
 from pixiu.wire.v1 import wire_pb2
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import pixiu
+from pixiu.client.dead_letters import dead_letter_uin, decode
 from pixiu.client.inbox import Inbox, Mail
-from pixiu.dead_letters import dead_letter_uin, decode
 from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from pixiu.ids import MAX_ID, snowflake, uin_of_name
-from pixiu.record import Kind
-from pixiu.record import encode as record_of
+from pixiu.wire.record import Kind
+from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import wire_pb2
 from tests.client.fake_inboxes import SENT_MS, WINDOW
 

@@ -13,7 +13,7 @@ import pixiu
 from pixiu.client.subscriber import Subscription
 from pixiu.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
 from pixiu.ids import snowflake, topic_room, uin_of_name
-from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.wire.record import Flag, Kind, encode, with_topic
 from pixiu.wire.v1 import wire_pb2
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]

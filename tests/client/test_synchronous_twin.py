@@ -10,7 +10,7 @@ import pytest
 import pixiu
 from pixiu.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
 from pixiu.ids import snowflake
-from pixiu.record import Flag, Kind, encode
+from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2
 
 

@@ -12,7 +12,7 @@ import pixiu
 from pixiu.client.sync import SyncUser
 from pixiu.errors import InvalidArgument, NotConnected, Offline, Unavailable
 from pixiu.ids import snowflake
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]

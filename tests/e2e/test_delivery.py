@@ -18,8 +18,8 @@ import pytest
 import pixiu
 from pixiu.cli.inbox import read_inbox
 from pixiu.client.mail_writer import MailReceipt, MailWriter
-from pixiu.envelope import AGAIN, GAP, split
-from pixiu.record import decode
+from pixiu.wire.envelope import AGAIN, GAP, split
+from pixiu.wire.record import decode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import until

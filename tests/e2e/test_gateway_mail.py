@@ -14,13 +14,13 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from pixiu.devices import device_key
+from cluster.membership.devices import device_key
 from pixiu.discovery.node import Node
-from pixiu.envelope import AGAIN, GAP, Delivery, encode, split
 from pixiu.ids import device_class_of_name, device_of_name
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.record import Kind
-from pixiu.record import encode as record_of
+from pixiu.wire.envelope import AGAIN, GAP, Delivery, encode, split
+from pixiu.wire.record import Kind
+from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
 from tests.support.roles import WAIT_S, Roles, at_least, until
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import pixiu
+from pixiu.client.dead_letters import dead_letter_uin, encode
 from pixiu.client.inbox_view import InboxView
-from pixiu.dead_letters import dead_letter_uin, encode
 from pixiu.ids import device_of_name
-from pixiu.stores.operations import client_id
+from pixiu.wire.inbox_operations import client_id
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import until
 

@@ -23,7 +23,7 @@ from statistics import median
 import pytest
 
 import pixiu
-from pixiu.links.head import RECORDS
+from cluster.links.head import RECORDS
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.fleet import WAIT_S, Fleet, Player, until

@@ -21,7 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 import pixiu
 from gateway.signal_table import folder_name
 from pixiu.ids import snowflake
-from pixiu.record import Flag, Kind, encode
+from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, wait_for
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.links.head import ACKNOWLEDGEMENT, CONTROL, FLAG_ANY_DESTINATION, HEARTBEAT, RECORDS, Codec, join_control
+from cluster.links.sender import Address
 from pixiu.ids import EndpointID
-from pixiu.links.head import ACKNOWLEDGEMENT, CONTROL, FLAG_ANY_DESTINATION, HEARTBEAT, RECORDS, Codec, join_control
-from pixiu.links.sender import Address
 from pixiu.wire.v1.control_pb2 import Heartbeat
-from tests.links.world import Node, World, make_record
+from tests.cluster.links.world import Node, World, make_record
 
 pytestmark = pytest.mark.fuzz
 

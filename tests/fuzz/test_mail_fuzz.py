@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pixiu.ids import MAX_ID, snowflake
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from proxy.mail import MailCore
 from proxy.mail_events import (
     Appended,

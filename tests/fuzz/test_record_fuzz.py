@@ -12,7 +12,7 @@ from gateway.core import Core as GatewayCore
 from gateway.events import EndOfTurn, RecordsArrived
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
-from pixiu.record import Record, crc_ok, decode, encode, offsets, split
+from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
 from proxy.core import Core as ProxyCore
 from proxy.events import BatchForwarded, BrokersChanged, Replica
 

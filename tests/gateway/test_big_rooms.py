@@ -18,8 +18,8 @@ from gateway.events import (
     SendMembership,
 )
 from pixiu.ids import EndpointID
-from pixiu.record import Kind, decode, encode
-from pixiu.vrooms import VROOMS, VRooms, vrooms_of, with_key
+from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
+from pixiu.wire.record import Kind, decode, encode
 
 BIG = 1000
 

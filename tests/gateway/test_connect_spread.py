@@ -8,9 +8,9 @@ import socket
 from typing import Any
 
 from gateway.mqtt import CONNECT_SPREAD_S, MQTTConnection
-from gateway.slow import SlowConsumers
+from gateway.slow_consumers import SlowConsumers
 from pixiu.mqtt.server import SessionLimits
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
 
 
 class Options:

@@ -24,7 +24,7 @@ from gateway.events import (
     Tick,
 )
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance, topic_room
-from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 R1, R2, P1, P2 = EndpointID(101), EndpointID(102), EndpointID(201), EndpointID(202)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.membership.anti_entropy import Puller
+from cluster.membership.devices import Devices, connection_of, device_key
+from cluster.membership.digest import bucket_of
+from cluster.membership.lww_map import Update
 from gateway.core import Core
 from gateway.events import (
     Answer,
@@ -27,13 +31,9 @@ from gateway.events import (
     Settled,
     Tick,
 )
-from pixiu.devices import Devices, connection_of, device_key
-from pixiu.digest import bucket_of
-from pixiu.healing import Keeper
-from pixiu.hybridclock import COUNT_BITS
+from gateway.hybrid_clock import COUNT_BITS
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance
-from pixiu.record import Flag, Kind, encode
-from pixiu.softstore import Change
+from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import control_pb2
 
 ROUTER, R1, R2 = EndpointID(101), EndpointID(201), EndpointID(202)
@@ -63,15 +63,15 @@ def to_relays(effects: list[Effect]) -> list[SendMembership]:
     return [effect for effect in effects if isinstance(effect, SendMembership) and effect.peer != ROUTER]
 
 
-def said(effects: list[Effect]) -> list[Change]:
+def said(effects: list[Effect]) -> list[Update]:
     return [message for effect in to_relays(effects) for message in effect.messages]
 
 
-def pair(change: Change) -> tuple[int, int]:
+def pair(change: Update) -> tuple[int, int]:
     return change.room, change.uin
 
 
-def confirmed(core: Core, changes: list[Change], newer: dict[int, int] | None = None, peer: EndpointID = R1) -> list[Effect]:
+def confirmed(core: Core, changes: list[Update], newer: dict[int, int] | None = None, peer: EndpointID = R1) -> list[Effect]:
     event = Confirmed(peer, [change.id for change in changes], list((newer or {}).items()))
     return turn(core, event, now=1.5)
 
@@ -245,7 +245,7 @@ def test_a_relay_that_lists_what_is_here_gets_it_with_connect_times() -> None:
     request.buckets.add(bucket=bucket_of(7))
     (answer,) = core.step(HealingReceived(R1, control_pb2.Control(listing_request=request), relay=True), 2.0)
     assert isinstance(answer, SendControl)
-    keeper = Keeper(relay, 1.0)
+    keeper = Puller(relay, 1.0)
     for message in answer.messages:
         keeper.take(EndpointID(1), control_pb2.Control.FromString(message), 2.0, own_word=True)
     assert [(c.key, c.connect_time) for c in relay.connections(7)] == [(KEY, WALL_MS << COUNT_BITS)]

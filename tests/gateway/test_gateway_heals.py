@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.membership.digest import Rule
+from cluster.membership.lww_map import LwwMap, Update
 from gateway.core import Core
 from gateway.events import (
     Closed,
@@ -22,11 +24,9 @@ from gateway.events import (
     SendMembership,
 )
 from gateway.feedback import MAX_ROOMS, Feedback
-from gateway.presence import FEW_MEMBERS, REPEAT_S
-from pixiu.digest import Rule
+from gateway.membership_reporter import FEW_MEMBERS, REPEAT_S
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Kind, encode
-from pixiu.softstore import Change, Membership
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2
 
 R1, R2 = EndpointID(101), EndpointID(102)
@@ -104,9 +104,9 @@ def test_the_answer_to_a_heartbeat_tells_what_is_here_of_the_routers_rooms() -> 
     for uin, room in ((7, 42), (8, 42), (7, 43)):
         join(core, uin, room)
     turn(core, Closed(8, 2))
-    twin = Membership()
+    twin = LwwMap()
     own = [(gateway_msg_id(INSTANCE, GENERATION, n), room) for n, room in ((1, 42), (3, 43))]
-    twin.apply([Change(id_, room, 7, True) for id_, room in own], 0.0)
+    twin.apply([Update(id_, room, 7, True) for id_, room in own], 0.0)
     for rule in (Rule(0, 2), Rule(1, 2), Rule(0, 1)):
         state = core.heartbeat(*rule)
         wanted = twin.digest.total(rule)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from cluster.membership.devices import connection_of, device_key
 from gateway.core import Core
 from gateway.events import (
     AcknowledgementsDue,
@@ -29,13 +30,12 @@ from gateway.events import (
     WriteMail,
 )
 from gateway.mail import SPARE_DEVICES, Acknowledgement, read_batch
-from pixiu.devices import connection_of, device_key
-from pixiu.envelope import AGAIN, GAP, Delivery, encode
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.record import Kind
-from pixiu.record import encode as record_of
+from pixiu.wire.envelope import AGAIN, GAP, Delivery, encode
+from pixiu.wire.record import Kind
+from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.connections import Backlog
+from gateway.backlog import Backlog
 from gateway.mail_queue import MAX_RANGES, MAX_WAITING, OVERRUN, MailQueue, acknowledged_ranges
 from gateway.mqtt import WRITE_BYTES, MQTTConnection
 from gateway.subscriber import MAX_BATCH_BYTES, _Stream
-from pixiu.envelope import AGAIN, Delivery, split
 from pixiu.errors import InvalidArgument
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
-from pixiu.record import Kind, encode
+from pixiu.wire.envelope import AGAIN, Delivery, split
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
 
 

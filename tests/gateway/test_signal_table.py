@@ -12,11 +12,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cluster.runtime import shared_memory
 from gateway.options import Options
 from gateway.signal_table import MAX_A_TRANSACTION, SharedTable, folder_name, open_table
 from gateway.signals import MemoryTable
 from pixiu.errors import ConfigurationError
-from pixiu.runtime import shared_memory
 
 MIB = 1 << 20
 

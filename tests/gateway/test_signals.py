@@ -19,7 +19,7 @@ from gateway.events import (
 )
 from gateway.signals import MAX_SIGNALS_A_TURN, Identity, MemoryTable, SignalTable
 from pixiu.ids import EndpointID, topic_room
-from pixiu.record import Flag, Kind, encode, with_topic
+from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 P1, P2 = EndpointID(201), EndpointID(202)
 

@@ -13,8 +13,8 @@ import pytest
 from gateway import trace_files
 from gateway.trace_files import TraceFiles, TraceWriter, open_traces
 from pixiu.errors import ConfigurationError
-from pixiu.record import Kind, encode
-from pixiu.trace import Hop, Stamp, as_traced, with_stamp
+from pixiu.wire.record import Kind, encode
+from pixiu.wire.trace import Hop, Stamp, as_traced, with_stamp
 
 
 def trace(number: int) -> bytes:

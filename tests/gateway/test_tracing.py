@@ -12,9 +12,9 @@ from gateway.core import Core
 from gateway.events import Deliver, Effect, EndOfTurn, Join, KeepTraces, Opened, RecordsArrived
 from gateway.traces import MAX_TRACES_A_TURN
 from pixiu.ids import topic_room
-from pixiu.record import Flag, Kind, decode, encode, split, with_topic
-from pixiu.trace import Hop, Stamp, Tracer, as_traced, stamps_of, with_stamp
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.record import Flag, Kind, decode, encode, split, with_topic
+from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of, with_stamp
 
 BROKER = Stamp(Hop.BROKER, 1, 4, 10, 20)
 

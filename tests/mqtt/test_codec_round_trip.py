@@ -28,7 +28,7 @@ from pixiu.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from pixiu.record import with_topic
+from pixiu.wire.record import with_topic
 
 TO_SERVER: list[Packet] = [
     Connect(""),

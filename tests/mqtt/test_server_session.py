@@ -43,7 +43,7 @@ from pixiu.mqtt.packets import (
 )
 from pixiu.mqtt.server import TABLE, Event, ServerSession, SessionLimits, State
 from pixiu.mqtt.topics import Refusal
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
 
 
 def send(session: ServerSession, *packets: Packet, now: float = 1.0) -> list[Effect]:

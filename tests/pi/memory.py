@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from cluster.replication.model import Entry
 from pi.operations import ENTRY_KIND, Operation, encode
 from pi.state import Results, State
-from pi.table import Store
-from pixiu.replication.model import Entry
+from pi.unwritten import Store
 
 HOUR = 3600
 START_S = 100 * 24 * HOUR

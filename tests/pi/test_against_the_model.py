@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.replication.model import Entry
 from pi.operations import (
     ACKNOWLEDGE,
     APPEND,
@@ -33,8 +34,7 @@ from pi.operations import (
 )
 from pi.state import State
 from pi.store import StateStore
-from pi.table import Store
-from pixiu.replication.model import Entry
+from pi.unwritten import Store
 from tests.pi.memory import HOUR, START_S, MemoryStore, at_us
 from tests.pi.model import Model
 

@@ -28,8 +28,8 @@ from pi.operations import (
 from pi.options import Options
 from pi.ranges import Ranges
 from pi.reading import unread_by
-from pixiu.cursor import Cursor
 from pixiu.errors import MalformedData
+from pixiu.wire.cursor import Cursor
 from relay.delivery.events import Listing
 from relay.delivery.window import Lane
 from tests.pi.memory import HOUR, MemoryStore, Replica

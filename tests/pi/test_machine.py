@@ -12,11 +12,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cluster.replication.model import Entry
 from pi.machine import Machine
 from pi.operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from pi.store import FILE_NAME
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
-from pixiu.replication.model import Entry
 from tests.pi.memory import START_S, at_us
 from tests.support.disks import small_disk
 from tests.support.pi import appends, message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.replication.model import Entry, EntryKind
 from pi import expiry
 from pi.keys import entry_key, index_key
 from pi.operations import (
@@ -25,9 +26,8 @@ from pi.operations import (
     encode,
 )
 from pi.state import Refusal
-from pixiu.cursor import Cursor
 from pixiu.errors import MalformedData, StateDamaged
-from pixiu.replication.model import Entry, EntryKind
+from pixiu.wire.cursor import Cursor
 from tests.pi.memory import HOUR, MemoryStore, Replica
 from tests.support.pi import acknowledges, appends, message
 

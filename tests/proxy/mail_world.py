@@ -18,7 +18,7 @@ from pixiu.client.mail import Effect as SenderEffect
 from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import msg_id, snowflake
-from pixiu.record import Kind, encode, split
+from pixiu.wire.record import Kind, encode, split
 from proxy.mail import MailCore
 from proxy.mail_events import (
     Answer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pixiu.ids import EndpointID
-from pixiu.record import Kind, encode
-from pixiu.vrooms import VROOMS, VRooms, vrooms_of, with_key
+from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
+from pixiu.wire.record import Kind, encode
 from proxy.big_rooms import MAX_SWEEP_BYTES
 from proxy.core import Core
 from proxy.events import (

@@ -10,10 +10,10 @@ import pytest
 from pi.operations import APPEND, Appends, Fanout, decode
 from pi.operations import Writer as PiWriter
 from pi.operations import encode as encode_operations
-from pixiu import mailing
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
-from pixiu.record import Flag, Kind, encode
+from pixiu.wire import inbox_appends
+from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -140,15 +140,15 @@ class Pipeline:
 def test_appends_travel_as_pi_reads_them() -> None:
     pairs = [(11, 1), (12, 2)]
     items = b"".join(APPEND.pack(*pair) for pair in pairs)
-    assert mailing.encode_appends(9, 70, 3, [11, 12], [1, 2]) == encode_operations([Appends(PiWriter(9, 70, 3), items)])
+    assert inbox_appends.encode_appends(9, 70, 3, [11, 12], [1, 2]) == encode_operations([Appends(PiWriter(9, 70, 3), items)])
     fanout = Fanout(PiWriter(9, 70, 3), 11, b"".join(uin.to_bytes(8, "little") for uin in (1, 2, 3)))
-    assert mailing.encode_fanout(9, 70, 3, 11, (1, 2, 3)) == encode_operations([fanout])
+    assert inbox_appends.encode_fanout(9, 70, 3, 11, (1, 2, 3)) == encode_operations([fanout])
 
 
 def test_generations_grow_and_begin_at_the_time() -> None:
-    assert mailing.next_generation(0, mailing.GENERATION_EPOCH_S + 1000) == 1000
-    assert mailing.next_generation(1000, mailing.GENERATION_EPOCH_S + 1000) == 1001
-    assert mailing.next_generation(5, 0) == 6
+    assert inbox_appends.next_generation(0, inbox_appends.GENERATION_EPOCH_S + 1000) == 1000
+    assert inbox_appends.next_generation(1000, inbox_appends.GENERATION_EPOCH_S + 1000) == 1001
+    assert inbox_appends.next_generation(5, 0) == 6
 
 
 def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:

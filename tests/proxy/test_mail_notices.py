@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pixiu.partition import rendezvous
+from pixiu.placement.partition import rendezvous
 from proxy import mail_notices
 from proxy.mail_events import InboxesGrew
 from proxy.mail_notices import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous
-from pixiu.record import Flag, Kind, encode
+from pixiu.placement.partition import rendezvous
+from pixiu.wire.record import Flag, Kind, encode
 from proxy.core import Core
 from proxy.events import (
     BatchForwarded,

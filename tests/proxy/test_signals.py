@@ -8,9 +8,9 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
-from pixiu.partition import rendezvous_order
-from pixiu.record import Flag, Kind, encode
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.partition import rendezvous_order
+from pixiu.wire.record import Flag, Kind, encode
 from proxy.core import Core
 from proxy.events import (
     BatchForwarded,

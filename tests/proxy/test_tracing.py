@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pixiu.ids import EndpointID
-from pixiu.record import Flag, Kind, encode
-from pixiu.trace import Hop, Sampler, Stamp, Tracer, as_traced, stamps_of, with_stamp
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.record import Flag, Kind, encode
+from pixiu.wire.trace import Hop, Sampler, Stamp, Tracer, as_traced, stamps_of, with_stamp
 from proxy.core import Core
 from proxy.events import BatchForwarded, BatchPublished, BrokersChanged, PublisherOpened, Replica, Reply, SendRecords, Settled
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.membership.devices import connected, device_key
+from cluster.membership.lww_map import Update
 from pi.operations import decode
 from pi.state import Refusal
-from pixiu.devices import connected, device_key
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
-from pixiu.envelope import Delivery, split
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
-from pixiu.record import Kind, encode
-from pixiu.softstore import Change
+from pixiu.wire.envelope import Delivery, split
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from relay.mail_devices import TrackedDevices
 from relay.mail_service import MailService
@@ -214,7 +214,7 @@ class World:
     def logout(self, device: int = 70) -> None:
         """It goes."""
         self._count += 1
-        self.devices.apply([Change(gateway_msg_id(INSTANCE, 1, self._count), UIN, device_key(device, 0), False)], 0.0)
+        self.devices.apply([Update(gateway_msg_id(INSTANCE, 1, self._count), UIN, device_key(device, 0), False)], 0.0)
 
     def store(self, size: int = 10) -> tuple[int, int, bytes]:
         """A mail, in Xiu and Pi: InboxSeq, MsgID, record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pixiu.envelope import GAP, encode
+from pixiu.wire.envelope import GAP, encode
 from relay.gateway_streams import MAX_MESSAGE_BYTES, Outbox
 from relay.mail_devices import Place
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pi import operations as op
-from pixiu.stores.operations import MAX_READ_ENTRIES, MAX_READS, encode_acknowledges, encode_add_device, encode_opens
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, encode_acknowledges, encode_add_device, encode_opens
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery.events import Asked, Failure, Listing, Missing, Read
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of

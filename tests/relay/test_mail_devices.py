@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pixiu.devices import Connection, connected, device_key
+from cluster.membership.devices import Connection, connected, device_key
+from cluster.membership.lww_map import Update
 from pixiu.ids import gateway_msg_id
-from pixiu.softstore import Change
 from relay.delivery.events import Device, Failure, Login
 from relay.mail_devices import LATER_S, MAX_ASKED, NUMBER_AGE_S, REFUSED_S, Looked, MailDevices, TrackedDevices
 
@@ -36,7 +36,7 @@ class Relay:
     def logout(self, uin: int, device: int, instance: int = 1) -> None:
         """A gateway says so."""
         self._counter += 1
-        self.data.apply([Change(gateway_msg_id(instance, 1, self._counter), uin, device_key(device, 3), False)], self.now)
+        self.data.apply([Update(gateway_msg_id(instance, 1, self._counter), uin, device_key(device, 3), False)], self.now)
 
     def look(self) -> Looked:
         """What changed."""

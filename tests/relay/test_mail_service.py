@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from pixiu.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import AGAIN, GAP, encode
 from pixiu.wire.v1 import delivery_pb2
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.roles import until

@@ -7,11 +7,9 @@ from typing import TypeVar
 
 import pytest
 
-from pixiu.addressed import address, uin_list
-from pixiu.devices import Devices, LoginPolicy, connected, device_key
-from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Flag, Kind, encode
-from pixiu.replicas.events import (
+from cluster.membership.devices import Devices, LoginPolicy, connected, device_key
+from cluster.membership.lww_map import Update, decode_messages
+from cluster.membership.replica_events import (
     BecomeRunning,
     ClusterChanged,
     Effect,
@@ -32,13 +30,15 @@ from pixiu.replicas.events import (
     TakeSnapshot,
     Tick,
 )
-from pixiu.replicas.state import State
-from pixiu.softstore import Change, decode_messages
-from pixiu.trace import Hop, Tracer, as_traced, stamps_of
+from cluster.membership.replica_state import State
+from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.wire.record import Flag, Kind, encode
+from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
+from pixiu.wire.uin_list import address, uin_list
 from pixiu.wire.v1 import control_pb2
-from relay.contests import Contests
 from relay.core import Core
 from relay.events import RecordsReceived, Relayed, SendRecords
+from relay.login_conflicts import Contests
 
 ME, PEER, OTHER = EndpointID(10), EndpointID(11), EndpointID(12)
 PROXY, GATEWAY, SECOND = EndpointID(20), EndpointID(30), EndpointID(31)
@@ -75,11 +75,11 @@ def running(*replicas: Replica, partitions: int = 1, policy: LoginPolicy = Login
     return core
 
 
-def connect(counter: int, uin: int = 7, instance: int = 3, device: int = 1, time: int = 100, chat: bool = True) -> Change:
+def connect(counter: int, uin: int = 7, instance: int = 3, device: int = 1, time: int = 100, chat: bool = True) -> Update:
     return connected(gateway_msg_id(instance, 1, counter), uin, device, time, chat=chat)
 
 
-def tell(core: Core, *changes: Change, peer: EndpointID = GATEWAY, now: float = 1.0) -> list[Effect]:
+def tell(core: Core, *changes: Update, peer: EndpointID = GATEWAY, now: float = 1.0) -> list[Effect]:
     return core.step(MessagesReceived(peer, list(changes)), now)
 
 
@@ -381,7 +381,7 @@ def test_a_word_that_was_lost_is_said_again_until_the_login_is_gone() -> None:
     word = [(GATEWAY, 1, 100, control_pb2.REASON_MOVED)]
     assert settled(core, 10.0) == word
     assert replaced(core.step(Tick(), 200.0)) == word
-    tell(core, Change(gateway_msg_id(3, 1, 9), 7, 1, False), now=201.0)
+    tell(core, Update(gateway_msg_id(3, 1, 9), 7, 1, False), now=201.0)
     assert replaced(core.step(Tick(), 300.0)) == []
     assert len(core.contests) == 0
 
@@ -412,11 +412,11 @@ def test_what_may_stay_together_is_looked_at_once() -> None:
 
 
 def test_the_users_that_are_looked_at_again_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.contests.MAX_CONTESTED", 2)
+    monkeypatch.setattr("relay.login_conflicts.MAX_CONTESTED", 2)
     contests = Contests(Devices(), 1.0)
     contests.note([1, 2, 3], 0.0)
     assert len(contests) == 2
-    monkeypatch.setattr("pixiu.devices.MAX_TOGETHER", 1)
+    monkeypatch.setattr("cluster.membership.devices.MAX_TOGETHER", 1)
     devices = Devices()
     devices.apply([connect(1, uin=8), connect(2, uin=8, device=2), connect(3, uin=9), connect(4, uin=9, device=2)], 0.0)
     assert devices.take_together() == [8]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pixiu.devices import Devices, connected
+from cluster.membership.devices import Devices, connected
+from cluster.membership.lww_map import Key, Update, logins
+from cluster.membership.replica_store import ReplicaStore, Write
 from pixiu.ids import gateway_msg_id
-from pixiu.replicas.store import ReplicaStore, Write
-from pixiu.softstore import Change, Key, logins
 
 KEY = 12 << 48 | 65_535
 CONNECT = connected(gateway_msg_id(3, 1, 1), 7, KEY, 1 << 60, chat=True)
-PLAIN = Change(gateway_msg_id(3, 1, 2), 8, 5, True)
-GONE = Change(gateway_msg_id(4, 1, 3), 9, 1, False)
+PLAIN = Update(gateway_msg_id(3, 1, 2), 8, 5, True)
+GONE = Update(gateway_msg_id(4, 1, 3), 9, 1, False)
 
 
 def loaded(folder: Path) -> Devices:

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import pytest
 
-from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.replicas.core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
-from pixiu.replicas.events import (
+from cluster.membership.forwards import MAX_TRIES
+from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.replica_core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
+from cluster.membership.replica_events import (
     BecomeRunning,
     ClusterChanged,
     Effect,
@@ -38,9 +39,8 @@ from pixiu.replicas.events import (
     TakeSnapshot,
     Tick,
 )
-from pixiu.replicas.forwards import MAX_TRIES
-from pixiu.replicas.state import State
-from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
+from cluster.membership.replica_state import State
+from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core
 
@@ -55,8 +55,8 @@ def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def login(counter: int, room: int, uin: int = 7, generation: int = 1) -> Change:
-    return Change(gateway_msg_id(INSTANCE, generation, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7, generation: int = 1) -> Update:
+    return Update(gateway_msg_id(INSTANCE, generation, counter), room, uin, True)
 
 
 def view(
@@ -87,8 +87,8 @@ def subscribe(core: Core, broker: EndpointID, partition: int = 0, partitions: in
     assert of(ServeSnapshot, effects)
 
 
-def body(effect: SendControl) -> list[Change]:
-    found: list[Change] = []
+def body(effect: SendControl) -> list[Update]:
+    found: list[Update] = []
     for data in effect.messages:
         found += decode_messages(control_pb2.Control.FromString(data).gateway_messages)
     return found
@@ -112,8 +112,8 @@ def notices(effects: Iterable[Effect]) -> list[tuple[EndpointID, int]]:
     ]
 
 
-def contents(chunks: Iterable[Chunk]) -> Membership:
-    membership = Membership()
+def contents(chunks: Iterable[Chunk]) -> LwwMap:
+    membership = LwwMap()
     for chunk in chunks:
         membership.merge(chunk, 0.0)
     return membership
@@ -218,7 +218,7 @@ def test_a_broker_that_cannot_be_reached_loses_its_subscription_and_the_gateway_
 
 def test_malformed_messages_are_counted_and_the_others_taken() -> None:
     core = running()
-    effects = core.step(MessagesReceived(GATEWAY, [Change(0, 1, 1, True), Change(1 << 63, 1, 1, True), login(1, 42)]), 1.0)
+    effects = core.step(MessagesReceived(GATEWAY, [Update(0, 1, 1, True), Update(1 << 63, 1, 1, True), login(1, 42)]), 1.0)
     assert confirmed(effects) == [login(1, 42).id]
     assert core.counters.messages_malformed == 2
 
@@ -397,7 +397,7 @@ def test_a_peer_that_missed_something_is_told_so_and_takes_a_snapshot() -> None:
     assert core.step(SubscriptionReply(PEER, False), 1.0) == [TakeSnapshot(PEER, 0, 1)]
     assert core.step(SubscriptionReply(PEER, False), 1.1) == []
     subscribe(core, BROKER, now=1.2)
-    entry = Membership()
+    entry = LwwMap()
     entry.apply([login(8, 42)], 0.0)
     (chunk,) = entry.snapshot()
     effects = core.step(SnapshotChunk(PEER, chunk), 1.5)
@@ -420,8 +420,8 @@ def test_a_snapshot_that_broke_off_is_taken_again_though_the_peer_counts_us_as_s
 # --- start-up (seed 004 §5.2 steps 2, 3, 7, 8, 9; DESIGN section 10)
 
 
-def snapshot_of(*changes: Change) -> Chunk:
-    membership = Membership()
+def snapshot_of(*changes: Update) -> Chunk:
+    membership = LwwMap()
     membership.apply(changes, 0.0)
     (chunk,) = membership.snapshot()
     return chunk

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import pytest
 
-from pixiu.digest import Rule
-from pixiu.healing import Holder, encode_absence, is_healing
-from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
-from pixiu.replicas.contact import OUT_OF_CONTACT_S
-from pixiu.replicas.events import (
+from cluster.membership.anti_entropy import Source, encode_absence, is_anti_entropy
+from cluster.membership.digest import Rule
+from cluster.membership.isolation import OUT_OF_CONTACT_S
+from cluster.membership.lww_map import Key, LwwMap, Update, decode_messages
+from cluster.membership.replica_events import (
     AbsenceReceived,
     BecomeInit,
     BecomeRunning,
@@ -33,8 +33,8 @@ from pixiu.replicas.events import (
     TakeSnapshot,
     Tick,
 )
-from pixiu.replicas.state import State
-from pixiu.softstore import Change, Key, Membership, decode_messages
+from cluster.membership.replica_state import State
+from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core
 
@@ -56,8 +56,8 @@ def controls(effects: Iterable[Effect], peer: EndpointID) -> list[control_pb2.Co
     return [control_pb2.Control.FromString(message) for message in sent]
 
 
-def login(counter: int, room: int, uin: int = 7, generation: int = 1, instance: int = INSTANCE) -> Change:
-    return Change(gateway_msg_id(instance, generation, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7, generation: int = 1, instance: int = INSTANCE) -> Update:
+    return Update(gateway_msg_id(instance, generation, counter), room, uin, True)
 
 
 GATEWAYS = (Gateway(GATEWAY, INSTANCE, 1), Gateway(OTHER_GATEWAY, OTHER, 1))
@@ -79,17 +79,17 @@ def running(*replicas: Replica) -> Core:
 class Gate:
     """The holder in a gateway: what is on it, and its last ID."""
 
-    def __init__(self, *changes: Change, instance: int = INSTANCE, generation: int = 1) -> None:
-        self.own = Membership(tombstone_s=0.0)
+    def __init__(self, *changes: Update, instance: int = INSTANCE, generation: int = 1) -> None:
+        self.own = LwwMap(tombstone_s=0.0)
         self.own.apply(changes, 0.0)
         self.as_of = gateway_msg_id(instance, generation, 100)
-        self.holder = Holder(self.own, lambda asked, _: self.as_of if asked == instance else 0)
+        self.holder = Source(self.own, lambda asked, _: self.as_of if asked == instance else 0)
 
     def heartbeat(self, core: Core, now: float, peer: EndpointID = GATEWAY) -> list[Effect]:
         """One answer of the gateway, and all that follows."""
         effects = core.step(SubscriptionReply(peer, True, self.holder.digest(RULE, self.as_of)), now)
         every = list(effects)
-        while asked := [c for c in controls(effects, peer) if is_healing(c)]:
+        while asked := [c for c in controls(effects, peer) if is_anti_entropy(c)]:
             answers = [answer for control in asked for answer in self.holder.answer(control)]
             effects = [e for a in answers for e in core.step(HealingReceived(peer, control_pb2.Control.FromString(a)), now)]
             every += effects
@@ -109,7 +109,7 @@ def test_what_messages_lost_is_repaired_at_the_second_heartbeat_and_passed_on() 
     gate = Gate(login(2, 43), login(3, 44))
     assert of(Persist, gate.heartbeat(core, 1.0)) == []
     effects = gate.heartbeat(core, 2.0)
-    gone = Change(gate.as_of, 42, 7, False)
+    gone = Update(gate.as_of, 42, 7, False)
     assert [key for room in (42, 43, 44) for key in core.membership.live_keys(room)] == [Key(43, 7, 3), Key(44, 7, 3)]
     assert {c for persist in of(Persist, effects) for c in persist.puts} >= {gone, login(3, 44)}
     told = [c for control in controls(effects, BROKER) for c in decode_messages(control.gateway_messages)]
@@ -265,7 +265,7 @@ def test_feedback_drops_what_is_not_newer_and_goes_on_to_peers_and_brokers() -> 
     as_of = gateway_msg_id(INSTANCE, 1, 6)
     effects = core.step(AbsenceReceived(GATEWAY, as_of, [42]), 1.0)
     assert core.membership.live_keys(42) == [Key(42, 8, INSTANCE)]
-    assert [c.puts for c in of(Persist, effects)] == [[Change(as_of, 42, 7, False)]]
+    assert [c.puts for c in of(Persist, effects)] == [[Update(as_of, 42, 7, False)]]
     assert {e.peer: e.messages for e in of(SendControl, effects)} == {p: [encode_absence(as_of, [42])] for p in (PEER, BROKER)}
 
 

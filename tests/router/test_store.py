@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from cluster.membership.lww_map import Key, LwwMap, Update
+from cluster.membership.replica_store import ReplicaStore, StoreError, Write
 from pixiu.ids import gateway_msg_id
-from pixiu.replicas.store import ReplicaStore, StoreError, Write
-from pixiu.softstore import Change, Key, Membership
 
 MIB = 1 << 20
 
 
-def login(counter: int, room: int, uin: int = 7, instance: int = 3) -> Change:
-    return Change(gateway_msg_id(instance, 1, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7, instance: int = 3) -> Update:
+    return Update(gateway_msg_id(instance, 1, counter), room, uin, True)
 
 
-def loaded(store: ReplicaStore) -> Membership:
-    membership = Membership()
+def loaded(store: ReplicaStore) -> LwwMap:
+    membership = LwwMap()
     for chunk in store.load():
         membership.merge(chunk, 0.0)
     return membership
@@ -109,10 +109,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom pixiu.softstore import Change\n"
-        "from pixiu.replicas.store import ReplicaStore, Write\n"
+        "import os, sys\nfrom pathlib import Path\nfrom cluster.membership.lww_map import Update\n"
+        "from cluster.membership.replica_store import ReplicaStore, Write\n"
         "store = ReplicaStore('router', Path(sys.argv[1]), 1 << 24)\n"
-        "store.write([Write([Change(5, 42, 7, True)], [])], 1000)\n"
+        "store.write([Write([Update(5, 42, 7, True)], [])], 1000)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)

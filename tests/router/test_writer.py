@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.membership.lww_map import Key, LwwMap, Update
+from cluster.membership.replica_store import ReplicaStore
+from cluster.membership.store_writer import MAX_PENDING, StoreWriter
 from pixiu.ids import gateway_msg_id
-from pixiu.replicas.store import ReplicaStore
-from pixiu.replicas.writer import MAX_PENDING, StoreWriter
-from pixiu.softstore import Change, Key, Membership
 
 MIB = 1 << 20
 
 
-def login(counter: int, room: int, uin: int = 7) -> Change:
-    return Change(gateway_msg_id(3, 1, counter), room, uin, True)
+def login(counter: int, room: int, uin: int = 7) -> Update:
+    return Update(gateway_msg_id(3, 1, counter), room, uin, True)
 
 
-def content(folder: Path) -> Membership:
+def content(folder: Path) -> LwwMap:
     store = ReplicaStore("router", folder, 16 * MIB)
-    membership = Membership()
+    membership = LwwMap()
     for chunk in store.load():
         membership.merge(chunk, 0.0)
     store.close()
@@ -63,7 +63,7 @@ async def test_a_rewrite_replaces_everything_and_what_comes_after_it_is_kept(tmp
     writer.start()
     writer.persist([login(1, 1)], [])
     await until(lambda: writer.written == 1)
-    membership = Membership()
+    membership = LwwMap()
     membership.apply([login(2, 2), login(3, 3), login(4, 4)._replace(login=False)], 0.0)
     writer.rewrite(membership.snapshot())
     writer.persist([login(5, 5)], [Key(3, 7, 3)])
@@ -82,7 +82,7 @@ async def test_a_full_database_is_said_once_and_a_rewrite_that_fits_ends_it(tmp_
     await until(lambda: failures)
     writer.persist([login(1, 1)], [])
     assert writer.pending == 0
-    membership = Membership()
+    membership = LwwMap()
     membership.apply([login(2, 2)], 0.0)
     writer.rewrite(membership.snapshot())
     writer.persist([login(3, 3)], [])
@@ -111,7 +111,7 @@ async def test_a_database_that_could_not_be_opened_is_opened_by_the_rewrite(tmp_
     writer.persist([login(1, 1)], [])
     await until(lambda: failures)
     holder.close()
-    membership = Membership()
+    membership = LwwMap()
     membership.apply([login(2, 2)], 0.0)
     writer.rewrite(membership.snapshot())
     await until(lambda: writer.written == 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pixiu.devices import LoginPolicy
+from cluster.membership.devices import LoginPolicy
 from tests.sim.cluster import faults
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of

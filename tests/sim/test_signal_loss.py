@@ -26,12 +26,12 @@ import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
+from cluster.membership.lww_map import Update
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
 from pixiu.ids import EndpointID, gateway_msg_id
-from pixiu.record import Flag, Kind, encode
-from pixiu.softstore import Change
+from pixiu.wire.record import Flag, Kind, encode
 
 ROOM, UIN = 42, 7
 ROUTER, GATEWAY = EndpointID(900), EndpointID(800)
@@ -45,7 +45,7 @@ def make_broker(endpoint: EndpointID) -> broker.core.Core:
     gateways = (be.Gateway(GATEWAY, 1, 1),)
     core.step(be.ClusterChanged(1, 1, 1, 1, (be.Replica(ROUTER, 0),), (), gateways), 0.0)
     core.step(be.SnapshotFinished(ROUTER, None), 0.0)
-    core.step(be.MessagesReceived(ROUTER, [Change(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
+    core.step(be.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
     return core
 
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
+from cluster.links.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
-from pixiu.links.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
 
 OUTSIDE: Final = "127.0.0.2"
 INSIDE: Final = "127.0.0.1"

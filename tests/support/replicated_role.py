@@ -1,4 +1,4 @@
-"""A role whose state is a list: `python replicated_role.py --set …`. For tests of `pixiu.replication.Replica` in real processes.
+"""A role whose state is a list: `python replicated_role.py --set …`. For tests of `cluster.replication.Replica` in real processes.
 
 Its calls, with raw bytes: `test.List/Append` (a payload; answers with its place), `test.List/Read` (refused without the lease),
 `test.List/Dump` (what is here, whoever leads). After SIGUSR1 its disk syncs nothing until SIGUSR2.
@@ -22,18 +22,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from cluster.links.api import PeerState
+from cluster.replication.log import SegmentedLog
+from cluster.replication.model import Entry, EntryKind, Position
+from cluster.replication.replica import Replica
+from cluster.replication.role_options import ReplicatedOptions
+from cluster.runtime.context import Context
+from cluster.runtime.fields import bounded
+from cluster.runtime.process import run_role
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS, PixiuError
 from pixiu.ids import EndpointID
-from pixiu.links.api import PeerState
-from pixiu.replication.log import SegmentedLog
-from pixiu.replication.model import Entry, EntryKind, Position
-from pixiu.replication.replica import Replica
-from pixiu.replication.role_options import ReplicatedOptions
-from pixiu.runtime.context import Context
-from pixiu.runtime.fields import bounded
-from pixiu.runtime.process import run_role
 from registry.membership import Membership
 
 FLUSH_EVERY = 100

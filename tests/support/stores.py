@@ -15,7 +15,7 @@ import grpc.aio
 
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
-from pixiu.record import Kind, decode, encode, split
+from pixiu.wire.record import Kind, decode, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from tests.support.roles import Roles, until
 

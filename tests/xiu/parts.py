@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from cluster.replication.model import START, Entry, Position
 from pixiu.errors import StoreDamaged
 from pixiu.ids import snowflake
-from pixiu.record import Kind as RecordKind
-from pixiu.record import encode
-from pixiu.replication.model import START, Entry, Position
+from pixiu.wire.record import Kind as RecordKind
+from pixiu.wire.record import encode
 from xiu import block as blocks
 from xiu.block import Block
 from xiu.state import BLOCKS, HEAD_KEY, KEY, MARK, MARKS, Blocked, Decision, Head, Kind, store_entry

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import msg_id
-from pixiu.record import Flag, Kind, encode
-from pixiu.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from pixiu.replication.model import Entry, EntryKind
+from pixiu.wire.record import Flag, Kind, encode
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu.batch import check
 from xiu.block import MAX_BLOCK_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.replication.events import Committed, Leading
 from pixiu.ids import msg_id
-from pixiu.replication.events import Committed, Leading
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.test_core import Xiu, codes, first, only, user
 from xiu.events import Answer, Level, Result, TrimDue

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.replication.events import Committed
 from pixiu.errors import DiskFull
-from pixiu.replication.events import Committed
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
 from xiu.core import Core, Settings
 from xiu.machine import Machine

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import msg_id, msg_partition, msg_sequence, msg_type, snowflake
-from pixiu.record import Flag
-from pixiu.replication.model import Entry, EntryKind
+from pixiu.wire.record import Flag
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from xiu.block import bounds
 from xiu.retention import trim_to

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.replication.model import MemberID
 from pixiu.errors import StorageError, StoreDamaged
 from pixiu.ids import msg_id
-from pixiu.replication.model import MemberID
 from tests.xiu.parts import mail, store
 from xiu.block import encode
 from xiu.reading import Reading

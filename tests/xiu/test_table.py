@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.replication.model import MemberID
 from pixiu.errors import ConfigurationError
-from pixiu.replication.model import MemberID
 from xiu.block import Block, decode, encode
 from xiu.table import Table, charged
 
@@ -165,7 +165,7 @@ def test_too_little_memory_is_an_error_at_the_start(folder: Path, monkeypatch: p
     def full(_path: Path, _size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    from pixiu.runtime import shared_memory
+    from cluster.runtime import shared_memory
 
     monkeypatch.setattr(shared_memory, "allocate", full)
     with pytest.raises(OSError, match="No space"):

@@ -15,7 +15,7 @@ import pytest
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import partition_state
 from pixiu.ids import msg_partition, msg_sequence, snowflake
-from pixiu.record import Kind, encode
+from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tests.support.disks import small_disk

@@ -11,7 +11,7 @@ import grpc.aio
 
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
-from pixiu.record import Kind, encode, split
+from pixiu.wire.record import Kind, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 
 Level = xiu_pb2.StoreLevel

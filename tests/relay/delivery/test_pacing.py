@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from relay.delivery.pacing import Pacer
+from relay.delivery.slots import Slots
 
 
 def test_places_go_in_order_and_come_back() -> None:
-    pacer: Pacer[str] = Pacer(2)
+    pacer: Slots[str] = Slots(2)
     for who in "abcd":
         pacer.ask(who)
     assert (pacer.grant(), pacer.grant(), pacer.held, pacer.waiting) == (["a", "b"], [], 2, 2)
@@ -16,7 +16,7 @@ def test_places_go_in_order_and_come_back() -> None:
 
 
 def test_who_asks_again_goes_to_the_end() -> None:
-    pacer: Pacer[str] = Pacer(1)
+    pacer: Slots[str] = Slots(1)
     pacer.ask("a")
     pacer.ask("b")
     assert pacer.grant() == ["a"]

@@ -7,14 +7,14 @@ from typing import TypeVar
 
 import pytest
 
-from pixiu.envelope import AGAIN, GAP, Delivery, split
 from pixiu.errors import ConfigurationError
-from pixiu.record import Kind, encode
+from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
+from pixiu.wire.record import Kind, encode
 from relay.delivery import events as ev
 from relay.delivery.limits import LANES, Limits
 from relay.delivery.session import TABLE
+from relay.delivery.sessions import Deliveries
 from relay.delivery.states import Cause, State
-from relay.delivery.table import Deliveries
 
 LIMITS = Limits(opening=2, fetching=2, max_sessions=4000)
 UIN, GATEWAY = 7, 101

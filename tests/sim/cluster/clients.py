@@ -12,7 +12,7 @@ import proxy.events as pe
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
 from pixiu.errors import Offline
-from pixiu.record import TYPE_NORMAL, Flag, Kind, encode
+from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.logins import Logins
 from tests.sim.cluster.process import Place

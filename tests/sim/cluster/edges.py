@@ -8,11 +8,11 @@ import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
+from cluster.links.api import PeerState
+from cluster.membership.anti_entropy import is_anti_entropy
+from cluster.membership.lww_map import encode_messages
 from gateway.signals import MemoryTable
-from pixiu.healing import is_healing
 from pixiu.ids import EndpointID
-from pixiu.links.api import PeerState
-from pixiu.softstore import encode_messages
 from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process
 
@@ -86,7 +86,7 @@ class GatewayProcess(Process):
             elif control.HasField("device_replaced"):
                 gone = control.device_replaced
                 self.step(ge.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason))
-            elif is_healing(control):
+            elif is_anti_entropy(control):
                 self.step(ge.HealingReceived(peer, control, self._is_relay(peer)))
             elif control.HasField("fenced"):
                 self.step(ge.FenceReceived(peer, control.fenced.floor))

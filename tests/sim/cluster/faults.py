@@ -12,14 +12,14 @@ import proxy.core
 import relay.core
 import router.core
 from broker.fanout import Target
-from pixiu.devices import Connection
+from cluster.membership.devices import Connection
+from cluster.membership.forwards import Group
+from cluster.membership.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
+from cluster.membership.replica_core import ReplicaCore
+from cluster.membership.replica_events import MessagesReceived, Tick
+from cluster.membership.replica_state import ClusterView
 from pixiu.ids import EndpointID, gateway_instance
-from pixiu.partition import serves
-from pixiu.replicas.core import ReplicaCore
-from pixiu.replicas.events import MessagesReceived, Tick
-from pixiu.replicas.forwards import Group
-from pixiu.replicas.state import ClusterView
-from pixiu.softstore import INSTANCE_SHIFT, Applied, Change, Key, Purged
+from pixiu.placement.partition import serves
 from relay.events import RecordsReceived, Relayed
 from tests.sim.cluster.watched import Watched, WatchedDevices
 
@@ -48,7 +48,7 @@ class ByGateway(Watched):
         super().__init__(is_true)
         self._newest: dict[int, int] = {}
 
-    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+    def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """In the order of the gateway's numbers only."""
         kept = []
         for change in batch:
@@ -76,7 +76,7 @@ class HastyFeedback(Watched):
         for room in rooms:
             for uin in list(self._rooms.get(room, {}).get(instance, {})):
                 self._remove(room, uin, instance)
-                gone.append(Change(as_of, room, uin, False))
+                gone.append(Update(as_of, room, uin, False))
         return Applied(gone, list(rooms))
 
 
@@ -120,7 +120,7 @@ class GreedyRouter(router.core.Core):
     """Fault: a stale sender's messages are confirmed, and not passed on."""
 
     def _pass_on(
-        self, sender: EndpointID, messages: list[Change], view: ClusterView, group: Group, now: float, effects: list[Any]
+        self, sender: EndpointID, messages: list[Update], view: ClusterView, group: Group, now: float, effects: list[Any]
     ) -> None:
         return
 
@@ -150,7 +150,7 @@ class NewestByMessage(WatchedDevices):
             found.append(entry._replace(connect_time=register[0]))
         return found
 
-    def newer(self, change: Change) -> int:
+    def newer(self, change: Update) -> int:
         """As `Devices.newer`."""
         highest = max((rival.connect_time for rival in self.rivals(change)), default=0)
         return highest if highest > change.id else 0
@@ -192,5 +192,5 @@ class ForgetfulRelay(relay.core.Core):
 class QuietRelay(ForgetfulRelay):
     """Fault: nobody hears that a newer login takes the place of theirs."""
 
-    def _replace(self, change: Change, effects: list[Any]) -> None:
+    def _replace(self, change: Update, effects: list[Any]) -> None:
         return

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cluster.links.api import Peer, PeerState
+from cluster.links.head import HEAD
+from cluster.links.link import LinkCore
 from pixiu.ids import EndpointID
-from pixiu.links.api import Peer, PeerState
-from pixiu.links.head import HEAD
-from pixiu.links.link import LinkCore
 from tests.sim.cluster.registry import Node, View
 from tests.sim.cluster.wire import ITEMS, Stream
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import broker.core
 import broker.events as be
-import pixiu.replicas.events as re
+import cluster.membership.replica_events as re
 import relay.core
-from pixiu.healing import is_healing
+from cluster.links.api import PeerState
+from cluster.membership.anti_entropy import is_anti_entropy
+from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.replica_core import ReplicaCore
 from pixiu.ids import EndpointID, gateway_instance
-from pixiu.links.api import PeerState
-from pixiu.replicas.core import ReplicaCore
-from pixiu.softstore import Change, Chunk, Key, Membership, decode_messages
 from pixiu.wire.v1 import control_pb2
 from relay.events import RecordsReceived
 from tests.sim.cluster.process import Process
@@ -56,7 +56,7 @@ class StoreProcess(Process):
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """As a shell's `on_control`."""
-        events, changes = self.events(), list[Change]()
+        events, changes = self.events(), list[Update]()
         for data in messages:
             control = control_pb2.Control.FromString(data)
             if control.HasField("gateway_messages"):
@@ -64,7 +64,7 @@ class StoreProcess(Process):
             elif control.HasField("absence"):
                 self.world.counts["feedback"] += 1
                 self.step(events.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
-            elif is_healing(control):
+            elif is_anti_entropy(control):
                 self.step(events.HealingReceived(peer, control))
         if changes:
             self.step(events.MessagesReceived(peer, changes))
@@ -158,13 +158,13 @@ class ReplicaProcess(StoreProcess):
         """Control messages leave, confirmations among them."""
 
     def _load(self) -> None:
-        stored: dict[Key, Change] = {}
+        stored: dict[Key, Update] = {}
         for item in self.place.kept:
             if isinstance(item, Key):
                 stored.pop(item, None)
             else:
                 stored[Key(item.room, item.uin, gateway_instance(item.id))] = item
-        kept = Membership()
+        kept = LwwMap()
         kept.apply(stored.values(), 0.0)
         for chunk in kept.snapshot():
             self.step(re.StoreChunk(chunk))
@@ -233,12 +233,12 @@ class BrokerProcess(StoreProcess):
             membership=world.variant.membership(world.is_true),
             through_relays=world.shape.through_relays,
         )
-        self.taking: dict[EndpointID, list[Change]] = {}
+        self.taking: dict[EndpointID, list[Update]] = {}
         """What came of snapshots that are under way."""
         self.layout_at = world.now
         """Since when it goes by its view's number of brokers."""
         self._count = 1
-        self.loaded: list[Change] | None = None
+        self.loaded: list[Update] | None = None
         """What the snapshots that were taken whole contained; None before the first."""
         world.wire.after(0.01, lambda: self.do(self.tick))
         if world.variant.serve_before_snapshot:
@@ -401,6 +401,6 @@ class Snapshots:
         return bool(wire.is_cut(one.address, other.address) or wire.is_cut(other.address, one.address))
 
 
-def changes_of(chunk: Chunk) -> list[Change]:
+def changes_of(chunk: Chunk) -> list[Update]:
     """The logins and logouts of a part of a snapshot."""
-    return Membership().merge(chunk, 0.0).changes
+    return LwwMap().merge(chunk, 0.0).changes

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import broker.events as be
 from broker.feeds import FeedState
-from pixiu.addressed import take_apart
+from cluster.links.api import PeerState
+from cluster.links.head import CONTROL, RECORDS
+from cluster.membership.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_instance
-from pixiu.links.api import PeerState
-from pixiu.links.head import CONTROL, RECORDS
-from pixiu.partition import serves
-from pixiu.record import Flag, Kind
-from pixiu.softstore import Change, Membership
-from pixiu.vrooms import vrooms_of
+from pixiu.placement.big_rooms import vrooms_of
+from pixiu.placement.partition import serves
+from pixiu.wire.record import Flag, Kind
+from pixiu.wire.uin_list import take_apart
 from pixiu.wire.v1 import control_pb2
 from relay.events import Relayed
 from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
@@ -62,9 +62,9 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.said: dict[int, Change] = {}
+        self.said: dict[int, Update] = {}
         """GatewayMsgID → what gateways said with it."""
-        self.logins: list[Change] = []
+        self.logins: list[Update] = []
         self.messages: dict[int, Message] = {}
         self._handled: set[tuple[int, int]] = set()
         """(SnowflakeID, key) of what some broker handled."""
@@ -87,7 +87,7 @@ class Watch:
 
     def joined(self, room: int, uin: int, id_: int) -> None:
         """Somebody joined: an old login for a map to be haunted by."""
-        self.logins.append(Change(id_, self._world.vrooms.room_of_user(room, uin), uin, True))
+        self.logins.append(Update(id_, self._world.vrooms.room_of_user(room, uin), uin, True))
 
     def confirmations(self, process: RouterProcess, messages: Iterable[bytes]) -> None:
         """At the moment of a confirmation every broker subscribed here knows the change, or a newer one of the key; what is
@@ -100,7 +100,7 @@ class Watch:
             else:
                 self._passed_on(process, change)
 
-    def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Change) -> None:
+    def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Update) -> None:
         feed = target.core.feeds.get(process.core.partition)
         if target.endpoint not in process.core.subscribers or feed is None:
             return
@@ -112,7 +112,7 @@ class Watch:
             assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
             self.checked["confirmations"] += 1
 
-    def _passed_on(self, process: RouterProcess, change: Change) -> None:
+    def _passed_on(self, process: RouterProcess, change: Update) -> None:
         partition = change.room % process.view.count("router")
         mine = process.core.membership.get(change.room, change.uin, gateway_instance(change.id))
         if mine is not None and mine[0] >= change.id:
@@ -355,7 +355,7 @@ class Watch:
         """Where routers, brokers and relays differ from what is on the gateways."""
         view = self._world.registry.view
         everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.presence.own, self._rooms())}
-        held: list[tuple[Process, Membership, int]] = [
+        held: list[tuple[Process, LwwMap, int]] = [
             *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
             *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
         ]
@@ -399,7 +399,7 @@ def offline_of(messages: Iterable[bytes]) -> list[int]:
     return [i for data in messages for i in control_pb2.Control.FromString(data).chat_offline.snowflake_ids]
 
 
-def entries(membership: Membership, rooms: Iterable[int]) -> list[tuple[int, int, int, int]]:
+def entries(membership: LwwMap, rooms: Iterable[int]) -> list[tuple[int, int, int, int]]:
     """(GatewayMsgID, room, UIN, value) of all that is live."""
     found: list[tuple[int, int, int, int]] = []
     for room in rooms:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pixiu.devices import Devices, LoginPolicy
+from cluster.membership.devices import Devices, LoginPolicy
+from cluster.membership.lww_map import Applied, Chunk, Key, LwwMap, Purged, Update
 from pixiu.ids import gateway_instance
-from pixiu.softstore import Applied, Change, Chunk, Key, Membership, Purged
 
 
-class Watched(Membership):
+class Watched(LwwMap):
     """Snapshots of many parts; no register goes back; nothing goes that its gateway has.
 
     `is_true(key, id)`: whether the gateway of a key lives and has exactly this login.
@@ -25,7 +25,7 @@ class Watched(Membership):
         """Of many parts, so that much happens between the first and the last."""
         return super().snapshot(partition, partitions, chunk_entries)
 
-    def apply(self, batch: Iterable[Change], now: float) -> Applied:
+    def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """Last-writer-wins, checked."""
         applied = super().apply(batch, now)
         for change in applied.changes:
@@ -48,7 +48,7 @@ class Watched(Membership):
         self.watching = True
         self.highest.pop(key, None)
 
-    def revive(self, change: Change) -> None:
+    def revive(self, change: Update) -> None:
         """An old login is here, as if what came after it had never come."""
         key = Key(change.room, change.uin, gateway_instance(change.id))
         found = self.get(*key)

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.links.head import CONTROL, HEAD, RECORDS
+from cluster.links.sender import Address
 from pixiu.ids import EndpointID
-from pixiu.links.head import CONTROL, HEAD, RECORDS
-from pixiu.links.sender import Address
 from tests.sim.network import Network
 
 CONNECT_S = 0.02

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from pixiu.devices import LoginPolicy
+from cluster.links.head import HEAD
+from cluster.links.options import DATAGRAM, STREAM, LinkOptions
+from cluster.membership.devices import LoginPolicy
+from cluster.membership.lww_map import Key
 from pixiu.ids import EndpointID, gateway_instance
-from pixiu.links.head import HEAD
-from pixiu.links.options import DATAGRAM, STREAM, LinkOptions
-from pixiu.partition import serves
-from pixiu.softstore import Key
-from pixiu.vrooms import VRooms
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.partition import serves
 from tests.sim.cluster.clients import BIG_ROOM, ROOMS, Clients
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.faults import Variant

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pixiu.envelope import GAP, Delivery
+from pixiu.wire.envelope import GAP, Delivery
 from relay.delivery.events import Acknowledgement, Login
 from relay.delivery.limits import LANES
 

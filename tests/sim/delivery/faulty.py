@@ -9,8 +9,8 @@ from relay.delivery.events import Acknowledgement, Failure, Listing, Missing
 from relay.delivery.limits import Limits
 from relay.delivery.saving import Saving
 from relay.delivery.session import Session
+from relay.delivery.sessions import Deliveries
 from relay.delivery.states import Cause, State
-from relay.delivery.table import Deliveries
 from relay.delivery.window import Lane
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from relay.delivery.session import Session
-from relay.delivery.table import Deliveries
+from relay.delivery.sessions import Deliveries
 from tests.sim.delivery.clients import Client
 from tests.sim.delivery.world import FAULTS_S, HEALING_S, HEARTBEAT_S, USERS, World
 

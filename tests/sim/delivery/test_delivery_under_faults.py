@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 
 from relay.delivery.session import Session
-from relay.delivery.table import Deliveries
+from relay.delivery.sessions import Deliveries
 from tests.sim.delivery import faulty
 from tests.sim.delivery.schedule import Verdict, run
 

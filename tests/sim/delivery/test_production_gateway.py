@@ -19,8 +19,8 @@ from gateway.events import (
 )
 from gateway.mail import MailBook
 from gateway.mail_lane import MailLane
-from pixiu.envelope import Delivery
 from pixiu.ids import EndpointID
+from pixiu.wire.envelope import Delivery
 from relay.delivery.events import Acknowledgement, Device
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pixiu.envelope import AGAIN, GAP, Delivery
+from pixiu.wire.envelope import AGAIN, GAP, Delivery
 from relay.delivery.events import Acknowledgement
 from relay.delivery.limits import LANES
 from relay.delivery.states import State

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from pixiu.envelope import split
+from pixiu.wire.envelope import split
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.session import Session
-from relay.delivery.table import Deliveries
+from relay.delivery.sessions import Deliveries
 from tests.sim.delivery.clients import Client, Connection, Gateway
 from tests.sim.delivery.stores import Pi, Xiu
 from tests.sim.delivery.watch import Watch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixiu.replication.model import START, Damage, Entry, Position
+from cluster.replication.model import START, Damage, Entry, Position
 
 
 @dataclass

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pixiu.replication.context import Context
-from pixiu.replication.core import Core
-from pixiu.replication.events import Effect
-from pixiu.replication.follower import Follower
-from pixiu.replication.insync import InSync
-from pixiu.replication.leader import Leader
-from pixiu.replication.model import Entry, MemberID, PartitionState
+from cluster.replication.context import Context
+from cluster.replication.core import Core
+from cluster.replication.events import Effect
+from cluster.replication.follower import Follower
+from cluster.replication.insync import InSync
+from cluster.replication.leader import Leader
+from cluster.replication.model import Entry, MemberID, PartitionState
 
 
 class _OnlyZooKeepersSet(Leader):

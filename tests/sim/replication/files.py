@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pixiu.replication.log import SegmentedLog
-from pixiu.replication.model import Damage, Entry
+from cluster.replication.log import SegmentedLog
+from cluster.replication.model import Damage, Entry
 from tests.sim.replication.disk import Disk, Image, MemoryLog
 
 SEGMENT_BYTES = 400

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pixiu.replication.model import START, Entry, EntryKind, PartitionState, Position
-from pixiu.replication.states import State
+from cluster.replication.model import START, Entry, EntryKind, PartitionState, Position
+from cluster.replication.states import State
 
 if TYPE_CHECKING:
     from tests.sim.replication.world import Node, World

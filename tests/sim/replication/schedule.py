@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from pixiu.replication import events as ev
-from pixiu.replication.core import Core
-from pixiu.replication.states import State
+from cluster.replication import events as ev
+from cluster.replication.core import Core
+from cluster.replication.states import State
 from tests.sim.replication.world import FAULTS_S, HEALING_S, Node, World
 
 FAULTS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.replication.core import Core
+from cluster.replication.core import Core
 from tests.sim.replication import faulty
 from tests.sim.replication.schedule import Verdict, run
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pixiu.replication import events as ev
-from pixiu.replication.core import Core
-from pixiu.replication.messages import Append
-from pixiu.replication.model import EntryKind, MemberID
-from pixiu.replication.options import ReplicationOptions
-from pixiu.replication.states import State
+from cluster.replication import events as ev
+from cluster.replication.core import Core
+from cluster.replication.messages import Append
+from cluster.replication.model import EntryKind, MemberID
+from cluster.replication.options import ReplicationOptions
+from cluster.replication.states import State
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.sim.replication.files import FileDisk, FileLog
 from tests.sim.replication.history import History

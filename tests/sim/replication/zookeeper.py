@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pixiu.replication.model import PartitionState, Presence, Versioned
+from cluster.replication.model import PartitionState, Presence, Versioned
 
 
 @dataclass

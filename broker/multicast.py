@@ -1,0 +1,163 @@
+"""From a record's room to its members' relays, each with the list of its users. Pure.
+
+It costs per member, where the way by gateways costs per gateway; gateways need then not be known to brokers, and relays
+decide where a user is.
+
+Source: seed 004 §7.4; DESIGN section 9, "Room message"; docs/decisions/0014-rooms-through-relays.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from broker.events import SendRecords
+from broker.fanout import FanoutCounters, Target
+from pixiu.ids import EndpointID
+from pixiu.placement.partition import rendezvous
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.wire.trace import UNTRACED, Tracer
+from pixiu.wire.uin_list import MAX_UINS, address, uin_list
+
+MAX_CACHED_MEMBERS: Final = 4_000_000
+"""Members in the lists that are kept ready. Policy: all are made anew."""
+
+Way = tuple[Target, bytes]
+"""A relay and the list of users before the record; an empty list: a broker that the record is passed on to as it is."""
+
+
+class Relays:
+    """The relays that rooms' messages go to."""
+
+    def __init__(self) -> None:
+        self.partitions = 0
+        self._targets: dict[EndpointID, Target] = {}
+        self._by_partition: dict[int, list[EndpointID]] = {}
+        self.lacking = 0
+        """Lists of users whose partition had no relay when they were made."""
+
+    def change(self, partitions: int, replicas: Iterable[tuple[EndpointID, int]]) -> None:
+        """Use these: endpoint and partition."""
+        self.partitions = partitions
+        self._by_partition = {}
+        for endpoint, partition in replicas:
+            self._by_partition.setdefault(partition, []).append(endpoint)
+        known = [endpoint for group in self._by_partition.values() for endpoint in group]
+        self._targets = {endpoint: self._targets.get(endpoint) or Target(endpoint) for endpoint in known}
+
+    def ways(self, room: int, uins: Iterable[int]) -> tuple[Way, ...]:
+        """For a room's members: one relay of each partition of theirs, always the same for a room, so that it keeps order."""
+        users: dict[int, list[int]] = {}
+        for uin in dict.fromkeys(uins):
+            users.setdefault(uin % self.partitions if self.partitions else 0, []).append(uin)
+        ways: list[Way] = []
+        for partition, found in sorted(users.items()):
+            replicas = self._by_partition.get(partition)
+            if not replicas:
+                self.lacking += 1
+                continue
+            target = self._targets[EndpointID(rendezvous(room, replicas))]
+            ways += [(target, uin_list(found[at : at + MAX_UINS])) for at in range(0, len(found), MAX_UINS)]
+        return tuple(ways)
+
+
+class AddressedFanout:
+    """See the module; the interface is that of `broker.fanout.Fanout`.
+
+    Args:
+        ways: where the records of a room that this partition serves go.
+        serves: whether this partition serves a room.
+        elsewhere: where to pass on the records of a room that it does not serve; None: nowhere.
+        tracer: stamps traced records.
+    """
+
+    def __init__(
+        self,
+        ways: Callable[[int], tuple[Way, ...]],
+        serves: Callable[[int], bool],
+        elsewhere: Callable[[int], Target | None],
+        tracer: Tracer = UNTRACED,
+    ) -> None:
+        self._ways = ways
+        self._serves = serves
+        self._elsewhere = elsewhere
+        self._tracer = tracer
+        self._cache: dict[int, tuple[Way, ...]] = {}
+        self._cached_members = 0
+        self.counters = FanoutCounters()
+
+    def forget(self, rooms: Iterable[int]) -> None:
+        """The members of these rooms changed."""
+        for room in rooms:
+            self._cached_members -= sum(len(listed) // 8 for _, listed in self._cache.pop(room, ()))
+
+    def forget_all(self) -> None:
+        """The relays, or the partition rule, changed."""
+        self._cache.clear()
+        self._cached_members = 0
+
+    def route(self, data: bytes, start: int, end: int, count: int) -> tuple[list[SendRecords], bool] | None:
+        """As `broker.fanout.Fanout.route`."""
+        room_kind, position, stale, empty, wrong = int(Kind.ROOM), start, False, 0, 0
+        touched: dict[Target, None] = {}
+        for _ in range(count):
+            if position + HEADER_SIZE > end:
+                break
+            size, kind, flags, type_, _, room = ROUTE.unpack_from(data, position)
+            after = position + SIZE_FIELD + size
+            if size < LEAST_SIZE or after > end:
+                break
+            if kind != room_kind and not (kind == Kind.SIGNAL and flags & Flag.TO_ROOM):
+                wrong += 1
+                position = after
+                continue
+            ways = self._cache.get(room)
+            if ways is None:
+                ways, served = self._look_up(room)
+                stale = stale or not served
+                empty += served and not ways
+            record = data[position:after]
+            if flags & Flag.TRACED:
+                # Stamped before it is put behind a list: what is traced is the record inside.
+                now_us = self._tracer.now_us()
+                record = self._tracer.stamp(record, now_us, now_us)
+            for target, listed in ways:
+                touched[target] = None
+                (target.normal if type_ >> 6 else target.first).append(address(record, listed) if listed else record)
+            position = after
+        else:
+            if position == end:
+                self.counters.records_in += count
+                self.counters.records_without_members += empty
+                self.counters.records_wrong_kind += wrong
+                return self._parcels(touched), stale
+        for target in touched:
+            target.normal, target.first = [], []
+        self.counters.batches_malformed += 1
+        return None
+
+    def _parcels(self, touched: dict[Target, None]) -> list[SendRecords]:
+        parcels: list[SendRecords] = []
+        for target in touched:
+            for lane, records in enumerate((target.first, target.normal)):
+                if records:
+                    parcels.append(SendRecords(target.endpoint, records, lane))
+                    self.counters.copies_out += len(records)
+            target.normal, target.first = [], []
+        return parcels
+
+    def _look_up(self, room: int) -> tuple[tuple[Way, ...], bool]:
+        if not self._serves(room):
+            target = self._elsewhere(room)
+            if target is None:
+                self.counters.records_unroutable += 1
+                return (), False
+            self.counters.records_passed_on += 1
+            return ((target, b""),), False
+        ways = self._ways(room)
+        if ways:
+            if self._cached_members >= MAX_CACHED_MEMBERS:
+                self.forget_all()
+            self._cache[room] = ways
+            self._cached_members += sum(len(listed) // 8 for _, listed in ways)
+        return ways, True

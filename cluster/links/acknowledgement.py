@@ -1,0 +1,77 @@
+"""The body of an acknowledgement.
+
+    0   u64  next record expected            32  u32  window in bytes
+    8   u64  known from (records)            36  u16  missing ranges of records, n
+    16  u64  next control message expected   38  u16  missing ranges of control messages, m
+    24  u64  known from (control)            40       n + m ranges: u64 first, u64 last
+
+Of items below "known from" nothing is said: the receiver forgot what was missing there, or had no room to list it.
+
+Source: DESIGN section 6 (a receiver gives each sender its count and a window).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from cluster.links.head import HEAD_SIZE
+from cluster.links.sequence import MAX_TOLD, Tracker
+
+_BODY: Final = struct.Struct("<QQQQIHH")
+_RANGE: Final = struct.Struct("<QQ")
+MAX_WINDOW: Final = (1 << 32) - 1
+
+
+class Told(NamedTuple):
+    """What an acknowledgement says of one sequence."""
+
+    next: int
+    known_from: int
+    missing: list[tuple[int, int]]
+    """(first, last), oldest first."""
+
+
+class Acknowledgement(NamedTuple):
+    """An acknowledgement taken apart."""
+
+    records: Told
+    control: Told
+    window: int
+    """Bytes that may be in flight, each datagram with its overhead."""
+
+
+def encode(records: Tracker, control: Tracker, window: int) -> tuple[bytes, int, bool]:
+    """(body, number of ranges, whether a list was cut)."""
+    known_records, missing_records, cut_records = records.tell()
+    known_control, missing_control, cut_control = control.tell()
+    body = _BODY.pack(
+        records.next,
+        known_records,
+        control.next,
+        known_control,
+        min(window, MAX_WINDOW),
+        len(missing_records),
+        len(missing_control),
+    )
+    ranges = missing_records + missing_control
+    return body + b"".join([_RANGE.pack(*found) for found in ranges]), len(ranges), cut_records or cut_control
+
+
+def decode(data: bytes, end: int, count: int) -> Acknowledgement | None:
+    """The acknowledgement in data[HEAD_SIZE:end] whose head says `count` ranges; None when it is malformed. Never raises."""
+    start = HEAD_SIZE + _BODY.size
+    if end < start or end - start != _RANGE.size * count:
+        return None
+    next_record, known_record, next_control, known_control, window, records, control = _BODY.unpack_from(data, HEAD_SIZE)
+    if records > MAX_TOLD or control > MAX_TOLD or records + control != count:
+        return None
+    ranges: list[tuple[int, int]] = [(first, last) for first, last in _RANGE.iter_unpack(memoryview(data)[start:end])]
+    told = Told(next_record, known_record, ranges[:records]), Told(next_control, known_control, ranges[records:])
+    for one in told:
+        previous = 0
+        for first, last in one.missing:
+            if not previous < first <= last < one.next:
+                return None
+            previous = last
+    return Acknowledgement(*told, window)

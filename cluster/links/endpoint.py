@@ -1,0 +1,479 @@
+"""The shell of a process's links: one UDP socket in the event loop, streams, one timer.
+
+    iteration k     readable: receive up to 64 datagrams ─► handler runs, may `call_soon` its own flush
+    iteration k+1   the handler's flush ─► end of turn: data leaves ─► acknowledgements leave
+
+Source: DESIGN section 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+
+from cluster.links.api import LinkHandler, Links, Peer, PeerState
+from cluster.links.link import LinkCore
+from cluster.links.options import STREAM, LinkOptions
+from cluster.links.refusals import no_warning
+from cluster.links.sender import Address
+from cluster.links.stats import LinkStats
+from cluster.links.stream import IncomingStream, LinkService, OutgoingStream
+from pixiu.errors import ConfigurationError, NotConnected
+from pixiu.ids import EndpointID
+from pixiu.placement.link_quality import Quality
+from pixiu.wire.v1.wire_pb2_grpc import add_LinkServicer_to_server
+
+DRAIN_DATAGRAMS: Final = 64
+"""Datagrams taken in one wake-up, so that a flood does not starve the rest of the loop."""
+MAX_BACKLOG: Final = 4096
+"""Datagrams that wait for the socket to take them again; above it the oldest are lost."""
+NO_BUFFER_WAIT_S: Final = 0.001
+RESOLVE_BACK_OFF_S: Final = 1.0
+LAST_RESOLVE_BACK_OFF_S: Final = 30.0
+
+
+class Endpoint(Links):
+    """The links of one process. Use it from its event loop only."""
+
+    def __init__(
+        self,
+        endpoint: EndpointID,
+        options: LinkOptions,
+        handler: LinkHandler,
+        *,
+        secret: bytes | None = None,
+        layout_version: Callable[[], int] = lambda: 0,
+        on_warning: Callable[..., None] = no_warning,
+        udp_address_of: Callable[[EndpointID], tuple[str, int] | None] = lambda _id: None,
+    ) -> None:
+        """`secret` is the cluster's; None: datagrams are not authenticated. `on_warning(event, **fields)` logs.
+        `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
+
+        Raises `ConfigurationError` and `InvalidArgument`.
+        """
+        options.validate()
+        self._options = options
+        self._core = LinkCore(endpoint, options, handler, secret=secret, layout_version=layout_version, on_warning=on_warning)
+        self._on_warning = on_warning
+        self._udp_address_of = udp_address_of
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._buffer = bytearray(self._core.max_datagram_bytes + 1)
+        self._view = memoryview(self._buffer)
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_scheduled = False
+        self._end_scheduled = False
+        self._backlog: deque[tuple[bytes, Address]] = deque()
+        self._send_errors: dict[str, int] = {}
+        self._receive_errors: dict[str, int] = {}
+        self._peers: dict[EndpointID, Peer] = {}
+        self._udp: dict[EndpointID, tuple[str, int]] = {}
+        """Where each peer's datagrams go: a host, which may be a name, and a port."""
+        self._addresses: dict[tuple[str, int], Address] = {}
+        self._resolver: asyncio.Task[None] | None = None
+        self._outgoing: dict[EndpointID, OutgoingStream] = {}
+        self._incoming: dict[EndpointID, IncomingStream] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def bind(self, host: str, port: int) -> int:
+        """Take the UDP port (0: any) and return it. Raises `ConfigurationError` when it cannot be had."""
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(
+                host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
+            )[0]
+            sock = socket.socket(family, kind, proto)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on UDP {host}:{port}: {error}; give an address of this machine") from error
+        try:
+            sock.setblocking(False)
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, self._options.receive_buffer_bytes)
+            sock.bind(address)
+        except OSError as error:
+            sock.close()
+            raise ConfigurationError(
+                f"cannot listen on UDP {host}:{port}: {error.strerror}; stop the process that has it, or use port 0 for any"
+            ) from error
+        self._socket = sock
+        self._core.receive_buffer_given(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        return int(sock.getsockname()[1])
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Add the `Link` service, the receiving side of streams, to a server that listens on the same port number."""
+        add_LinkServicer_to_server(LinkService(self), server)
+
+    async def start(self) -> None:
+        """Begin to receive and to heartbeat. Raises `NotConnected` before `bind`."""
+        if self._socket is None:
+            raise NotConnected("call bind() before start()")
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self.set_peers(list(self._peers.values()))
+        self._poll()
+
+    async def close(self) -> None:
+        """Send what may still be sent, settle the rest as not handled, close the socket and all streams."""
+        if self._loop is not None and self._socket is not None:
+            now = self._loop.time()
+            self._core.flush(now)
+            self._core.acknowledge(now, every=True)
+            self._transmit()
+            self._core.close()
+            self._core.dispatch(now)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._closing)
+        if self._resolver is not None:
+            self._resolver.cancel()
+            tasks.append(self._resolver)
+        for incoming in list(self._incoming.values()):
+            incoming.cancel()
+        await asyncio.gather(*(stream.close() for stream in self._outgoing.values()), *tasks, return_exceptions=True)
+        self._outgoing.clear()
+        self._loop = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # ---- what roles call ------------------------------------------------------------------------------------------------
+
+    def set_peers(self, peers: Iterable[Peer]) -> None:
+        """See `Links`."""
+        self._peers = {peer.id: peer for peer in peers if peer.id != self._core.endpoint}
+        self._udp = {id_: self._udp_address_of(id_) or (peer.host, peer.port) for id_, peer in self._peers.items()}
+        loop = self._loop
+        if loop is None:
+            return
+        located: dict[EndpointID, tuple[Peer, Address | None]] = {}
+        for peer in self._peers.values():
+            where = self._udp[peer.id]
+            located[peer.id] = (peer, _literal(*where) or self._addresses.get(where))
+        now = loop.time()
+        self._core.set_peers(located, now)
+        for id_ in [id_ for id_ in self._outgoing if id_ not in self._peers and not self._core.stream_wanted(id_)]:
+            self._close_stream(id_)
+        if any(address is None for _, address in located.values()) and (self._resolver is None or self._resolver.done()):
+            self._resolver = loop.create_task(self._resolve())
+        if self._options.transport == STREAM:
+            for id_ in self._peers:
+                self._open_stream(id_)
+        self._schedule_flush()
+
+    def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
+        """See `Links`. Raises `InvalidArgument` above 512 bytes."""
+        self._core.set_attachment(peer, attachment, self._now())
+        self._schedule_flush()
+
+    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0) -> None:
+        """See `Links`."""
+        self._core.send_records(peer, records, lane, token, self._now())
+        if not self._flush_scheduled:
+            self._schedule_flush()
+
+    def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
+        """See `Links`."""
+        self._core.send_control(peer, messages, token, self._now())
+        if not self._flush_scheduled:
+            self._schedule_flush()
+
+    def state(self, peer: EndpointID) -> PeerState:
+        """See `Links`."""
+        return self._core.state(peer)
+
+    def quality(self, peer: EndpointID) -> Quality:
+        """See `Links`."""
+        return self._core.quality(peer)
+
+    def layout_of(self, peer: EndpointID) -> int:
+        """The layout version in the last datagram of a peer; 0 when none came."""
+        return self._core.layout_of(peer)
+
+    def stats(self) -> LinkStats:
+        """What was counted so far. Reads the kernel's count of drops from /proc where there is one."""
+        return replace(
+            self._core.stats(),
+            send_errors=dict(self._send_errors),
+            receive_errors=dict(self._receive_errors),
+            kernel_drops=self._kernel_drops(),
+            receive_buffer_bytes=self._core.receive_buffer_bytes,
+        )
+
+    def _kernel_drops(self) -> int:
+        if self._socket is None:
+            return 0
+        table = "udp6" if self._socket.family == socket.AF_INET6 else "udp"
+        inode = str(os.fstat(self._socket.fileno()).st_ino)
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if len(columns) >= 13 and columns[9] == inode:
+                    return int(columns[12])
+        return 0
+
+    # ---- turns ----------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
+
+    def _readable(self) -> None:
+        loop, sock = self._loop, self._socket
+        if loop is None or sock is None:
+            return
+        now = loop.time()
+        receive_into, view, buffer, receive = sock.recvfrom_into, self._view, self._buffer, self._core.receive
+        for _ in range(DRAIN_DATAGRAMS):
+            try:
+                # The buffer is a byte longer than any datagram: one that fills it was cut, and is refused as oversized.
+                size, address = receive_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self._count(self._receive_errors, error)
+                continue
+            receive(bytes(view[:size]), address, now)
+        self._after_input()
+
+    def _after_input(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        if self._core.has_events:
+            self._core.dispatch(loop.time())
+        # After everything that handlers scheduled: what they flush leaves before the acknowledgements.
+        if not self._end_scheduled:
+            self._end_scheduled = True
+            loop.call_soon(self._end_of_turn)
+
+    def _schedule_flush(self) -> None:
+        if self._loop is not None and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        loop = self._loop
+        if loop is None:
+            return
+        if not self._backlog:
+            # While the socket takes nothing, what is new waits in the bounded queues of the links.
+            self._core.flush(loop.time())
+        self._finish()
+
+    def _end_of_turn(self) -> None:
+        self._end_scheduled = False
+        loop = self._loop
+        if loop is None:
+            return
+        now = loop.time()
+        if not self._backlog:
+            self._core.flush(now)
+        self._core.acknowledge(now)
+        self._finish()
+
+    def _poll(self) -> None:
+        self._timer = None
+        loop = self._loop
+        if loop is None:
+            return
+        self._core.poll(loop.time())
+        if self._core.has_unacknowledged:
+            self._after_input()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Give the sockets what the core wants sent, tell the handler what happened, set the timer."""
+        self._transmit()
+        loop = self._loop
+        if loop is None:
+            return
+        now = loop.time()
+        if self._core.has_events:
+            self._core.dispatch(now)
+            if self._core.has_events:
+                self._schedule_flush()
+        deadline = self._core.next_deadline(now)
+        timer = self._timer
+        if timer is None or deadline < timer.when():
+            if timer is not None:
+                timer.cancel()
+            self._timer = loop.call_at(deadline, self._poll) if deadline < float("inf") else None
+
+    def _transmit(self) -> None:
+        outputs = self._core.outputs
+        if outputs.datagrams:
+            datagrams, outputs.datagrams = outputs.datagrams, []
+            if self._backlog:
+                self._hold(datagrams)
+            else:
+                self._send(datagrams)
+        if outputs.streams or outputs.frames or outputs.replies or outputs.resets:
+            self._transmit_streams()
+
+    def _send(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        sock = self._socket
+        if sock is None:
+            return
+        send = sock.sendto
+        for at, (data, address) in enumerate(datagrams):
+            try:
+                send(data, address)
+            except (BlockingIOError, InterruptedError):
+                self._hold(datagrams[at:])
+                if self._loop is not None:
+                    self._loop.add_writer(sock.fileno(), self._writable)
+                return
+            except OSError as error:
+                if error.errno == errno.ENOBUFS and self._loop is not None:
+                    self._hold(datagrams[at:])
+                    self._loop.call_later(NO_BUFFER_WAIT_S, self._writable)
+                    return
+                self._count(self._send_errors, error)
+
+    def _hold(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        self._backlog.extend(datagrams)
+        over = len(self._backlog) - MAX_BACKLOG
+        if over > 0:
+            self._send_errors["backlog"] = self._send_errors.get("backlog", 0) + over
+            for _ in range(over):
+                self._backlog.popleft()
+
+    def _writable(self) -> None:
+        if self._loop is None or self._socket is None:
+            return
+        self._loop.remove_writer(self._socket.fileno())
+        datagrams = list(self._backlog)
+        self._backlog.clear()
+        self._send(datagrams)
+        if not self._backlog:
+            self._schedule_flush()
+
+    @staticmethod
+    def _count(counts: dict[str, int], error: OSError) -> None:
+        name = errno.errorcode.get(error.errno or 0, "unknown")
+        counts[name] = counts.get(name, 0) + 1
+
+    # ---- names ----------------------------------------------------------------------------------------------------------
+
+    async def _resolve(self) -> None:
+        """Look up the addresses of peers that are given by name, until all are known."""
+        back_off = RESOLVE_BACK_OFF_S
+        while self._loop is not None:
+            missing = [id_ for id_, where in self._udp.items() if _literal(*where) is None and where not in self._addresses]
+            if not missing:
+                return
+            for id_ in missing:
+                await self._look_up(id_)
+            await asyncio.sleep(back_off * (0.5 + random.random()))
+            back_off = min(back_off * 2, LAST_RESOLVE_BACK_OFF_S)
+
+    async def _look_up(self, id_: EndpointID) -> None:
+        loop, sock, where = self._loop, self._socket, self._udp.get(id_)
+        if loop is None or sock is None or where is None:
+            return
+        try:
+            found = await loop.getaddrinfo(*where, family=sock.family, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            self._on_warning("link_name_not_resolved", peer=id_, host=where[0], error=str(error))
+            return
+        address: Address = found[0][4]  # type: ignore[assignment]
+        current = set(self._udp.values())
+        self._addresses = {key: value for key, value in self._addresses.items() if key in current}
+        self._addresses[where] = address
+        if self._loop is not None:
+            self._core.locate(id_, address, self._loop.time())
+            self._schedule_flush()
+
+    # ---- streams --------------------------------------------------------------------------------------------------------
+
+    def _transmit_streams(self) -> None:
+        outputs = self._core.outputs
+        resets, outputs.resets = outputs.resets, []
+        wanted, outputs.streams = outputs.streams, []
+        frames, outputs.frames = outputs.frames, []
+        replies, outputs.replies = outputs.replies, []
+        for id_ in resets:
+            if id_ in self._outgoing:
+                self._outgoing[id_].reset()
+        for id_ in wanted:
+            self._open_stream(id_)
+        for id_, frame in frames:
+            if id_ in self._outgoing:
+                self._outgoing[id_].send(frame)
+        for id_, frame in replies:
+            if id_ in self._incoming:
+                self._incoming[id_].send(frame)
+
+    def _open_stream(self, id_: EndpointID) -> None:
+        stream = self._outgoing.get(id_)
+        if stream is None:
+            peer = self._peers.get(id_)
+            address = (peer.host, peer.port) if peer is not None else self._core.address_of(id_)
+            if address is None:
+                return
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            target = f"{host}:{address[1]}"
+            stream = OutgoingStream(id_, target, self._on_answer, self._on_stream_state, self._core.stream_wanted)
+            self._outgoing[id_] = stream
+        stream.need()
+
+    def _close_stream(self, id_: EndpointID) -> None:
+        stream = self._outgoing.pop(id_)
+        if self._loop is not None:
+            task = self._loop.create_task(stream.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _on_answer(self, id_: EndpointID, data: bytes) -> None:
+        if self._loop is not None:
+            self._core.receive_frame(data, id_, "stream", self._loop.time())
+            self._after_input()
+
+    def _on_stream_state(self, id_: EndpointID, up: bool) -> None:
+        if self._loop is not None:
+            self._core.stream_connected(id_, up, self._loop.time())
+            self._schedule_flush()
+
+    def stream_frame(self, data: bytes, stream: IncomingStream) -> bool:
+        """A frame came on a stream that a peer opened. False: it was refused, and nobody good has spoken there yet."""
+        if self._loop is None:
+            return False
+        source = self._core.receive_frame(data, stream.source, stream.name, self._loop.time())
+        if source is None:
+            return stream.source is not None
+        if stream.source is None:
+            stream.source = source
+            old = self._incoming.get(source)
+            self._incoming[source] = stream
+            if old is not None:
+                old.cancel()
+        self._after_input()
+        return True
+
+    def stream_closed(self, stream: IncomingStream) -> None:
+        """A stream that a peer opened ended."""
+        if stream.source is not None and self._incoming.get(stream.source) is stream:
+            del self._incoming[stream.source]
+
+
+def _literal(host: str, port: int) -> Address | None:
+    """The address of a host given in digits; None for a name."""
+    try:
+        return str(ipaddress.ip_address(host)), port
+    except ValueError:
+        return None

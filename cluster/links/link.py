@@ -1,0 +1,599 @@
+"""The pure core of all links of one process: takes datagrams, frames, parcels and the time; says what to send.
+
+A turn of the shell:  receive … receive  ─►  (the handler runs)  ─►  flush: data leaves  ─►  acknowledge: what was handled
+
+so that an acknowledgement says "handled and handed on". The core calls the `LinkHandler` and appends to `outputs`;
+it does no I/O.
+
+Source: DESIGN sections 6 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from cluster.links import acknowledgement, heartbeat
+from cluster.links.api import LinkHandler, Peer, PeerState
+from cluster.links.head import (
+    ACKNOWLEDGEMENT,
+    FLAG_ANY_DESTINATION,
+    FLAG_STREAM,
+    HEAD_SIZE,
+    HEARTBEAT,
+    RECORDS,
+    TAG_SIZE,
+    Codec,
+    FieldsOfHead,
+    Refusal,
+    split_control,
+)
+from cluster.links.liveness import Event, Liveness
+from cluster.links.options import STREAM, LinkOptions
+from cluster.links.peer_link import Link
+from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
+from cluster.links.refusals import Refusals, no_warning
+from cluster.links.sender import KIND_CONTROL, KIND_RECORDS, Address, Drop, Outputs, Sender
+from cluster.links.stats import Counts, LinkStats
+from cluster.links.window import VOID_S
+from pixiu.errors import InvalidArgument
+from pixiu.ids import EndpointID
+from pixiu.placement.link_quality import UNMEASURED, Quality
+
+MAX_SENDERS: Final = 4096
+"""Senders known besides the peers of the view; above it the least recently heard are forgotten, a sixteenth at a time."""
+REPEAT_S: Final = 5.0
+"""For so long after a sender's last data its heartbeats are answered with an acknowledgement too."""
+LEAST_DELAY_S: Final = 0.001
+"""The core never asks to be woken sooner than this."""
+
+INFINITY: Final = float("inf")
+
+
+def _name(address: Address | None) -> str:
+    return "stream" if address is None else f"{address[0]}:{address[1]}"
+
+
+class LinkCore:
+    """The links of one process. `now` is monotonic seconds everywhere."""
+
+    def __init__(
+        self,
+        endpoint: EndpointID,
+        options: LinkOptions,
+        handler: LinkHandler,
+        *,
+        secret: bytes | None = None,
+        layout_version: Callable[[], int] = lambda: 0,
+        on_warning: Callable[..., None] = no_warning,
+    ) -> None:
+        """Raises `InvalidArgument` for an empty secret."""
+        largest = max(options.stream_frame_bytes, options.max_record_bytes + 4) + HEAD_SIZE + TAG_SIZE
+        self.max_datagram_bytes = max(options.mtu_bytes, options.loopback_mtu_bytes)
+        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest)
+        self.endpoint = endpoint
+        self.outputs = Outputs()
+        self._shares = Shares(options.receive_buffer_bytes)
+        self.refusals = Refusals(on_warning)
+        self.dropped: dict[str, int] = {}
+        self._options = options
+        self._handler = handler
+        self._layout_version = layout_version
+        self._links: dict[int, Link] = {}
+        self._gone = Counts()
+        self._first_sequence = 1
+        self._counter = 0
+        self._interval_s = options.heartbeat_interval_ms / 1000
+        self._pending: dict[Receiver, Link] = {}
+        self._busy: dict[int, Link] = {}
+        self._changed: dict[int, Link] = {}
+        self._orphans: list[tuple[EndpointID, int]] = []
+        self._states: list[tuple[EndpointID, PeerState]] = []
+        self._wake = INFINITY
+        self._beat_at = INFINITY
+
+    def receive_buffer_given(self, size: int) -> None:
+        """What the kernel gave the socket; windows follow from it."""
+        self._shares.receive_buffer_bytes = size
+
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """What the windows are computed from."""
+        return self._shares.receive_buffer_bytes
+
+    def set_peers(self, peers: Mapping[EndpointID, tuple[Peer, Address | None]], now: float) -> None:
+        """Whom to heartbeat and to be able to send to, each with its address (None while its name is being resolved)."""
+        for link in list(self._links.values()):
+            if link.peer is not None and link.id not in peers:
+                link.peer = None
+                link.heartbeat_at = INFINITY
+                link.attachment = b""
+                link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
+                self._fail(link, Drop.PEER_REMOVED)
+        for id_, (peer, address) in peers.items():
+            if id_ == self.endpoint:
+                continue
+            link = self._links.get(id_) or self._add(id_)
+            if link.peer is None:
+                link.heartbeat_at = self._beat_at = self._wake = now
+                link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
+            link.peer = peer
+            if address is not None and address != link.sender.address:
+                link.sender.locate(address)
+        self._bound_senders()
+
+    def locate(self, id_: EndpointID, address: Address, now: float) -> None:
+        """The address of a peer whose name was resolved."""
+        link = self._links.get(id_)
+        if link is not None and link.peer is not None:
+            link.sender.locate(address)
+            link.heartbeat_at = self._beat_at = self._wake = now
+
+    def _add(self, id_: EndpointID) -> Link:
+        counts = Counts()
+        sender = Sender(id_, self._options, self.codec, self.outputs, counts, self._count_drop, self._first_sequence)
+        link = Link(id_, sender, counts, Liveness(self._options.suspect_after, self._options.dead_after))
+        self._links[id_] = link
+        return link
+
+    def _bound_senders(self) -> None:
+        if len(self._links) <= MAX_SENDERS:
+            return
+        others = [link for link in self._links.values() if link.peer is None]
+        if len(others) <= MAX_SENDERS:
+            return
+        others.sort(key=lambda link: link.heard_at)
+        for link in others[: len(others) - MAX_SENDERS + MAX_SENDERS // 16]:
+            self._fail(link, Drop.PEER_REMOVED)
+            self._orphans += [(link.id, token) for token, _ in link.sender.settled]
+            # A sequence must never start again for a process that may remember it.
+            for window in (link.sender.datagram, link.sender.stream):
+                self._first_sequence = max(self._first_sequence, *window.upcoming)
+            self._gone.add(link.totals())
+            del self._links[link.id]
+            self._busy.pop(link.id, None)
+            self._changed.pop(link.id, None)
+            for receiver in link.receivers:
+                self._pending.pop(receiver, None)
+
+    def _fail(self, link: Link, reason: str) -> None:
+        link.sender.fail(reason)
+        if link.sender.stream_up:
+            self.outputs.resets.append(link.id)
+        self._busy.pop(link.id, None)
+        self._settled(link)
+
+    def close(self) -> None:
+        """Settle everything as not handled."""
+        for link in self._links.values():
+            self._fail(link, Drop.PEER_REMOVED)
+
+    def state(self, id_: EndpointID) -> PeerState:
+        """What is known of a peer."""
+        link = self._links.get(id_)
+        return link.liveness.state if link is not None and link.peer is not None else PeerState.UNKNOWN
+
+    def quality(self, id_: EndpointID) -> Quality:
+        """How well a peer answers heartbeats."""
+        link = self._links.get(id_)
+        return link.quality.quality if link is not None else UNMEASURED
+
+    def layout_of(self, id_: EndpointID) -> int:
+        """The layout version in the last datagram of a peer; 0 when none came."""
+        link = self._links.get(id_)
+        return link.layout_version if link is not None else 0
+
+    def address_of(self, id_: EndpointID) -> Address | None:
+        """Where a peer (or a sender that was heard from) is."""
+        link = self._links.get(id_)
+        return link.sender.address if link is not None else None
+
+    def set_attachment(self, id_: EndpointID, attachment: bytes, now: float) -> None:
+        """What the heartbeats to a peer carry. Raises `InvalidArgument` above 512 bytes."""
+        if len(attachment) > heartbeat.MAX_ATTACHMENT_BYTES:
+            raise InvalidArgument(f"an attachment has at most {heartbeat.MAX_ATTACHMENT_BYTES} bytes, this one {len(attachment)}")
+        link = self._links.get(id_)
+        if link is not None and link.peer is not None and link.attachment != attachment:
+            link.attachment = attachment
+            if link.sender.address is not None:
+                # Outside the count of missed ones: it is sent because it has something to say.
+                self._heartbeat(link, now)
+
+    def send_records(self, id_: EndpointID, records: list[bytes], lane: int, token: int, now: float) -> None:
+        """Queue a parcel of whole records. Leaves with the next `flush`."""
+        link = self._links.get(id_)
+        if link is None or link.liveness.state is PeerState.DEAD:
+            self._refuse_parcel(link, id_, len(records), token)
+            return
+        link.sender.queue_records(records, lane, token, now)
+        self._busy[id_] = link
+        self._settled(link)
+
+    def send_control(self, id_: EndpointID, messages: list[bytes], token: int, now: float) -> None:
+        """Queue serialized control messages. They leave before records."""
+        link = self._links.get(id_)
+        if link is None or link.liveness.state is PeerState.DEAD:
+            self._refuse_parcel(link, id_, len(messages), token)
+            return
+        link.sender.queue_control(messages, token, now)
+        self._busy[id_] = link
+        self._settled(link)
+
+    def _refuse_parcel(self, link: Link | None, id_: EndpointID, items: int, token: int) -> None:
+        self._count_drop(Drop.UNKNOWN_PEER if link is None else Drop.PEER_DEAD, items)
+        if link is None:
+            self._gone.queue_drops += items
+        else:
+            link.counts.queue_drops += items
+        if token:
+            self._orphans.append((id_, token))
+
+    def _count_drop(self, reason: str, items: int) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + items
+
+    def flush(self, now: float) -> None:
+        """Send what is queued, as far as the windows allow."""
+        version = self._layout_version()
+        for id_, link in list(self._busy.items()):
+            sender = link.sender
+            sender.layout_version = version
+            sender.pump(now)
+            if sender.settled:
+                self._changed[id_] = link
+            if sender.busy:
+                self._wake = min(self._wake, sender.deadline(now))
+            else:
+                self._busy.pop(id_, None)
+
+    @property
+    def has_unacknowledged(self) -> bool:
+        """Whether `acknowledge` must be called at the end of this turn."""
+        return bool(self._pending)
+
+    def acknowledge(self, now: float, every: bool = False) -> None:
+        """Send the acknowledgements that are due (or every one that is owed). Call it after the `flush` of the turn in which
+        data was handled."""
+        for receiver, link in list(self._pending.items()):
+            if not every and not receiver.due(now):
+                self._wake = min(self._wake, receiver.acknowledged_at + ACK_INTERVAL_S)
+                continue
+            del self._pending[receiver]
+            data = receiver.acknowledgement(
+                self.codec, self._next_counter(), self._layout_version(), self._shares.window(receiver, self._receivers(), now), now
+            )
+            link.counts.acknowledgements_sent += 1
+            if receiver.stream:
+                self.outputs.replies.append((link.id, data))
+            elif link.sender.address is not None:
+                self.outputs.datagrams.append((data, link.sender.address))
+
+    def _receivers(self) -> Iterator[Receiver]:
+        for link in self._links.values():
+            yield from link.receivers
+
+    def _next_counter(self) -> int:
+        self._counter += 1
+        return self._counter
+
+    def receive(self, data: bytes, address: Address, now: float) -> None:
+        """A datagram came. Never raises."""
+        head = self.codec.unpack(data, False)
+        if isinstance(head, str):
+            self.refusals.refuse(head, _name(address), now)
+            return
+        link = self._links.get(head[6])
+        if link is None:
+            if head[2] == HEARTBEAT:
+                self._on_heartbeat(head, None, data, address, now)
+                return
+            link = self._meet(head, address, now)
+            if link is None:
+                return
+        self._heard(link, head[8], now)
+        if head[2] < HEARTBEAT:
+            self._on_items(head, link, link.receivers[0], data, address, now)
+        elif head[2] == HEARTBEAT:
+            self._on_heartbeat(head, link, data, address, now)
+        else:
+            self._on_acknowledgement(head, link, data, address, now)
+
+    def receive_frame(self, data: bytes, source: EndpointID | None, where: str, now: float) -> EndpointID | None:
+        """A stream's frame came. `source` is who speaks on this stream, None before its first good frame; `where` names the
+        stream in warnings. Returns who speaks, None when the frame was refused. Never raises."""
+        head = self.codec.unpack(data, True)
+        if isinstance(head, str):
+            self.refusals.refuse(head, where, now)
+            return None
+        id_ = EndpointID(head[6])
+        if source is not None and source != id_:
+            self.refusals.refuse(Refusal.SENDER, where, now)
+            return None
+        link = self._links.get(id_) or self._meet(head, None, now)
+        if link is None or head[2] == HEARTBEAT:
+            self.refusals.refuse(Refusal.TYPE, where, now)
+            return None
+        self._heard(link, head[8], now)
+        if head[2] < HEARTBEAT:
+            self._on_items(head, link, link.receivers[1], data, (where, 0), now)
+        else:
+            self._on_acknowledgement(head, link, data, (where, 0), now)
+        return id_
+
+    def _meet(self, head: FieldsOfHead, address: Address | None, now: float) -> Link | None:
+        """A sender that is not in the view: it is served, one of a bounded number."""
+        if head[2] == ACKNOWLEDGEMENT:
+            self.refusals.refuse(Refusal.UNKNOWN_SENDER, _name(address), now)
+            return None
+        link = self._add(EndpointID(head[6]))
+        link.sender.locate(address)
+        link.heard_at = now
+        self._bound_senders()
+        return link
+
+    def _heard(self, link: Link, layout_version: int, now: float) -> None:
+        link.heard_at = now
+        link.layout_version = layout_version
+        if link.peer is not None and link.liveness.state is not PeerState.ALIVE:
+            self._step(link, Event.HEARD)
+
+    def _on_items(self, head: FieldsOfHead, link: Link, receiver: Receiver, data: bytes, address: Address, now: float) -> None:
+        count, sequence = head[5], head[7]
+        records = head[2] == RECORDS
+        tracker = receiver.records if records else receiver.control
+        receiver.unacknowledged += 1
+        receiver.data_at = now
+        if receiver not in self._pending:
+            self._pending[receiver] = link
+        if sequence == tracker.next:
+            tracker.next = sequence + count
+        elif not tracker.accept(sequence, count):
+            receiver.urgent = True
+            reason = Refusal.DUPLICATE if sequence < tracker.next else Refusal.SEQUENCE
+            self.refusals.count(reason)
+            return
+        counts = link.counts
+        counts.datagrams_received += 1
+        counts.bytes_received += len(data)
+        end = len(data) - self.codec.tag_size
+        refusal, raised = Refusal.MALFORMED_RECORDS, ""
+        try:
+            if records:
+                taken = self._handler.on_records(link.id, data, HEAD_SIZE, end, count)
+                if taken:
+                    counts.records_received += count
+                    return
+                refusal = Refusal.NOT_TAKEN if taken is None else refusal
+            else:
+                receiver.urgent = True
+                refusal = Refusal.MALFORMED_CONTROL
+                messages = split_control(data, HEAD_SIZE, end, count)
+                if messages is not None and self._handler.on_control(link.id, messages):
+                    counts.control_received += count
+                    return
+        except Exception as error:
+            # A handler must not raise; when it does, the datagram is not handled and the loop goes on.
+            refusal, raised = Refusal.HANDLER_RAISED, type(error).__name__
+        receiver.urgent = True
+        tracker.reject(sequence, count)
+        self.refusals.refuse(refusal, _name(address), now, peer=link.id, raised=raised)
+
+    def _on_acknowledgement(self, head: FieldsOfHead, link: Link, data: bytes, address: Address, now: float) -> None:
+        stream = head[4] & FLAG_STREAM != 0
+        receiver = link.receivers[stream]
+        if head[7] <= receiver.heard:
+            self.refusals.count(Refusal.OLD_COUNTER)
+            return
+        found = acknowledgement.decode(data, len(data) - self.codec.tag_size, head[5])
+        if found is None:
+            self.refusals.refuse(Refusal.MALFORMED_ACKNOWLEDGEMENT, _name(address), now, peer=link.id)
+            return
+        receiver.heard = head[7]
+        link.counts.acknowledgements_received += 1
+        link.sender.acknowledge(found, stream, now)
+        self._settled(link)
+
+    def _on_heartbeat(self, head: FieldsOfHead, link: Link | None, data: bytes, address: Address, now: float) -> None:
+        body = heartbeat.decode(data, HEAD_SIZE, len(data) - self.codec.tag_size)
+        if body is None or bool(head[4] & FLAG_ANY_DESTINATION) is body.reply:
+            self.refusals.refuse(Refusal.MALFORMED_HEARTBEAT, _name(address), now)
+            return
+        if body.target != self.endpoint:
+            if body.reply:
+                self._on_replaced(EndpointID(body.target), address)
+            else:
+                # The sender means another process, our predecessor at this port: tell it at once who is here.
+                echo = heartbeat.encode(
+                    reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=body.target
+                )
+                self._send_heartbeat(0, EndpointID(head[6]), echo, address)
+            return
+        if link is None:
+            link = self._meet(head, address, now)
+            if link is None:
+                return
+        if head[7] <= link.heard_counter:
+            self.refusals.count(Refusal.OLD_COUNTER)
+            return
+        link.heard_counter = head[7]
+        link.counts.heartbeats_received += 1
+        if link.peer is None and link.sender.address != address:
+            link.sender.locate(address)
+        receiver = link.receivers[0]
+        revealed = receiver.records.reveal(body.next_record)
+        recent = now - receiver.data_at < REPEAT_S
+        # The sender may have missed the acknowledgement of its last data: a heartbeat gets it again.
+        if receiver.control.reveal(body.next_control) or revealed or recent:
+            receiver.urgent = True
+            self._pending[receiver] = link
+        if body.reply:
+            link.quality.replied(int(now * 1e6) - body.sent_us)
+        answer = b""
+        try:
+            answer = self._handler.on_heartbeat(link.id, body.reply, body.attachment)
+        except Exception as error:
+            self.refusals.refuse(Refusal.HANDLER_RAISED, _name(address), now, peer=link.id, raised=type(error).__name__)
+        if not body.reply:
+            self._reply(link, body.sent_us, answer)
+
+    def _on_replaced(self, old: EndpointID, address: Address) -> None:
+        link = self._links.get(old)
+        if (
+            link is not None
+            and link.peer is not None
+            and link.sender.address is not None
+            and link.sender.address[:2] == address[:2]
+        ):
+            self._step(link, Event.REPLACED)
+
+    def _reply(self, link: Link, sent_us: int, attachment: bytes) -> None:
+        if link.sender.address is None:
+            return
+        if len(attachment) > heartbeat.MAX_ATTACHMENT_BYTES:
+            attachment = b""
+        upcoming = link.sender.datagram.upcoming
+        body = heartbeat.encode(
+            reply=True,
+            sent_us=sent_us,
+            next_record=upcoming[KIND_RECORDS],
+            next_control=upcoming[KIND_CONTROL],
+            attachment=attachment,
+            target=link.id,
+        )
+        self._send_heartbeat(0, link.id, body, link.sender.address)
+
+    def _heartbeat(self, link: Link, now: float) -> None:
+        address = link.sender.address
+        if address is None:
+            return
+        upcoming = link.sender.datagram.upcoming
+        body = heartbeat.encode(
+            reply=False,
+            sent_us=int(now * 1e6),
+            next_record=upcoming[KIND_RECORDS],
+            next_control=upcoming[KIND_CONTROL],
+            attachment=link.attachment,
+            target=link.id,
+        )
+        link.counts.heartbeats_sent += 1
+        self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, body, address)
+
+    def _send_heartbeat(self, flags: int, to: EndpointID, body: bytes, address: Address) -> None:
+        data = self.codec.pack(HEARTBEAT, flags, 0, self._next_counter(), self._layout_version(), to, [body])
+        self.outputs.datagrams.append((data, address))
+
+    def poll(self, now: float) -> None:
+        """Do what is due: heartbeats, probes, push-back, expiry. `acknowledge` is to be called at the end of the turn as well."""
+        self._wake = INFINITY
+        for link in list(self._busy.values()):
+            if link.sender.expire(now):
+                self._void(link, now)
+        self.flush(now)
+        for id_, link in self._busy.items():
+            if link.sender.probe_due(now):
+                self._heartbeat(link, now)
+            if link.sender.settled:
+                self._changed[id_] = link
+            self._wake = min(self._wake, link.sender.deadline(now))
+        if now >= self._beat_at:
+            self._beat_at = INFINITY
+            for link in list(self._links.values()):
+                if link.heartbeat_at <= now:
+                    self._beat(link, now)
+                self._beat_at = min(self._beat_at, link.heartbeat_at)
+        self._wake = min(self._wake, self._beat_at)
+
+    def _beat(self, link: Link, now: float) -> None:
+        if link.sender.address is not None:
+            first = link.heartbeat_sent_at == -INFINITY
+            # The first one finds no one to have missed.
+            if not first and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
+                self._state_changed(link)
+            link.quality.sent()
+            self._heartbeat(link, now)
+            link.heartbeat_sent_at = now
+            # Peers that were set together are spread over the interval from the second heartbeat on.
+            link.heartbeat_at = now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s)
+            return
+        if link.liveness.heartbeat_due(False):
+            self._state_changed(link)
+        link.heartbeat_at = now + self._interval_s
+
+    def _void(self, link: Link, now: float) -> None:
+        """Nothing was acknowledged for 3 s: the window is void, and the peer with it unless something else was heard."""
+        if now - link.heard_at >= VOID_S:
+            if link.peer is not None:
+                self._step(link, Event.WINDOW_VOID)
+            else:
+                self._fail(link, Drop.PEER_DEAD)
+        self._settled(link)
+
+    def _step(self, link: Link, event: Event) -> None:
+        if link.liveness.step(event):
+            self._state_changed(link)
+
+    def _state_changed(self, link: Link) -> None:
+        state = link.liveness.state
+        self._states.append((link.id, state))
+        if state is PeerState.DEAD:
+            self._fail(link, Drop.PEER_DEAD)
+        elif state is PeerState.SUSPECT:
+            link.sender.suspect()
+            self._settled(link)
+
+    def next_deadline(self, now: float) -> float:
+        """When to call `poll` next; infinity when nothing is due."""
+        return max(self._wake, now + LEAST_DELAY_S)
+
+    def stream_connected(self, id_: EndpointID, up: bool, now: float) -> None:
+        """The stream that this process opened to a peer is there, or broke."""
+        link = self._links.get(id_)
+        if link is not None and link.sender.stream_up is not up:
+            link.sender.connected(up, now)
+            self._settled(link)
+
+    def stream_wanted(self, id_: EndpointID) -> bool:
+        """Whether a stream to this peer still has a purpose: it can be sent to and has something waiting or in
+        flight, or streams carry everything."""
+        link = self._links.get(id_)
+        if link is None or link.liveness.state is PeerState.DEAD:
+            return False
+        return link.sender.busy or (self._options.transport == STREAM and link.peer is not None)
+
+    def _settled(self, link: Link) -> None:
+        if link.sender.settled:
+            self._changed[link.id] = link
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `dispatch` has something to tell."""
+        return bool(self._changed or self._states or self._orphans)
+
+    def dispatch(self, now: float) -> None:
+        """Tell the handler which states changed and what became of parcels. What it causes meanwhile waits for the next call."""
+        states, self._states = self._states, []
+        changed, self._changed = self._changed, {}
+        orphans, self._orphans = self._orphans, []
+        settled: list[tuple[EndpointID, list[tuple[int, bool]]]] = [(id_, [(token, False)]) for id_, token in orphans]
+        for link in changed.values():
+            if link.sender.settled:
+                settled.append((link.id, link.sender.settled[:]))
+                link.sender.settled.clear()
+        for id_, state in states:
+            try:
+                self._handler.on_peer_state(id_, state)
+            except Exception as error:
+                self.refusals.refuse(Refusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
+        for id_, tokens in settled:
+            try:
+                self._handler.on_settled(id_, tokens)
+            except Exception as error:
+                self.refusals.refuse(Refusal.HANDLER_RAISED, "handler", now, peer=id_, raised=type(error).__name__)
+
+    def stats(self) -> LinkStats:
+        """A copy of what was counted."""
+        total = Counts()
+        total.add(self._gone)
+        peers = {link.id: link.stats() for link in self._links.values()}
+        for peer in peers.values():
+            total.add(peer.counts)
+        return LinkStats(total=total, peers=peers, refused=dict(self.refusals.counts), dropped=dict(self.dropped))

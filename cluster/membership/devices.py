@@ -1,0 +1,245 @@
+"""Relay data: on which gateways a user's devices are, and since when. Pure.
+
+    (UIN, device, gateway instance) -> GatewayMsgID, connected or a tombstone, connect time and what messages it takes
+
+The registers are those of `cluster.membership.lww_map.LwwMap`: the UIN is in the place of the room, the device in that of the
+user. So what heals memberships (digests, listings, floors) heals relay data.
+
+    device  15 bits class | 48 bits DeviceID                     who it is
+    value   61 bits connect time | takes mail | takes messages | is a login   since when, of `gateway.hybrid_clock`
+
+A connection that is no login (a service that reads rooms) is known where rooms' messages go through relays, and else not
+said at all. It is neither online nor subject to the login policy.
+
+Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
+
+Source: seed 004 §7.3; DESIGN section 10; docs/decisions/0010-devices-and-connect-times.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from cluster.membership.lww_map import MAX_ENTRIES, TOMBSTONE_S, Applied, Key, LwwMap, Purged, Update
+from pixiu.ids import DEVICE_BITS, gateway_instance
+
+DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1
+MAX_CACHED_USERS: Final = 1_000_000
+"""Users whose gateways are kept ready. Policy: all are forgotten and looked up anew."""
+MAX_TOGETHER: Final = 100_000
+"""Users with several entries that wait to be looked at. Policy: more are not noted."""
+
+
+class LoginPolicy(Enum):
+    """Which of a user's devices may be online together. One that may not is told that it was replaced.
+
+    Of one device only the newest connection counts in any case, as MQTT has it for a client ID.
+    """
+
+    ALL = "all"
+    NEWEST = "newest"
+    """The device that connected last."""
+    NEWEST_OF_CLASS = "newest_of_class"
+    """Of each class the device that connected last; devices without a class are a class."""
+
+
+class Connection(NamedTuple):
+    """One entry: a device on a gateway."""
+
+    key: int
+    """Class and DeviceID."""
+    instance: int
+    """Of the gateway."""
+    connect_time: int
+    chat: bool
+    login: bool = True
+    mail: bool = False
+
+    @property
+    def device(self) -> int:
+        """DeviceID."""
+        return self.key & DEVICE_MASK
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two entries of a device the higher one is current."""
+        return self.connect_time, self.instance
+
+
+def device_key(device: int, device_class: int) -> int:
+    """What a device is known by to relays. `device`: below 2^48; `device_class`: below 2^15."""
+    return device_class << DEVICE_BITS | device
+
+
+def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True, mail: bool = False) -> Update:
+    """A device is connected to a gateway, or says something new."""
+    return Update(id_, uin, key, True, 0, connect_time << 3 | mail << 2 | chat << 1 | login)
+
+
+def connection_of(change: Update) -> Connection:
+    """What a connect of a device says."""
+    return _connection(change.uin, gateway_instance(change.id), change.value)
+
+
+def _connection(key: int, instance: int, value: int) -> Connection:
+    return Connection(key, instance, value >> 3, bool(value & 2), bool(value & 1), bool(value & 4))
+
+
+class Devices(LwwMap):
+    """Where the devices of users are. Arguments as `LwwMap` has them.
+
+    Args:
+        policy: which devices may be online together.
+    """
+
+    __slots__ = ("_all", "_chat", "_policy", "_reachable", "_together")
+
+    def __init__(
+        self, *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES, tombstone_s: float = TOMBSTONE_S
+    ) -> None:
+        super().__init__(max_entries=max_entries, tombstone_s=tombstone_s)
+        self._policy = policy
+        self._chat: dict[int, tuple[int, ...]] = {}
+        self._all: dict[int, tuple[int, ...]] = {}
+        self._reachable: frozenset[int] | None = None
+        self._together: dict[int, None] = {}
+
+    @property
+    def users(self) -> int:
+        """Users with a connected device."""
+        return self.rooms
+
+    def set_reachable(self, instances: frozenset[int] | None) -> None:
+        """Only connections on these gateway instances count as online; None: all do.
+
+        Entries of the others stay: a gateway that comes back finds what it said before.
+        """
+        if instances != self._reachable:
+            self._reachable = instances
+            self._chat.clear()
+            self._all.clear()
+
+    def is_reachable(self, instance: int) -> bool:
+        """Whether a gateway instance is."""
+        return self._reachable is None or instance in self._reachable
+
+    def entries(self, uin: int) -> list[Connection]:
+        """All entries of a user on gateways that are reachable."""
+        found: list[Connection] = []
+        for key in self.live_keys(uin):
+            if self.is_reachable(key.instance):
+                found.append(_connection(key.uin, key.instance, self.value(*key)))
+        return found
+
+    def connections(self, uin: int) -> list[Connection]:
+        """The current connection of every device of a user that is online."""
+        newest: dict[int, Connection] = {}
+        for entry in self.entries(uin):
+            if not entry.login:
+                continue
+            there = newest.get(entry.device)
+            if there is None or entry.rank > there.rank:
+                newest[entry.device] = entry
+        return list(newest.values())
+
+    def chat_gateways(self, uin: int) -> tuple[int, ...]:
+        """The gateway instances, ascending, whose copy of a message to the user reaches a device."""
+        found = self._chat.get(uin)
+        if found is None:
+            found = tuple(sorted({c.instance for c in self.connections(uin) if c.chat}))
+            if found:  # only users with entries: what anybody may invent cannot fill the cache
+                if len(self._chat) >= MAX_CACHED_USERS:
+                    self._chat.clear()
+                self._chat[uin] = found
+        return found
+
+    def gateways_of(self, uin: int) -> tuple[int, ...]:
+        """The gateway instances that have any connection of a user."""
+        found = self._all.get(uin)
+        if found is None:
+            found = tuple(sorted({entry.instance for entry in self.entries(uin)}))
+            if found:
+                if len(self._all) >= MAX_CACHED_USERS:
+                    self._all.clear()
+                self._all[uin] = found
+        return found
+
+    def rivals(self, change: Update) -> list[Connection]:
+        """The entries that may not be online together with the one that a login speaks of."""
+        mine = connection_of(change)
+        if not mine.login:
+            return []
+        others = [e for e in self.entries(change.room) if e.login and (e.key, e.instance) != (mine.key, mine.instance)]
+        if self._policy is LoginPolicy.NEWEST:
+            return others
+        if self._policy is LoginPolicy.NEWEST_OF_CLASS:
+            return [e for e in others if e.device == mine.device or e.key >> DEVICE_BITS == mine.key >> DEVICE_BITS]
+        return [entry for entry in others if entry.device == mine.device]
+
+    def losers(self, uin: int) -> list[tuple[Connection, Connection]]:
+        """The logins of a user that may not stay, on whatever gateway, each with the newest that it makes place for."""
+        logins = [_connection(key.uin, key.instance, self.value(*key)) for key in self.live_keys(uin)]
+        logins = [entry for entry in logins if entry.login]
+        newest: dict[tuple[str, int], Connection] = {}
+        for entry in logins:
+            for place in self._places(entry):
+                if place not in newest or entry.rank > newest[place].rank:
+                    newest[place] = entry
+        found: list[tuple[Connection, Connection]] = []
+        for entry in logins:
+            winner = next((newest[place] for place in self._places(entry) if newest[place] is not entry), None)
+            if winner is not None:
+                found.append((entry, winner))
+        return found
+
+    def _places(self, entry: Connection) -> list[tuple[str, int]]:
+        """What a login contests, each place for one."""
+        places = [("device", entry.device)]
+        if self._policy is LoginPolicy.NEWEST:
+            places.append(("user", 0))
+        elif self._policy is LoginPolicy.NEWEST_OF_CLASS:
+            places.append(("class", entry.key >> DEVICE_BITS))
+        return places
+
+    def take_together(self) -> list[int]:
+        """The users who got a login beside another entry since the last call."""
+        found, self._together = list(self._together), {}
+        return found
+
+    def newer(self, change: Update) -> int:
+        """The connect time of a rival that is above that of a login; 0: none."""
+        mine = connection_of(change)
+        highest = max((rival.rank for rival in self.rivals(change)), default=mine.rank)
+        return highest[0] if highest > mine.rank else 0
+
+    def apply(self, batch: Iterable[Update], now: float) -> Applied:
+        """As `LwwMap.apply`."""
+        applied = super().apply(batch, now)
+        for change in applied.changes:
+            self._chat.pop(change.room, None)
+            self._all.pop(change.room, None)
+            # A logout of the same batch may have ended it.
+            entries = sum(map(len, self._rooms.get(change.room, {}).values())) if change.login else 0
+            if entries > 1 and len(self._together) < MAX_TOGETHER:
+                self._together[change.room] = None
+        return applied
+
+    def purge_partition(self, partition: int, partitions: int) -> Purged:
+        """As `LwwMap.purge_partition`."""
+        return self._forget(super().purge_partition(partition, partitions))
+
+    def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
+        """As `LwwMap.sweep`."""
+        return self._forget(super().sweep(partition, partitions, keep))
+
+    def raise_floor(self, instance: int, generation: int) -> Purged:
+        """As `LwwMap.raise_floor`."""
+        return self._forget(super().raise_floor(instance, generation))
+
+    def _forget(self, purged: Purged) -> Purged:
+        for key in purged.keys:
+            self._chat.pop(key.room, None)
+            self._all.pop(key.room, None)
+        return purged

@@ -1,0 +1,45 @@
+"""Gateways that are gone: their members are dropped, and what they said is never taken again. Pure.
+
+A gateway has vanished when the registry's view has nobody with its instance: its lease is gone and heartbeats are
+silent (docs/decisions/0005-vanished-is-not-dead.md). A short while later the instance's floor rises above the generation
+that was there when it vanished. A gateway of a later generation that the view does not show yet is not touched.
+
+Source: DESIGN section 10 ("purged by a floor per instance"); docs/decisions/0031-a-vanished-gateway-is-fenced.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cluster.membership.lww_map import LwwMap, Purged
+
+
+class InstancePurge:
+    """Purges the instances whose gateways are gone.
+
+    Args:
+        membership: what is purged.
+        gone_s: how long an instance must be out of the view, seconds.
+    """
+
+    def __init__(self, membership: LwwMap, gone_s: float) -> None:
+        self._membership = membership
+        self._gone_s = gone_s
+        self._absent: dict[int, tuple[float, int]] = {}
+        """Instance → since when, and the highest generation that it had then."""
+        self.purged_gateways = 0
+
+    def purge(self, known: Collection[int], now: float) -> list[Purged]:
+        """`known`: the instances in the view. Returns what was dropped now."""
+        purged: list[Purged] = []
+        before, self._absent = self._absent, {}
+        for instance in self._membership.instances():
+            if instance in known:
+                continue
+            since, generation = before.get(instance) or (now, self._membership.generation(instance))
+            if now - since < self._gone_s:
+                self._absent[instance] = (since, generation)
+                continue
+            purged.append(self._membership.raise_floor(instance, generation + 1))
+            self.purged_gateways += 1
+        return purged

@@ -1,0 +1,562 @@
+"""Soft state as a map of last-writer-wins registers: the membership of rooms, and users' devices. Pure.
+
+    (RoomID, UIN, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
+
+Routers and brokers keep who is in which room, without values. Relays keep `cluster.membership.devices`: the UIN is in the place of
+the room, the device in that of the user, and the value says since when it is connected.
+
+A message applies when its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt
+the map, and merging snapshots and live messages gives the same result in every order. Three indexes keep the paths
+that matter short:
+
+    room -> instance -> {UIN: GatewayMsgID}     what a snapshot walks
+    room -> (instance, …)                       what a broker reads for every record
+    instance -> bucket -> {room, …}             what a purge of one gateway and a listing of one bucket walk
+
+Source: seed 004 §5.1.1, §5.2 step 12; DESIGN section 10. Departs from the seed, which compares per gateway, because
+that drops a reordered login of another room.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Final, NamedTuple, cast
+
+from cluster.membership import digest as digests
+from cluster.membership.digest import Digest, Rule, bucket_of
+from pixiu.errors import MalformedData
+from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
+from pixiu.wire.v1 import control_pb2
+
+ENTRY: Final = digests.ENTRY
+"""RoomID, UIN, GatewayMsgID: one entry of a snapshot."""
+ENTRY_BYTES: Final = 24
+TOMBSTONE_S: Final = 600.0
+"""A logout is remembered so long: a login that was overtaken by its logout must not revive it."""
+MAX_ENTRIES: Final = 4_000_000
+"""Live entries of one map. Policy: a login with a new key is refused and counted."""
+MAX_TOMBSTONES: Final = 1_000_000
+"""Policy: the oldest tombstone is forgotten early and counted."""
+SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
+"""Entries and tombstones of one snapshot chunk are together at most this long."""
+CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
+VALUE: Final = struct.Struct("<Q")
+"""The value of one entry, where a map has values."""
+VALUE_BYTES: Final = 8
+MESSAGES_A_CONTROL: Final = 32
+"""Gateway messages in one `Control`: about 33 bytes each, so that they fit one datagram."""
+VALUED_MESSAGES_A_CONTROL: Final = 24
+"""The same for messages with values, which take 9 bytes more."""
+INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
+
+assert ENTRY.size == ENTRY_BYTES
+assert CHUNK_ENTRIES > 0
+
+
+class Update(NamedTuple):
+    """One login or logout: what a gateway says, and what the map took over."""
+
+    id: int
+    """GatewayMsgID; names the gateway instance too."""
+    room: int
+    uin: int
+    login: bool
+    reason: int = 0
+    """A `Reason` of control.proto; passed on, not kept."""
+    value: int = 0
+    """What a login holds besides, 64 bits; 0 for members of rooms."""
+
+
+class Key(NamedTuple):
+    """The key of one register."""
+
+    room: int
+    uin: int
+    instance: int
+
+
+class Applied(NamedTuple):
+    """What a batch changed."""
+
+    changes: list[Update]
+    """Those that applied, in order."""
+    rooms: list[int]
+    """Rooms whose list of gateway instances is another now, without repeats."""
+
+
+class Purged(NamedTuple):
+    """What a purge removed."""
+
+    keys: list[Key]
+    """Keys of removed registers, live ones and tombstones."""
+    rooms: list[int]
+    """Rooms whose list of gateway instances is another now, without repeats."""
+
+
+class Listing(NamedTuple):
+    """All live entries of one bucket of an instance from `first` up to, not including, `end`, which are (room, UIN)."""
+
+    rule: Rule
+    instance: int
+    bucket: int
+    as_of: int
+    """The GatewayMsgID up to which the listing is complete; 0 where that is not known: then it only adds."""
+    first: tuple[int, int]
+    end: tuple[int, int] | None
+    """None: to the end of the bucket."""
+    entries: bytes
+    """As in `Chunk`, ascending."""
+    values: bytes = b""
+    """As in `Chunk`."""
+
+
+class Chunk(NamedTuple):
+    """A part of a snapshot: entries of 24 bytes laid end to end."""
+
+    entries: bytes
+    tombstones: bytes
+    values: bytes = b""
+    """8 bytes for each entry, in the same order; empty where none has a value."""
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What became of messages, since the start."""
+
+    applied: int = 0
+    stale: int = 0
+    """Not above the GatewayMsgID known for the key (repeated or overtaken), or below the instance's floor."""
+    refused: int = 0
+    """Logins with a new key at the limit of entries."""
+    malformed: int = 0
+    """IDs out of range."""
+    tombstones_expired: int = 0
+    tombstones_forgotten: int = 0
+    """Dropped before their time at the limit of tombstones."""
+    purged: int = 0
+    healed: int = 0
+    """Changes that a listing brought: what messages had lost."""
+
+
+class LwwMap:
+    """Who is in which room on which gateway.
+
+    `now` is monotonic seconds and must not go back.
+
+    Args:
+        max_entries: most live entries; see `MAX_ENTRIES` for the policy.
+        max_tombstones: most tombstones; see `MAX_TOMBSTONES`.
+        tombstone_s: how long a logout is remembered, seconds.
+
+    Source: DESIGN section 10.
+    """
+
+    __slots__ = (
+        "_floors",
+        "_gateways",
+        "_live",
+        "_max_entries",
+        "_max_tombstones",
+        "_rooms",
+        "_rooms_of",
+        "_tombstone_s",
+        "_tombstones",
+        "_values",
+        "counters",
+        "digest",
+    )
+
+    def __init__(
+        self, *, max_entries: int = MAX_ENTRIES, max_tombstones: int = MAX_TOMBSTONES, tombstone_s: float = TOMBSTONE_S
+    ) -> None:
+        self._max_entries = max_entries
+        self._max_tombstones = max_tombstones
+        self._tombstone_s = tombstone_s
+        self._rooms: dict[int, dict[int, dict[int, int]]] = {}
+        self._gateways: dict[int, tuple[int, ...]] = {}
+        self._rooms_of: dict[int, dict[int, set[int]]] = {}
+        # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
+        self._tombstones: dict[Key, tuple[int, float]] = {}
+        self._floors: dict[int, int] = {}
+        self._values: dict[Key, int] = {}
+        """Of live entries, where it is not 0."""
+        self._live = 0
+        self.digest = Digest()
+        self.counters = StoreCounters()
+
+    def __len__(self) -> int:
+        """Live entries."""
+        return self._live
+
+    @property
+    def rooms(self) -> int:
+        """Rooms that have members."""
+        return len(self._rooms)
+
+    @property
+    def tombstones(self) -> int:
+        """Logouts that are remembered."""
+        return len(self._tombstones)
+
+    def gateways(self, room: int) -> tuple[int, ...]:
+        """The gateway instances with members in a room, ascending; kept ready, so a call costs one look-up."""
+        return self._gateways.get(room, ())
+
+    def members(self, room: int) -> int:
+        """Members of a room; a user on two gateways counts twice."""
+        return sum(map(len, self._rooms.get(room, {}).values()))
+
+    def live_keys(self, room: int) -> list[Key]:
+        """The keys of a room's live entries."""
+        return [Key(room, uin, instance) for instance, members in self._rooms.get(room, {}).items() for uin in members]
+
+    def instances(self) -> list[int]:
+        """The gateway instances that have live entries, ascending."""
+        return sorted(self._rooms_of)
+
+    def generation(self, instance: int) -> int:
+        """The highest generation among an instance's live entries; 0 without any. Walks them."""
+        found = (max(self._rooms[room][instance].values()) for room in self._rooms_on(instance))
+        return gateway_generation(max(found, default=0))
+
+    def members_by_instance(self) -> dict[int, int]:
+        """Gateway instance → its live entries, ascending."""
+        return {instance: self.digest.count(instance) for instance in self.instances()}
+
+    def floor(self, instance: int) -> int:
+        """The GatewayMsgID below which nothing of an instance applies; 0 where there is no floor."""
+        return self._floors.get(instance, 0)
+
+    def get(self, room: int, uin: int, instance: int) -> tuple[int, bool] | None:
+        """(GatewayMsgID, live) of one register, or None."""
+        found = self._rooms.get(room, {}).get(instance, {}).get(uin)
+        if found is not None:
+            return found, True
+        tombstone = self._tombstones.get(Key(room, uin, instance))
+        return (tombstone[0], False) if tombstone is not None else None
+
+    def value(self, room: int, uin: int, instance: int) -> int:
+        """What a live entry holds; 0 where it holds nothing, or is not there."""
+        return self._values.get(Key(room, uin, instance), 0)
+
+    def apply(self, batch: Iterable[Update], now: float) -> Applied:
+        """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.
+
+        Source: seed 004 §5.2 step 12, §5.3 step 13; DESIGN section 10.
+        """
+        counters = self.counters
+        changes: list[Update] = []
+        rooms: dict[int, None] = {}
+        for change in batch:
+            id_, room, uin, login, _, value = change
+            if not (0 < id_ <= MAX_ID and 0 <= room <= MAX_ID and 0 <= uin <= MAX_ID):
+                counters.malformed += 1
+                continue
+            instance = id_ >> INSTANCE_SHIFT
+            members = self._rooms.get(room, {}).get(instance)
+            live = members.get(uin) if members is not None else None
+            known = live if live is not None else self._tombstone_id(room, uin, instance)
+            if id_ <= known or id_ < self._floors.get(instance, 0):
+                counters.stale += 1
+                continue
+            if login:
+                if live is None and self._live >= self._max_entries:
+                    counters.refused += 1
+                    continue
+                if self._add(room, uin, instance, id_, live is None):
+                    rooms[room] = None
+                if value:
+                    self._values[Key(room, uin, instance)] = value
+                elif self._values:
+                    self._values.pop(Key(room, uin, instance), None)
+            else:
+                if live is not None and self._remove(room, uin, instance):
+                    rooms[room] = None
+                self._bury(Key(room, uin, instance), id_, now)
+            changes.append(change)
+        counters.applied += len(changes)
+        return Applied(changes, list(rooms))
+
+    def merge(self, chunk: Chunk, now: float) -> Applied:
+        """Apply a part of a snapshot. Tombstones get a new full time. Raises `MalformedData` when a size is wrong;
+        nothing is applied then."""
+        if len(chunk.entries) % ENTRY_BYTES or len(chunk.tombstones) % ENTRY_BYTES:
+            raise MalformedData(f"a snapshot chunk's parts are multiples of {ENTRY_BYTES} bytes; take the snapshot again")
+        live = self.apply(logins(chunk.entries, chunk.values), now)
+        dead = self.apply([Update(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)], now)
+        return Applied(live.changes + dead.changes, list(dict.fromkeys(live.rooms + dead.rooms)))
+
+    def heal(self, listing: Listing, now: float, *, own_word: bool) -> Applied:
+        """Become equal to a listing: what it has applies as ever; what it does not have and is not newer than its
+        `as_of` is removed, by a logout with that GatewayMsgID, which can be passed on like any other.
+
+        `own_word`: the gateway itself lists; then what it has and a tombstone not newer than `as_of` hides lives again. In
+        a router's listing that may be an old login that the router should not have.
+
+        `as_of` says what the gateway itself had, so nothing that the gateway said later is touched. Raises
+        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: DESIGN section 10.
+        """
+        if len(listing.entries) % ENTRY_BYTES:
+            raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
+        changes = logins(listing.entries, listing.values)
+        listed: set[tuple[int, int]] = set()
+        for id_, room, uin, *_ in changes:
+            listed.add((room, uin))
+            key = Key(room, uin, id_ >> INSTANCE_SHIFT)
+            if own_word and id_ <= self._tombstone_id(*key) <= listing.as_of and key.instance == listing.instance:
+                del self._tombstones[key]
+        if listing.as_of:
+            for room, uin, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
+                if listing.end is not None and (room, uin) >= listing.end:
+                    break
+                if id_ <= listing.as_of and (room, uin) not in listed:
+                    changes.append(Update(listing.as_of, room, uin, False))
+        applied = self.apply(changes, now)
+        self.counters.healed += len(applied.changes)
+        return applied
+
+    def bucket_entries(
+        self, rule: Rule, instance: int, bucket: int, first: tuple[int, int] = (0, 0)
+    ) -> Iterator[tuple[int, int, int]]:
+        """(room, UIN, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
+
+        Which rooms there are is noted at the first one; a room's members are read when it is reached. So the map may
+        change meanwhile: whoever lists it `as of` a GatewayMsgID notes that before.
+        """
+        want = rule.partition % rule.partitions
+        rooms = self._rooms_of.get(instance, {}).get(bucket, ())
+        for room in sorted(room for room in rooms if room >= first[0] and room % rule.partitions == want):
+            for uin, id_ in sorted(self._rooms.get(room, {}).get(instance, {}).items()):
+                if (room, uin) >= first:
+                    yield room, uin, id_
+
+    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
+        """A gateway had no members of these rooms as of a GatewayMsgID of its own: log out who is not newer.
+
+        Source: DESIGN section 10, "Negative feedback".
+        """
+        instance = as_of >> INSTANCE_SHIFT
+        gone = [
+            Update(as_of, room, uin, False)
+            for room in rooms
+            for uin, id_ in self._rooms.get(room, {}).get(instance, {}).items()
+            if id_ <= as_of
+        ]
+        return self.apply(gone, now)
+
+    def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = CHUNK_ENTRIES) -> Iterator[Chunk]:
+        """Everything that a partition serves, in chunks of at most `chunk_entries` entries.
+
+        Which rooms and tombstones there are is noted in this call; a room's members are read when its chunk is
+        made. What changes meanwhile is not needed in the snapshot when the receiver is also sent every change that
+        comes after this call: merging is last-writer-wins. So a large map never stops the event loop for long.
+        """
+        rooms = [room for room in self._rooms if room % partitions == partition % partitions]
+        dead = [(key, id_) for key, (id_, _) in self._tombstones.items() if key.room % partitions == partition % partitions]
+        return self._chunks(rooms, dead, chunk_entries)
+
+    def _chunks(self, rooms: list[int], dead: list[tuple[Key, int]], limit: int) -> Iterator[Chunk]:
+        pack = ENTRY.pack
+        entries: list[bytes] = []
+        values: list[bytes] = []
+        for room in rooms:
+            for instance, members in self._rooms.get(room, {}).items():
+                entries.extend([pack(room, uin, id_) for uin, id_ in members.items()])
+                if self._values:
+                    values.extend([VALUE.pack(self.value(room, uin, instance)) for uin in members])
+            if len(values) < len(entries) and values:
+                # The first value came while the snapshot was being made.
+                values[:0] = [VALUE.pack(0)] * (len(entries) - len(values))
+            # A copy was made of the room's entries, so that its members may change between two chunks.
+            while len(entries) >= limit:
+                yield Chunk(b"".join(entries[:limit]), b"", b"".join(values[:limit]))
+                del entries[:limit], values[:limit]
+        at = limit - len(entries)
+        yield Chunk(b"".join(entries), b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[:at]]), b"".join(values))
+        while at < len(dead):
+            yield Chunk(b"", b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[at : at + limit]]))
+            at += limit
+
+    def expire(self, now: float, limit: int = 10_000) -> list[Key]:
+        """Forget tombstones whose time is over, at most `limit` in one call; returns their keys."""
+        gone: list[Key] = []
+        for key, (_, until) in self._tombstones.items():
+            if until > now or len(gone) >= limit:
+                break
+            gone.append(key)
+        for key in gone:
+            del self._tombstones[key]
+        self.counters.tombstones_expired += len(gone)
+        return gone
+
+    def next_expiry(self) -> float | None:
+        """When the oldest tombstone's time is over, monotonic seconds; None without tombstones."""
+        for _, until in self._tombstones.values():
+            return until
+        return None
+
+    def purge_partition(self, partition: int, partitions: int) -> Purged:
+        """Drop every register whose room the partition does not serve (after a doubling).
+
+        Source: seed 004 §2.3 step 9, §5.2 step 11, §5.3 step 11.
+        """
+        want = partition % partitions
+        moved = [room for room in self._rooms if room % partitions != want]
+        keys: list[Key] = []
+        for room in moved:
+            for instance in list(self._rooms[room]):
+                keys.extend(self._drop(room, instance))
+        dead = [key for key in self._tombstones if key.room % partitions != want]
+        for key in dead:
+            del self._tombstones[key]
+        self.counters.purged += len(keys) + len(dead)
+        return Purged(keys + dead, moved)
+
+    def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
+        """Drop the live entries of a partition's rooms that are not in `keep`: what went while nobody told us.
+
+        For a process that was out of contact for so long that the tombstones of logouts may be over.
+        """
+        keys: list[Key] = []
+        rooms: list[int] = []
+        for room in [room for room in self._rooms if room % partitions == partition % partitions]:
+            before = self._gateways[room]
+            for key in self.live_keys(room):
+                if key not in keep:
+                    self._remove(*key)
+                    keys.append(key)
+            if self._gateways.get(room, ()) != before:
+                rooms.append(room)
+        self.counters.purged += len(keys)
+        return Purged(keys, rooms)
+
+    def raise_floor(self, instance: int, generation: int) -> Purged:
+        """A gateway of this generation holds the instance: drop what lower generations wrote, and never take it again.
+
+        The floor only rises. Walks the instance's rooms, not the whole map. Tombstones below the floor stay until
+        their time is over; the floor refuses what they guarded against. Source: DESIGN section 10.
+        """
+        floor = gateway_msg_id(instance, generation, 0)
+        if floor <= self._floors.get(instance, 0):
+            return Purged([], [])
+        self._floors[instance] = floor
+        return self._purge_below(instance, floor)
+
+    def _rooms_on(self, instance: int) -> list[int]:
+        return [room for rooms in self._rooms_of.get(instance, {}).values() for room in rooms]
+
+    def _purge_below(self, instance: int, floor: int) -> Purged:
+        keys: list[Key] = []
+        rooms: list[int] = []
+        for room in self._rooms_on(instance):
+            members = self._rooms[room][instance]
+            old = [uin for uin, id_ in members.items() if id_ < floor]
+            if len(old) == len(members):
+                keys.extend(self._drop(room, instance))
+                rooms.append(room)
+                continue
+            for uin in old:
+                self._remove(room, uin, instance)
+                keys.append(Key(room, uin, instance))
+        self.counters.purged += len(keys)
+        return Purged(keys, rooms)
+
+    def _tombstone_id(self, room: int, uin: int, instance: int) -> int:
+        found = self._tombstones.get(Key(room, uin, instance))
+        return found[0] if found is not None else 0
+
+    def _bury(self, key: Key, id_: int, now: float) -> None:
+        self._tombstones.pop(key, None)
+        if len(self._tombstones) >= self._max_tombstones:
+            del self._tombstones[next(iter(self._tombstones))]
+            self.counters.tombstones_forgotten += 1
+        self._tombstones[key] = (id_, now + self._tombstone_s)
+
+    def _add(self, room: int, uin: int, instance: int, id_: int, new: bool) -> bool:
+        """Returns whether the room's list of instances changed."""
+        by_instance = self._rooms.setdefault(room, {})
+        members = by_instance.get(instance)
+        if members is not None:
+            if not new:
+                self.digest.remove(room, uin, instance, members[uin])
+            members[uin] = id_
+        else:
+            by_instance[instance] = {uin: id_}
+            self._rooms_of.setdefault(instance, {}).setdefault(bucket_of(room), set()).add(room)
+            self._gateways[room] = tuple(sorted(by_instance))
+        self.digest.add(room, uin, instance, id_)
+        if new:
+            self._live += 1
+            self._tombstones.pop(Key(room, uin, instance), None)
+        return members is None
+
+    def _remove(self, room: int, uin: int, instance: int) -> bool:
+        """Returns whether the room's list of instances changed."""
+        members = self._rooms[room][instance]
+        if len(members) == 1:
+            self._drop(room, instance)
+            return True
+        self.digest.remove(room, uin, instance, members.pop(uin))
+        if self._values:
+            self._values.pop(Key(room, uin, instance), None)
+        self._live -= 1
+        return False
+
+    def _drop(self, room: int, instance: int) -> list[Key]:
+        """Remove all members of a room on one instance."""
+        by_instance = self._rooms[room]
+        members = by_instance.pop(instance)
+        self._live -= len(members)
+        for uin, id_ in members.items():
+            self.digest.remove(room, uin, instance, id_)
+            if self._values:
+                self._values.pop(Key(room, uin, instance), None)
+        if by_instance:
+            self._gateways[room] = tuple(sorted(by_instance))
+        else:
+            del self._rooms[room]
+            del self._gateways[room]
+        buckets, bucket = self._rooms_of[instance], bucket_of(room)
+        buckets[bucket].discard(room)
+        if not buckets[bucket]:
+            del buckets[bucket]
+            if not buckets:
+                del self._rooms_of[instance]
+        return [Key(room, uin, instance) for uin in members]
+
+
+def logins(entries: bytes, values: bytes) -> list[Update]:
+    """The logins that a snapshot's chunk or a listing stands for. Raises `MalformedData`."""
+    if values and len(values) * ENTRY_BYTES != len(entries) * VALUE_BYTES:
+        raise MalformedData(f"every entry has a value of {VALUE_BYTES} bytes, or none has")
+    held = (value for (value,) in VALUE.iter_unpack(values)) if values else repeat(0)
+    return [
+        Update(id_, room, uin, True, 0, value) for (room, uin, id_), value in zip(ENTRY.iter_unpack(entries), held, strict=False)
+    ]
+
+
+def encode_messages(changes: Sequence[Update]) -> list[bytes]:
+    """Serialized `Control` messages that carry these logins and logouts, so many in each that it fits one datagram."""
+    found: list[bytes] = []
+    limit = VALUED_MESSAGES_A_CONTROL if any(change.value for change in changes) else MESSAGES_A_CONTROL
+    for start in range(0, len(changes), limit):
+        control = control_pb2.Control()
+        add = control.gateway_messages.messages.add
+        for id_, room, uin, login, reason, value in changes[start : start + limit]:
+            action = control_pb2.ACTION_LOGIN if login else control_pb2.ACTION_LOGOUT
+            add(id=id_, room=room, uin=uin, action=action, reason=cast("control_pb2.Reason", reason), value=value)
+        found.append(control.SerializeToString())
+    return found
+
+
+def decode_messages(messages: control_pb2.GatewayMessages) -> list[Update]:
+    """The logins and logouts of a message from the network; what has no known action becomes an invalid `Update`
+    (ID 0), which `LwwMap.apply` counts as malformed."""
+    login, logout = control_pb2.ACTION_LOGIN, control_pb2.ACTION_LOGOUT
+    return [
+        Update(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason, m.value)
+        for m in messages.messages
+    ]

@@ -1,0 +1,276 @@
+"""What happens to the core of a router or a relay, and what it asks its shell to do; in part of a broker as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cluster.membership.lww_map import Chunk, Key, Update
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import control_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Another replica of the role in the registry, of any partition."""
+
+    endpoint: EndpointID
+    partition: int
+    running: bool
+    """False: it is in Init; peers forward to it, nobody takes a snapshot from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway in the registry, with the instance that it leases."""
+
+    endpoint: EndpointID
+    instance: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChanged:
+    """The registry's view is another one."""
+
+    version: int
+    """Of the layout."""
+    partitions: int
+    """Router partitions."""
+    replicas: tuple[Replica, ...]
+    """Without this process; Draining ones left out."""
+    brokers: frozenset[EndpointID]
+    gateways: tuple[Gateway, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDead:
+    """Heartbeats say that a peer is dead."""
+
+    peer: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAlive:
+    """Heartbeats say that a peer is there (again)."""
+
+    peer: EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReceived:
+    """`count` records lie in data[start:end], from a proxy, or from a broker or relay that passes them on. Routers get none."""
+
+    peer: EndpointID
+    data: bytes
+    start: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesReceived:
+    """Gateway messages, from a gateway or from another replica."""
+
+    peer: EndpointID
+    messages: list[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of parcels: (token, whether the peer handled all of it)."""
+
+    parcels: list[tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionReply:
+    """An answer to our heartbeat. A replica's: whether it sends us everything since our last snapshot, and what it has
+    of our rooms; a gateway's: what is on it."""
+
+    peer: EndpointID
+    subscribed: bool
+    digest: control_pb2.Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealingReceived:
+    """One of the messages of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
+
+    peer: EndpointID
+    control: control_pb2.Control
+
+
+@dataclass(frozen=True, slots=True)
+class AbsenceReceived:
+    """Negative feedback: as of this GatewayMsgID the gateway that made it had no members of these rooms."""
+
+    peer: EndpointID
+    as_of: int
+    rooms: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequested:
+    """A broker or a replica asks for a snapshot; from the answer on it gets live messages."""
+
+    request: int
+    """The shell's number for the call."""
+    endpoint: EndpointID
+    role: str
+    partition: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """The database is open. `age_s`: seconds since it was last kept up to date; None: it is empty or unreadable."""
+
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """A part of the database, in answer to `LoadStore`."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLoaded:
+    """The database was read to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The database could not be written; it lacks something from now on."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """A part of the snapshot that is being taken."""
+
+    source: EndpointID
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFinished:
+    """The snapshot from `source` is complete, or failed (`error` says why)."""
+
+    source: EndpointID
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of `next_deadline()` has come."""
+
+
+Event = (
+    ClusterChanged
+    | PeerDead
+    | PeerAlive
+    | MessagesReceived
+    | Settled
+    | SubscriptionReply
+    | HealingReceived
+    | AbsenceReceived
+    | SnapshotRequested
+    | StoreOpened
+    | StoreChunk
+    | StoreLoaded
+    | StoreFailed
+    | SnapshotChunk
+    | SnapshotFinished
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendControl:
+    """Send serialized `Control` messages; a token other than 0 wants `Settled`."""
+
+    peer: EndpointID
+    messages: list[bytes]
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SetAttachment:
+    """What heartbeats to a peer carry from now on."""
+
+    peer: EndpointID
+    attachment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write to the database, later, in this order among all `Persist` and `RewriteStore`."""
+
+    puts: list[Update] = field(default_factory=list)
+    deletes: list[Key] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteStore:
+    """Replace all that the database holds by these chunks, which are made as they are asked for."""
+
+    chunks: Iterator[Chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStore:
+    """Read the database: `StoreChunk` for each part, then `StoreLoaded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Ask a replica for a snapshot: `SnapshotChunk` for each part, then `SnapshotFinished`."""
+
+    source: EndpointID
+    partition: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSnapshot:
+    """Answer a request with these chunks, which are made as they are asked for."""
+
+    request: int
+    chunks: Iterator[Chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSnapshot:
+    """Answer a request with an error of `pixiu.errors`."""
+
+    request: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeInit:
+    """The membership may lack what nobody remembers: register as Init until `BecomeRunning`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeRunning:
+    """The membership is complete: register as Running."""
+
+
+Effect = (
+    SendControl
+    | SetAttachment
+    | Persist
+    | RewriteStore
+    | LoadStore
+    | TakeSnapshot
+    | ServeSnapshot
+    | RefuseSnapshot
+    | BecomeInit
+    | BecomeRunning
+)

@@ -1,0 +1,105 @@
+"""Who takes the live messages of a router or relay: brokers, peers, and replicas of a partition that is being made. Pure.
+
+A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
+heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
+
+Source: seed 004 §5 (brokers register themselves by heartbeat) and §5.2 step 8; DESIGN sections 9 and 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pixiu.ids import EndpointID
+from pixiu.placement.partition import is_partition_count
+
+MAX_SUBSCRIBERS: Final = 4096
+"""Policy: a further snapshot request is refused with `OVERLOADED`."""
+MAX_PARTITION: Final = 1 << 20
+"""A partition number in a request above this is malformed."""
+
+
+@dataclass(slots=True)
+class Subscriber:
+    """One process that takes live messages."""
+
+    endpoint: EndpointID
+    role: str
+    partition: int
+    partitions: int
+    heard: float
+    """When it last said that it is there, monotonic seconds."""
+
+    def wants(self, room: int) -> bool:
+        """Whether a room is one of its partition's."""
+        return room % self.partitions == self.partition % self.partitions
+
+
+def valid_filter(partition: int, partitions: int) -> bool:
+    """Whether a partition rule from the network makes sense."""
+    return is_partition_count(partitions) and 0 <= partition < MAX_PARTITION
+
+
+class Subscribers:
+    """The subscriptions of one replica.
+
+    Args:
+        expire_s: a subscription without a heartbeat for so long ends, seconds.
+    """
+
+    def __init__(self, expire_s: float) -> None:
+        self._expire_s = expire_s
+        self._all: dict[EndpointID, Subscriber] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, endpoint: object) -> bool:
+        return endpoint in self._all
+
+    def all(self) -> list[Subscriber]:
+        """Every subscription."""
+        return list(self._all.values())
+
+    def of_role(self, role: str) -> list[Subscriber]:
+        """The subscriptions of a role."""
+        return [subscriber for subscriber in self._all.values() if subscriber.role == role]
+
+    def open(self, endpoint: EndpointID, role: str, partition: int, partitions: int, now: float) -> bool:
+        """Open or reopen a subscription. False at the limit of subscribers."""
+        if endpoint not in self._all and len(self._all) >= MAX_SUBSCRIBERS:
+            return False
+        self._all[endpoint] = Subscriber(endpoint, role, partition, partitions, now)
+        return True
+
+    def heartbeat(self, endpoint: EndpointID, partition: int, partitions: int, now: float) -> bool:
+        """A subscriber says that it is there, with its present partition rule. False: it must take a snapshot.
+
+        A rule that names fewer rooms (its partitions doubled) is taken over; one that names others ends the
+        subscription, because the rooms that it adds were not in its snapshot.
+        """
+        found = self._all.get(endpoint)
+        if found is None:
+            return False
+        narrower = partitions % found.partitions == 0 and partition % found.partitions == found.partition % found.partitions
+        if not valid_filter(partition, partitions) or not narrower:
+            del self._all[endpoint]
+            return False
+        found.partition, found.partitions, found.heard = partition, partitions, now
+        return True
+
+    def end(self, endpoint: EndpointID) -> bool:
+        """End a subscription; whether there was one."""
+        return self._all.pop(endpoint, None) is not None
+
+    def expire(self, now: float) -> list[EndpointID]:
+        """End the subscriptions that were silent for too long; returns whose."""
+        silent = [endpoint for endpoint, found in self._all.items() if found.heard + self._expire_s <= now]
+        for endpoint in silent:
+            del self._all[endpoint]
+        return silent
+
+    def next_expiry(self) -> float | None:
+        """When the next subscription ends if it stays silent, monotonic seconds."""
+        return min((found.heard + self._expire_s for found in self._all.values()), default=None)

@@ -1,0 +1,157 @@
+"""A follower: takes the leader's log, cuts off what differs, acknowledges what is synced. Pure.
+
+Source: DESIGN section 12.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from cluster.replication.context import Context
+from cluster.replication.events import Effect, InstallSnapshot, Send, SnapshotReceived
+from cluster.replication.messages import Append, Appended, Mismatch
+from cluster.replication.model import Entry, MemberID, Position
+
+
+def _dense(previous: Position | None, entries: Sequence[Entry]) -> bool:
+    """Whether entries stand where their message says: anything else is a broken sender."""
+    if previous is None:
+        return False
+    return entries[0].counter == previous.counter + 1 and entries[-1].counter == previous.counter + len(entries)
+
+
+class Contradiction(Exception):
+    """The leader's log differs from what is committed here: a bug, a forced promotion, or another partition's data."""
+
+
+class Follower:
+    """A replica that does not lead.
+
+    Args:
+        context: the replica.
+        now: monotonic seconds. It may have confirmed an epoch right before it was started.
+    """
+
+    def __init__(self, context: Context, now: float) -> None:
+        self.context = context
+        self.epoch = 0
+        """Of the leader that it follows."""
+        self.matched = 0
+        """It has synced this leader's log up to here."""
+        self.confirmed_at = now
+        self._waiting: deque[tuple[int, int, float]] = deque()
+        """Acknowledgements that wait for the disk: (ticket, counter, the leader's clock)."""
+        self._leader_committed = 0
+        self._needed: int | None = None
+        """An unclean replica is whole again when it has this much of the leader's log."""
+
+    def on_append(self, message: Append, now: float, out: list[Effect]) -> None:
+        """A message of a leader whose epoch is not below the promise. Raises Contradiction."""
+        context, log = self.context, self.context.log
+        if message.entries and not _dense(message.previous, message.entries):
+            return
+        if message.epoch > self.epoch:
+            self.epoch, self.matched, self._needed, self._leader_committed = message.epoch, 0, None, 0
+            self._waiting.clear()
+        if message.epoch > log.promised:
+            context.promise_epoch(message.epoch, out)
+        self.confirmed_at = now
+        if self._needed is None and log.unclean:
+            self._needed = message.end
+        self._leader_committed = max(self._leader_committed, message.committed)
+        previous = message.previous
+        if previous is None:
+            reached = self.matched
+        elif not self._has(previous):
+            if context.promise <= context.synced:  # else the leader's next probe is answered
+                hint = self._hint(previous)
+                reply = Mismatch(message.epoch, context.member, context.incarnation, hint, message.sent_at)
+                out.append(Send(message.sender, reply))
+            return
+        else:
+            reached = previous.counter + len(message.entries)
+            if self._take(message.entries):
+                context.sync(out)
+        if context.issued == context.synced:
+            self._reach(reached, out)
+        else:
+            if self._waiting and self._waiting[-1][0] == context.issued:
+                reached = max(reached, self._waiting.pop()[1])
+            self._waiting.append((context.issued, reached, message.sent_at))
+        if context.issued == context.synced or (not message.entries and context.promise <= context.synced):
+            self._acknowledge(message.sender, message.sent_at, out)
+
+    def _has(self, position: Position) -> bool:
+        """Whether the entry is here. What was trimmed was committed, so that every leader has it too."""
+        log = self.context.log
+        if position.counter < log.first.counter:
+            return True
+        if position.counter == log.first.counter and position != log.first:
+            raise Contradiction(f"{position} is the leader's, {log.first} was committed and trimmed here")
+        return log.epoch_at(position.counter) == position.epoch
+
+    def _hint(self, previous: Position) -> int:
+        log = self.context.log
+        if previous.counter > log.last.counter:
+            return log.last.counter
+        return max(log.start_of_epoch(previous.counter) - 1, log.first.counter)
+
+    def _take(self, entries: Sequence[Entry]) -> bool:
+        """Append what is new, after cutting off what differs. Returns whether the log was changed."""
+        log = self.context.log
+        for index, entry in enumerate(entries):
+            if entry.counter <= log.first.counter or log.epoch_at(entry.counter) == entry.epoch:
+                continue
+            if entry.counter <= log.last.counter:
+                self.cut(entry.counter - 1)
+            log.append(entries[index:])
+            return True
+        return False
+
+    def cut(self, after: int) -> None:
+        """What a former leader left beyond this counter goes. Raises Contradiction if it was committed."""
+        if after < self.context.committed:
+            raise Contradiction(f"the leader's log differs after {after}, {self.context.committed} are committed here")
+        self.context.log.cut(after)
+
+    def on_synced(self, leader: MemberID | None, out: list[Effect]) -> None:
+        """More of the log is durable: acknowledge it."""
+        sent_at: float | None = None
+        while self._waiting and self._waiting[0][0] <= self.context.synced:
+            _, reached, sent_at = self._waiting.popleft()
+            self._reach(reached, out)
+        if sent_at is not None and leader is not None:
+            self._acknowledge(leader, sent_at, out)
+
+    def _reach(self, counter: int, out: list[Effect]) -> None:
+        context = self.context
+        self.matched = max(self.matched, counter)
+        if self._needed is not None and self.matched >= self._needed:
+            self._needed = None
+            context.log.set_unclean(False)
+            context.sync(out)
+        committed = min(self._leader_committed, self.matched)
+        if committed > context.committed:
+            context.commit(committed, 0, out)
+
+    def _acknowledge(self, leader: MemberID, sent_at: float, out: list[Effect]) -> None:
+        context = self.context
+        out.append(Send(leader, Appended(self.epoch, context.member, context.incarnation, self.matched, sent_at)))
+
+    def on_snapshot(self, event: SnapshotReceived, now: float, out: list[Effect]) -> None:
+        """The state of the leader at a committed position replaces log and state."""
+        context = self.context
+        if event.epoch != self.epoch or event.epoch < context.log.promised or event.position.counter <= self.matched:
+            return
+        if event.position.counter < context.committed:
+            return
+        if context.log.epoch_at(event.position.counter) != event.position.epoch:
+            # Never when the entry is here: what stands behind it may have been acknowledged, and must stay.
+            self._waiting.clear()
+            context.log.reset(event.position)
+            out.append(InstallSnapshot(event.position))
+            context.sync(out)
+            context.committed = event.position.counter
+        self._waiting.append((context.issued, event.position.counter, float("-inf")))
+        self.on_synced(event.sender, out)

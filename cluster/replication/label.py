@@ -1,0 +1,110 @@
+"""The label of a replica's directory: who it is, what it promised, and up to where it acknowledged.
+
+`member` is written once. `label` is one record within one sector, which a disk writes whole or not at all, so that a
+label that cannot be read is damage and not a torn write.
+
+Source: DESIGN section 12, "unclean start".
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cluster.replication.model import START, MemberID, Position
+from pixiu.errors import DiskFailed
+
+_RECORD: Final = struct.Struct("<4sIQIIQIQBxxx")
+_MAGIC: Final = b"PXLB"
+_VERSION: Final = 1
+SECTOR: Final = 512
+assert _RECORD.size + 4 <= SECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What the record holds."""
+
+    incarnation: int
+    promised: int = 0
+    seal: Position = START
+    """The last position that was acknowledged; synced before the acknowledgement leaves."""
+    resetting: Position = START
+    """Not START: the log is being replaced by this position, and an open must end that."""
+    unclean: bool = False
+
+    def encode(self) -> bytes:
+        """The sector."""
+        record = _RECORD.pack(_MAGIC, _VERSION, self.incarnation, self.promised, *self.seal, *self.resetting, self.unclean)
+        return (record + zlib.crc32(record).to_bytes(4, "little")).ljust(SECTOR, b"\0")
+
+    @classmethod
+    def decode(cls, sector: bytes) -> Label | None:
+        """The record of a sector; None when it is broken."""
+        record = sector[: _RECORD.size]
+        if len(sector) != SECTOR or zlib.crc32(record).to_bytes(4, "little") != sector[_RECORD.size : _RECORD.size + 4]:
+            return None
+        magic, version, incarnation, promised, epoch, counter, reset_epoch, reset_counter, unclean = _RECORD.unpack(record)
+        if magic != _MAGIC or version != _VERSION:
+            return None
+        return cls(incarnation, promised, Position(epoch, counter), Position(reset_epoch, reset_counter), bool(unclean))
+
+
+class LabelFile:
+    """The label of one directory, open for writing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "label"
+        self.missing = not self._path.exists()
+        """It was not there, or it was unreadable."""
+        found = None if self.missing else Label.decode(self._path.read_bytes())
+        self.missing = found is None
+        # Counts from the clock at the directory's making, so that a label that was lost starts above what it had.
+        self.now = found if found is not None else Label(incarnation=int(time.time()))
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        if found is None:
+            self.write(self.now)
+            sync_directory(directory)
+
+    def write(self, label: Label) -> None:
+        """Make a label durable. Raises DiskFailed."""
+        try:
+            os.pwrite(self._fd, label.encode(), 0)
+            os.fdatasync(self._fd)
+        except OSError as problem:
+            raise DiskFailed(f"{self._path}: {problem.strerror}") from problem
+        self.now = label
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        os.close(self._fd)
+
+
+def load_member(directory: Path) -> tuple[MemberID, bool]:
+    """The directory's MemberID, and whether it was made just now."""
+    path = directory / "member"
+    try:
+        return MemberID(int(path.read_text("ascii").strip(), 16)), False
+    except (OSError, ValueError):
+        member = MemberID(secrets.randbits(62) + 1)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(f"{member:016x}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(directory)
+    return member, True
+
+
+def sync_directory(directory: Path) -> None:
+    """Names that were made or removed in a directory are durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

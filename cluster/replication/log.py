@@ -1,0 +1,406 @@
+"""The replicated log of a partition on a disk: segments, a seal, and what an opening finds. Blocking.
+
+    ├── member                              who this is
+    ├── label                               incarnation, promise, seal: one sector
+    ├── 00000000000000000000-0000000000.log ┐
+    ├── 00000000000000131072-0000000002.log ├ entries; trimmed from the front, cut at the end, by whole files where possible
+    └── 00000000000000262144-0000000002.log ┘
+                                  ▲       ▲
+                                seal     end       what is bad beyond the seal is a torn write and is cut;
+                                                   what is bad before it is damage, and is reported
+
+One thread changes the log. `sync` may run in another one beside it, and so may `read`.
+
+Source: DESIGN sections 5, 11 and 12; seed 004 §6.2.1.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cluster.replication.label import LabelFile, load_member, sync_directory
+from cluster.replication.model import START, Damage, Entry, Position
+from cluster.replication.segment import Segment, base_of, name_of
+from pixiu.errors import DiskFailed, DiskFull, LogDamaged
+
+DAMAGED_SUFFIX: Final = ".damaged"
+MAX_TAIL_ENTRIES: Final = 8192
+MAX_TAIL_BYTES: Final = 8 << 20
+"""The newest entries are kept in memory for followers. Policy: beyond either, the older half is read from the file."""
+
+
+class SegmentedLog:
+    """The log in one directory; see `cluster.replication.model.Log` for what the core uses of it.
+
+    Args:
+        directory: made if it is not there. Nobody else may have it open.
+        segment_bytes: a segment that is larger is followed by another one.
+        verify_from: entries up to this counter were verified before (they are in the state): their files are checked
+            when they are read, or by `verify`.
+
+    Raises DiskFailed, DiskFull. What is wrong with the contents is in `damage`.
+    """
+
+    def __init__(self, directory: Path, *, segment_bytes: int = 64 << 20, verify_from: int = 0) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.segment_bytes = segment_bytes
+        self.torn_bytes = 0
+        """What a torn write left beyond the seal, and was cut at opening."""
+        self.damage: Damage | None = None
+        self._failed = ""
+        self._closed = False
+        self._lock = threading.RLock()
+        self._label_lock = threading.Lock()
+        self._limit: int | None = None
+        """While a sync runs: up to here what it syncs has not been cut off."""
+        self._retired: list[Segment] = []
+        self._tail: list[Entry] = []
+        self._tail_bytes = 0
+        self._label = LabelFile(directory)  # before `member`: a directory with a member and no label has lost something
+        self.member, new = load_member(directory)
+        self._wanted = self._label.now
+        self._segments = self._find()
+        if self._wanted.resetting != START:
+            self._finish_reset(self._wanted.resetting)
+        self._check_identity(new)
+        if not self._segments:
+            self._segments = [self._create(START)]
+        self._verify(verify_from)
+        if self._wanted.unclean and self.damage is None:
+            self.damage = Damage(self.last, self._wanted.seal, "the log was damaged before and is not repaired yet")
+
+    # --- opening
+
+    def _find(self) -> list[Segment]:
+        found = [(base, path) for path in self.directory.iterdir() if (base := base_of(path.name)) is not None]
+        return [Segment(path, base) for base, path in sorted(found, key=lambda each: each[0].counter)]
+
+    def _create(self, base: Position) -> Segment:
+        segment = Segment(self.directory / name_of(base), base, create=True)
+        sync_directory(self.directory)
+        return segment
+
+    def _check_identity(self, new: bool) -> None:
+        """What says who this is and what it acknowledged must be there, unless the directory is new."""
+        reason = ""
+        if self._label.missing and (self._segments or not new):
+            reason = "the label is missing or broken"
+        elif new and (self._segments or self._wanted.seal != START):
+            reason = "the member file is missing or broken"
+        elif not self._segments and self._wanted.seal != START:
+            reason = "every segment is missing"
+        if reason:
+            self._mark_unclean()
+            last = self._segments[0].base if self._segments else START
+            self.damage = Damage(last, self._wanted.seal, reason)
+
+    def _verify(self, verify_from: int) -> None:
+        """Check what stands behind `verify_from`: cut a torn write, report damage."""
+        seal = self._wanted.seal
+        for index, segment in enumerate(self._segments):
+            following = self._segments[index + 1] if index + 1 < len(self._segments) else None
+            if following is not None and following.base.counter <= verify_from:
+                continue
+            problem = segment.scan()
+            if problem is None and following is not None and following.base != segment.last:
+                problem = f"{following.path.name} follows {segment.last}"
+            if problem is None and following is None and segment.last.counter < seal.counter:
+                problem = f"the log ends at {segment.last}"
+            if problem is None:
+                continue
+            if segment.last.counter < seal.counter:
+                self._damaged(index, problem)
+            else:
+                self._cut_torn(index)
+            return
+
+    def _cut_torn(self, index: int) -> None:
+        """Beyond the seal nothing was acknowledged: a write that a power cut tore goes."""
+        for segment in reversed(self._segments[index + 1 :]):
+            self.torn_bytes += segment.path.stat().st_size
+            self._remove(segment)
+        del self._segments[index + 1 :]
+        last = self._segments[index]
+        self.torn_bytes += last.path.stat().st_size - last.size
+        last.cut(last.last.counter)
+
+    def _damaged(self, index: int, problem: str) -> None:
+        """Acknowledged entries are missing: mark that durably, then set the bad files aside and keep what is before."""
+        kept, aside = self._segments[index], self._segments[index + 1 :]
+        if self.damage is None:
+            self.damage = Damage(kept.last, self._wanted.seal, problem)
+        self._mark_unclean()
+        for old in self.directory.glob(f"*{DAMAGED_SUFFIX}"):
+            old.unlink()
+        try:
+            shutil.copyfile(kept.path, f"{kept.path}{DAMAGED_SUFFIX}")
+        except OSError as full:
+            raise DiskFull(f"{self.directory}: no space to set a damaged segment aside; free some, then start again") from full
+        for segment in reversed(aside):
+            segment.path.rename(f"{segment.path}{DAMAGED_SUFFIX}")
+            segment.close()
+        del self._segments[index + 1 :]
+        sync_directory(self.directory)
+        kept.cut(kept.last.counter)
+        self._wanted = replace(self._wanted, seal=kept.last)
+        self._write_label()
+
+    def _mark_unclean(self) -> None:
+        self._wanted = replace(self._wanted, unclean=True)
+        self._write_label()
+
+    def _write_label(self) -> None:
+        """Make the newest label durable. Never called with the lock held, so that nobody waits for the disk behind it."""
+        with self._label_lock:
+            with self._lock:
+                label = self._wanted
+            if label != self._label.now:
+                try:
+                    self._label.write(label)
+                except DiskFailed as problem:
+                    raise self._fail(str(problem)) from problem
+
+    # --- what the core sees
+
+    @property
+    def first(self) -> Position:
+        """The last position that is no longer kept."""
+        return self._segments[0].base
+
+    @property
+    def last(self) -> Position:
+        """The end."""
+        return self._segments[-1].last
+
+    @property
+    def promised(self) -> int:
+        """The highest epoch that was promised."""
+        return self._wanted.promised
+
+    @property
+    def unclean(self) -> bool:
+        """Acknowledged entries may be missing."""
+        return self._wanted.unclean
+
+    @property
+    def seal(self) -> Position:
+        """Everything up to here was synced, and may have been acknowledged."""
+        return self._wanted.seal
+
+    @property
+    def incarnation(self) -> int:
+        """Of the last session."""
+        return self._wanted.incarnation
+
+    def next_incarnation(self) -> int:
+        """The incarnation of a new session, durable before it returns."""
+        with self._lock:
+            self._wanted = replace(self._wanted, incarnation=self._wanted.incarnation + 1)
+            incarnation = self._wanted.incarnation
+        self._write_label()
+        return incarnation
+
+    def epoch_at(self, counter: int) -> int | None:
+        """The epoch of an entry; None outside the log. Raises LogDamaged."""
+        if not self.first.counter <= counter <= self.last.counter:
+            return None
+        return self.last.epoch if counter == self.last.counter else self._segment_of(counter).epoch_at(counter)
+
+    def start_of_epoch(self, counter: int) -> int:
+        """From where on entries have the epoch of this one, as far as its segment says. Raises LogDamaged."""
+        return self._segment_of(counter).start_of_epoch(counter)
+
+    def _segment_of(self, counter: int) -> Segment:
+        """The segment with an entry, scanned. A segment's base belongs to the one before it, if there is one."""
+        with self._guard():
+            index = bisect_right(self._segments, counter - 1, key=lambda segment: segment.base.counter) - 1
+            segment = self._segments[max(index, 0)]
+            if not segment.scanned:
+                self._scan_late(max(index, 0))
+            return segment
+
+    def _scan_late(self, index: int) -> None:
+        segment = self._segments[index]
+        problem = segment.scan()
+        following = self._segments[index + 1].base if index + 1 < len(self._segments) else segment.last
+        if problem is None and following != segment.last:
+            problem = f"{segment.path.name} ends at {segment.last}, the next begins after {following}"
+        if problem is not None:
+            segment.scanned = False
+            raise LogDamaged(problem)
+
+    def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
+        """Entries from `after` + 1 on, at least one if there is one. Raises LogDamaged, DiskFailed."""
+        with self._guard():
+            if self._tail and after + 1 >= self._tail[0].counter:
+                return self._read_tail(after, max_entries, max_bytes)
+            if after >= self.last.counter:
+                return ()
+            return self._segment_of(after + 1).read(after, max_entries, max_bytes)
+
+    def _read_tail(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
+        begin = after + 1 - self._tail[0].counter
+        found = self._tail[begin : begin + max_entries]
+        took = 0
+        for index, entry in enumerate(found):
+            took += len(entry.payload)
+            if took >= max_bytes:
+                return found[: index + 1]
+        return found
+
+    def verify(self, after: int, up_to: int) -> None:
+        """Read entries again from the disk, for the scrub. Raises LogDamaged."""
+        while after < min(up_to, self.last.counter):
+            with self._guard():
+                after += len(self._segment_of(after + 1).read(after, 4096, 1 << 20))
+
+    # --- changes
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Hand entries that follow the end to the system. Raises DiskFull (nothing was written) or DiskFailed."""
+        with self._lock:
+            self._check()
+            if entries[0].counter != self.last.counter + 1:
+                raise ValueError(f"{entries[0].position} does not follow {self.last}")
+            try:
+                if self._segments[-1].size >= self.segment_bytes:
+                    self._segments.append(self._create(self.last))
+                self._segments[-1].append(entries)
+            except OSError as problem:  # from making a segment
+                if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFull(
+                        f"{self.directory}: no space left for the log; free some, writes go on by themselves"
+                    ) from problem
+                raise self._fail(f"{self.directory}: {problem.strerror}") from problem
+            except DiskFailed as problem:
+                raise self._fail(str(problem)) from problem
+            self._tail += entries
+            self._tail_bytes += sum(len(entry.payload) for entry in entries)
+            if len(self._tail) > MAX_TAIL_ENTRIES or self._tail_bytes > MAX_TAIL_BYTES:
+                del self._tail[: len(self._tail) // 2 + 1]
+                self._tail_bytes = sum(len(entry.payload) for entry in self._tail)
+
+    def sync(self) -> Position:
+        """Make every change so far durable, then the seal and the promise. Returns what is sealed. Raises DiskFailed."""
+        with self._lock:
+            self._check()
+            self._limit = self.last.counter
+            dirty = [segment for segment in self._segments if segment.dirty]
+            for segment in dirty:
+                segment.dirty = False
+        try:
+            for segment in dirty:
+                segment.sync()
+        except DiskFailed as problem:
+            raise self._fail(str(problem)) from problem
+        with self._lock:
+            counter, self._limit = self._limit, None
+            if counter > max(self._wanted.seal.counter, self.first.counter):
+                self._wanted = replace(self._wanted, seal=Position(self.epoch_at(counter) or 0, counter))
+            sealed = self._wanted.seal
+        self._write_label()
+        with self._lock:
+            for segment in self._retired:
+                segment.close()
+            self._retired.clear()
+        return sealed
+
+    def cut(self, after: int) -> None:
+        """Drop every entry beyond a counter, durably: the seal goes down first. Raises DiskFailed, LogDamaged."""
+        with self._lock:
+            self._check()
+            if not self.first.counter <= after <= self.last.counter:
+                raise ValueError(f"{after} is not between {self.first} and {self.last}")
+            if self._wanted.seal.counter > after:
+                self._wanted = replace(self._wanted, seal=Position(self.epoch_at(after) or 0, after))
+            if self._limit is not None:
+                self._limit = min(self._limit, after)
+        self._write_label()
+        with self._guard():
+            while len(self._segments) > 1 and self._segments[-1].base.counter >= after:
+                self._remove(self._segments.pop())
+            self._segments[-1].cut(after)
+            self._tail = [entry for entry in self._tail if entry.counter <= after]
+
+    def reset(self, position: Position) -> None:
+        """Drop everything; the log goes on after a position. Whole or not at all, also over a power cut."""
+        with self._lock:
+            self._check()
+            self._wanted = replace(self._wanted, resetting=position, seal=position)
+            if self._limit is not None:
+                self._limit = 0
+        self._write_label()
+        self._finish_reset(position)
+
+    def _finish_reset(self, position: Position) -> None:
+        with self._guard():
+            for segment in self._segments:
+                self._remove(segment)
+            self._tail, self._tail_bytes = [], 0
+            self._segments = [self._create(position)]
+            self._wanted = replace(self._wanted, resetting=START, seal=position)
+        self._write_label()
+
+    def trim(self, up_to: int) -> None:
+        """Remove the segments that end at or before a counter; the newest always stays. Raises DiskFailed."""
+        with self._guard():
+            while len(self._segments) > 1 and self._segments[1].base.counter <= up_to:
+                self._remove(self._segments.pop(0))
+
+    def promise(self, epoch: int) -> None:
+        """Raise the promise; durable with the next sync."""
+        with self._lock:
+            self._wanted = replace(self._wanted, promised=max(self._wanted.promised, epoch))
+
+    def set_unclean(self, unclean: bool) -> None:
+        """Set the mark; durable with the next sync."""
+        with self._lock:
+            self._wanted = replace(self._wanted, unclean=unclean)
+
+    def close(self) -> None:
+        """Close the files. What was not synced may be lost."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._failed = True, "the log is closed"
+            for segment in [*self._segments, *self._retired]:
+                segment.close()
+            self._label.close()
+
+    # --- failures
+
+    def _remove(self, segment: Segment) -> None:
+        """Remove a file; it is closed when no sync can be using it."""
+        segment.path.unlink()
+        segment.dirty = False
+        self._retired.append(segment)
+        sync_directory(self.directory)
+
+    def _check(self) -> None:
+        if self._failed:
+            raise DiskFailed(self._failed)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """The lock; an error of the system within it ends all promises of this process."""
+        with self._lock:
+            try:
+                yield
+            except OSError as problem:
+                raise self._fail(f"{self.directory}: {problem.strerror}") from problem
+            except DiskFailed as problem:
+                raise self._fail(str(problem)) from problem
+
+    def _fail(self, reason: str) -> DiskFailed:
+        """After a failed write or sync nothing is known of the disk: no later call may claim success."""
+        self._failed = reason
+        return DiskFailed(reason)

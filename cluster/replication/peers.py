@@ -1,0 +1,357 @@
+"""Streams between the replicas of a partition: whoever has something to say opens one, and answers go back on it.
+
+    leader  ── append, heartbeat ──▶  follower      the stream that the leader opened
+            ◀── appended, mismatch ─
+
+Messages may be lost: a stream that breaks loses what it holds, a queue that is full refuses what is new. The cores repeat.
+Bytes are not parsed before their sender and their size are known.
+
+Source: DESIGN sections 12 and 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from cluster.replication.messages import Message
+from cluster.replication.model import MemberID
+from cluster.replication.options import ReplicationOptions
+from cluster.replication.wire import decode_message
+from cluster.runtime.context import Context
+from pixiu.errors import GRPC_STATUS, MalformedData, PixiuError, Unavailable
+from pixiu.ids import hex_id
+from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.wire.v1 import replication_pb2 as pb
+
+SERVICE: Final = "pixiu.v1.Replication"
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""Of one message; larger ones are not parsed."""
+MAX_QUEUED: Final = 256
+MAX_QUEUED_BYTES: Final = 32 << 20
+"""What waits for one peer. Policy: beyond either, what is new is dropped; the core sends it again."""
+MAX_STREAMS: Final = 64
+"""Streams that others may have open here, one for each member. Policy: others are refused."""
+MAX_TEXT: Final = 512
+"""Characters of an operator's name or reason."""
+HEARD_S: Final = 2.0
+"""A stream on which a peer said nothing for so long may be broken without our knowing: an own one is opened."""
+CONNECT_WAIT_S: Final = 2.0
+CLOSE_WAIT_S: Final = 2.0
+"""How long an end waits for the handlers of peers' streams."""
+FIRST_BACK_OFF_S: Final = 0.05
+LAST_BACK_OFF_S: Final = 1.0
+CHANNEL_OPTIONS: Final = [
+    *PEER_CHANNEL,
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+]
+
+Received = Callable[[MemberID, bytes, "Outbox"], None]
+SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
+
+
+class Outbox:
+    """What waits for a stream. Bounded."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._work = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    def put(self, data: bytes) -> bool:
+        """Send this; whether there was room."""
+        if len(self._waiting) >= MAX_QUEUED or self._bytes + len(data) > MAX_QUEUED_BYTES:
+            return False
+        self._waiting.append(data)
+        self._bytes += len(data)
+        self._work.set()
+        return True
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self._waiting.clear()
+        self._bytes = 0
+
+    async def wait(self) -> None:
+        """Until something waits."""
+        while not self._waiting:
+            self._work.clear()
+            await self._work.wait()
+
+    async def write_to(self, call: Any) -> None:
+        """Write everything to a call as it comes, without end."""
+        while True:
+            await self.wait()
+            data = self._waiting.popleft()
+            self._bytes -= len(data)
+            await call.write(data)
+
+
+class _Outgoing:
+    """The stream that this replica opens to a peer, when there is something to say; again with jittered back-off."""
+
+    def __init__(self, member: MemberID, address: str, metadata: tuple[tuple[str, str], ...], on_data: Received) -> None:
+        self._address = address
+        self.outbox = Outbox()
+        self._member, self._metadata, self._on_data = member, metadata, on_data
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        back_off = FIRST_BACK_OFF_S
+        while True:
+            await self.outbox.wait()
+            if await self._connection():
+                back_off = FIRST_BACK_OFF_S
+            self.outbox.clear()  # what is late is sent anew
+            await asyncio.sleep(back_off * random.uniform(0.5, 1.5))
+            back_off = min(back_off * 2, LAST_BACK_OFF_S)
+
+    async def _connection(self) -> bool:
+        """One connection from beginning to end. Whether it was there at all."""
+        up = False
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata)
+            workers: list[asyncio.Task[None]] = []
+            try:
+                async with asyncio.timeout(CONNECT_WAIT_S):
+                    await call.wait_for_connection()
+                up = True
+                workers = [asyncio.create_task(self._read(call)), asyncio.create_task(self.outbox.write_to(call))]
+                await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError):
+                pass
+            except asyncio.CancelledError:
+                # gRPC cancels whoever waits for a connection of a call that was refused.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+            finally:
+                call.cancel()
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+        return up
+
+    async def _read(self, call: Any) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            self._on_data(self._member, data, self.outbox)
+
+
+class Peers:
+    """All streams of one replica, and the service of `replication.proto`.
+
+    Args:
+        context: of the process; its server gets the service.
+        options: of replication.
+        on_message: called with each message of a peer.
+        own: this replica's member; 0 before it is known.
+    """
+
+    def __init__(
+        self, context: Context[Any], options: ReplicationOptions, on_message: Callable[[Message], None], own: Callable[[], MemberID]
+    ) -> None:
+        self._context, self._options, self._on_message, self._own = context, options, on_message, own
+        self._addresses: dict[MemberID, str] = {}
+        self._incarnations: dict[MemberID, int] = {}
+        self._outgoing: dict[MemberID, _Outgoing] = {}
+        self._incoming: dict[MemberID, Outbox] = {}
+        self._heard: dict[MemberID, tuple[Outbox, float]] = {}
+        """Where a peer's newest message came from, and when: what answers it goes back there."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
+        """The handlers of streams that peers have open here."""
+        self._closed = False
+        self._receive_snapshot: SnapshotCall | None = None
+        self._promote: Callable[[str, str], None] | None = None
+        self.counts = {
+            "messages_sent_total": 0,
+            "messages_received_total": 0,
+            "messages_dropped_total": 0,
+            "messages_malformed_total": 0,
+        }
+
+    def serve(self, receive_snapshot: SnapshotCall, promote: Callable[[str, str], None]) -> None:
+        """Add the service to the process's server."""
+        self._receive_snapshot, self._promote = receive_snapshot, promote
+        handlers: dict[str, Any] = {
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+            "Snapshot": grpc.stream_unary_rpc_method_handler(self._snapshot),
+            "Promote": grpc.unary_unary_rpc_method_handler(self._promotion),
+        }
+        self._context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    def set_live(self, live: dict[MemberID, tuple[str, int]]) -> None:
+        """Where the live replicas are (host:port), and in which incarnation: to a new one new streams are opened."""
+        incarnations = {member: incarnation for member, (_, incarnation) in live.items()}
+        for member in [m for m in self._heard if incarnations.get(m) != self._incarnations.get(m)]:
+            del self._heard[member]
+        for member in [m for m in self._outgoing if incarnations.get(m) != self._incarnations.get(m)]:
+            self._close(self._outgoing.pop(member))
+        self._incarnations = incarnations
+        self._addresses = {member: address for member, (address, _) in live.items()}
+
+    def _close(self, stream: _Outgoing) -> None:
+        for member in [m for m, (outbox, _) in self._heard.items() if outbox is stream.outbox]:
+            del self._heard[member]
+        task = asyncio.create_task(stream.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def send(self, to: MemberID, data: bytes) -> None:
+        """To a peer, if it can be reached and there is room."""
+        outbox, heard_at = self._heard.get(to, (None, 0.0))
+        if outbox is None or time.monotonic() > heard_at + HEARD_S:
+            stream = self._outgoing.get(to)
+            address = self._addresses.get(to)
+            if stream is None and address is not None:
+                stream = self._outgoing[to] = _Outgoing(to, address, self.metadata(to), self._take)
+            outbox = stream.outbox if stream is not None else None
+        if outbox is not None and outbox.put(data):
+            self.counts["messages_sent_total"] += 1
+        else:
+            self.counts["messages_dropped_total"] += 1
+
+    def metadata(self, to: MemberID) -> tuple[tuple[str, str], ...]:
+        """What a call says of itself."""
+        return (
+            ("pixiu-role", self._context.role),
+            ("pixiu-partition", str(self._context.options.partition)),
+            ("pixiu-from", hex_id(self._own())),
+            ("pixiu-to", hex_id(to)),
+        )
+
+    async def send_snapshot(self, to: MemberID, parts: AsyncIterator[bytes]) -> None:
+        """Send a snapshot whole. Raises Unavailable."""
+        address = self._addresses.get(to)
+        if address is None:
+            raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call: Any = channel.stream_unary(f"/{SERVICE}/Snapshot")
+            try:
+                await call(parts, metadata=self.metadata(to), timeout=self._options.snapshot_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
+
+    async def close(self) -> None:
+        """End every stream, and take no new one."""
+        self._closed = True
+        for outbox in self._incoming.values():
+            outbox.closed.set()
+        for stream in self._outgoing.values():
+            self._close(stream)
+        self._outgoing.clear()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        if self._serving:  # gRPC calls a handler that is cancelled with the event loop an error of ours
+            await asyncio.wait(self._serving, timeout=CLOSE_WAIT_S)
+
+    # --- what peers call
+
+    def _take(self, member: MemberID, data: bytes, outbox: Outbox) -> None:
+        try:
+            if len(data) > MAX_MESSAGE_BYTES:
+                raise MalformedData(f"a message of {len(data)} bytes")
+            message = decode_message(data)
+            if message.sender != member:
+                raise MalformedData(f"a message of {hex_id(message.sender)} on a stream of {hex_id(member)}")
+        except MalformedData:
+            self.counts["messages_malformed_total"] += 1
+            return
+        self.counts["messages_received_total"] += 1
+        self._heard[member] = (outbox, time.monotonic())
+        self._on_message(message)
+
+    async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> MemberID:
+        """Whose call it is. Ends the call when it is not for this replica."""
+        said = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        own = self._own()
+        problem = ""
+        member = MemberID(0)
+        try:
+            member = MemberID(int(said.get("pixiu-from", ""), 16))
+        except ValueError:
+            problem = "pixiu-from is not a MemberID in hex"
+        if said.get("pixiu-role") != self._context.role or said.get("pixiu-partition") != str(self._context.options.partition):
+            problem = f"this is {self._context.role}, partition {self._context.options.partition}"
+        elif not own or said.get("pixiu-to") != hex_id(own):
+            problem = f"this is the replica {hex_id(own)}"
+        elif not problem and (member == own or not 0 < member < 1 << 63):
+            problem = "pixiu-from is not another replica"
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        return member
+
+    async def _exchange(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        member = await self._caller(context)
+        if self._closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is going")
+        if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
+        if (before := self._incoming.get(member)) is not None:
+            before.closed.set()
+        outbox = self._incoming[member] = Outbox()
+        if (handler := asyncio.current_task()) is not None:
+            self._serving.add(handler)
+            handler.add_done_callback(self._serving.discard)
+        read = asyncio.create_task(self._read(member, outbox, context))
+        workers: list[asyncio.Task[Any]] = [
+            read, asyncio.create_task(outbox.write_to(context)), asyncio.create_task(outbox.closed.wait()),
+        ]  # fmt: skip
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            if self._incoming.get(member) is outbox:
+                del self._incoming[member]
+            if self._heard.get(member, (None, 0.0))[0] is outbox:
+                del self._heard[member]
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _read(self, member: MemberID, outbox: Outbox, context: Any) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            self._take(member, data, outbox)
+
+    async def _snapshot(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        member = await self._caller(context)
+        assert self._receive_snapshot is not None
+        try:
+            await self._receive_snapshot(member, requests)
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+        return pb.SnapshotReceipt().SerializeToString()
+
+    async def _promotion(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        assert self._promote is not None
+        problem = ""
+        request = pb.PromoteRequest()
+        with contextlib.suppress(DecodeError):
+            if len(data) <= 8 * MAX_TEXT:
+                request = pb.PromoteRequest.FromString(data)
+        if not (0 < len(request.operator) <= MAX_TEXT and 0 < len(request.reason) <= MAX_TEXT):
+            problem = f"operator and reason have 1 to {MAX_TEXT} characters"
+        elif request.member != self._own():
+            problem = f"this is the replica {hex_id(self._own())}"
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        try:
+            self._promote(request.operator, request.reason)
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+        return pb.PromoteReply().SerializeToString()

@@ -1,0 +1,572 @@
+"""A replica of a partition as a part of a role's process: the shell around one `Core`.
+
+    role ── propose ──▶ Replica ──▶ Core ──▶ log, synced in a thread ─┐
+      ▲                   ▲  │                                        ├─▶ committed ──▶ StateMachine.apply ──▶ answers
+      └──── answers ──────┘  └─▶ peers over gRPC, ZooKeeper ──────────┘
+
+Source: DESIGN sections 7 and 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.replication import events as ev
+from cluster.replication.applier import Applier
+from cluster.replication.core import Core
+from cluster.replication.disk import Syncer
+from cluster.replication.folder import DataFolder
+from cluster.replication.log import SegmentedLog
+from cluster.replication.machine import StateMachine
+from cluster.replication.messages import Message
+from cluster.replication.model import EntryKind, MemberID, Versioned
+from cluster.replication.options import ReplicationOptions
+from cluster.replication.peers import Peers
+from cluster.replication.proposals import Level, Proposal, Proposals, Written
+from cluster.replication.registry import LiveReplica, PartitionRegistry
+from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.states import State
+from cluster.replication.wire import encode_message
+from cluster.runtime.context import Context
+from pixiu.discovery.node import Node
+from pixiu.discovery.zookeeper import SessionEvent, SessionState
+from pixiu.errors import (
+    DiskFull,
+    Draining,
+    InvalidArgument,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    StorageError,
+    TooFewInSync,
+    Unavailable,
+)
+from pixiu.ids import hex_id
+from pixiu.rpc.deadline_timer import DeadlineTimer
+
+MAX_ENTRY_BYTES: Final = 3 << 20
+"""Of one payload; with what else a message holds it fits into gRPC's least limit."""
+MAX_TURN_PAYLOADS: Final = 4096
+"""Payloads of `propose` that are joined into one write. Policy: at so many the write leaves at once."""
+RETRY_AFTER_MS: Final = 100
+FLUSHED_POLL_S: Final = 1.0
+
+LEADING: Final = "replica_leading"
+DEPOSED: Final = "replica_deposed"
+DAMAGED: Final = "replica_damaged"
+HALTED: Final = "replica_halted"
+PROMOTION_FORCED: Final = "replica_promotion_forced"
+DISK_HANGS: Final = "replica_disk_hangs"
+
+
+class Replica:
+    """One replica.
+
+    Constructed in the role's constructor (it adds its gRPC service to the process's server), then called from the
+    service's own methods: `prepare` with an open state machine, `start`, `drain`, `stop`, and `health` for its fields.
+
+    Args:
+        context: of the role's process.
+        machine: the role's state. Need not be open before `prepare` is called.
+        folder: the replica's own: log, snapshots on their way, audit. The state machine keeps its files elsewhere on
+            the same file system (`folder.parent / "state"`, say).
+        options: of replication.
+        on_leading: called with the epoch when this replica takes office: writes are taken from now on.
+        on_deposed: called with the epoch when it leads no more.
+        segment_bytes: a segment of the log that is larger is followed by another one.
+    """
+
+    def __init__(
+        self,
+        context: Context[Any],
+        machine: StateMachine,
+        folder: Path,
+        options: ReplicationOptions,
+        *,
+        on_leading: Callable[[int], None] = lambda _epoch: None,
+        on_deposed: Callable[[int], None] = lambda _epoch: None,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        options.validate()
+        self._context, self._machine, self._options = context, machine, options
+        self._folder = DataFolder(folder, segment_bytes)
+        self._on_leading, self._on_deposed = on_leading, on_deposed
+        self._proposals = Proposals()
+        self._turn: list[tuple[Sequence[tuple[int, bytes]], bool, asyncio.Future[Proposal]]] = []
+        self._turn_size = 0
+        self._verdict: ev.Accepted | ev.Rejected | None = None
+        self._core: Core | None = None
+        self._log: SegmentedLog | None = None
+        self._stepping = False
+        self._events: list[ev.Event] = []
+        self._alarm = DeadlineTimer(self._tick)
+        self._polled_at = 0.0
+        self._told = 0
+        """The incarnation that the core knows of as registered."""
+        self._handed_over = asyncio.Event()
+        self._stopped = False
+        self._damage = ""
+        self._live: dict[MemberID, LiveReplica] = {}
+        self._counts = {"elections_total": 0, "depositions_total": 0, "snapshots_installed_total": 0}
+        self._peers = Peers(context, options, self._received, lambda: self.member)
+        self._registry = PartitionRegistry(context, self._state_read, self._swapped, self._presence)
+        self._syncer = Syncer(self._synced)
+        self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
+        self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
+        self._receiver = SnapshotReceiver(self._folder, lambda: self._applier.installing, self._snapshot_received)
+        self._peers.serve(self._receiver.receive, self.force_promotion)
+        context.metrics.collect_from(self._samples)
+
+    # --- what a role's service calls as its process lives
+
+    async def prepare(self, node: Node) -> Node:
+        """Open the log and, where a start broke off within a snapshot, take it into use. Returns what to register.
+
+        Raises StorageError (also when another process has the folder open).
+        """
+        opened = await asyncio.to_thread(self._folder.open, self._machine.flushed)
+        await self._folder.finish_install(opened, self._machine)
+        self._log = opened
+        self._context.membership.before_registering_again(self._renewed)
+        return replace(node, member=int(opened.member), member_incarnation=await asyncio.to_thread(opened.next_incarnation))
+
+    async def start(self) -> None:
+        """Take part; the process is registered. Returns at once: who leads is found out by and by."""
+        log = self._log
+        assert log is not None, "prepare was called"
+        self._core = Core(
+            member=log.member,
+            incarnation=log.incarnation,
+            log=log,
+            options=self._options,
+            applied=self._machine.applied,
+            now=time.monotonic(),
+            damage=log.damage,
+        )
+        self._syncer.start(log)
+        self._applier.start(log)
+        self._sender.start(log)
+        if log.damage is not None:
+            self._damage = f"the log is damaged: {log.damage.reason}"
+        self._context.zookeeper.add_listener(self._session)
+        await self._registry.start()
+        self._check_registration()
+        self._step(ev.Tick())
+
+    async def drain(self) -> None:
+        """Hand over: as a leader when another member has everything, as a follower out of the in-sync set. Never leads again.
+        Returns when that is done, or when there is nobody to hand over to."""
+        if self._core is None:
+            return
+        self._step(ev.Drain())
+        while not self._handed_over.is_set():
+            if self._alone():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.heartbeat_s):
+                    await self._handed_over.wait()
+
+    def _alone(self) -> bool:
+        """Whether this leader has nobody who could follow it: nobody joins the set of one that drains."""
+        core = self._core
+        assert core is not None
+        leader = core.leader
+        if leader is None:
+            return core.state is not State.HANDING_OVER
+        return not leader.in_sync.state.in_sync - {self.member}
+
+    async def stop(self) -> None:
+        """Release everything. Writes under way fail with OutcomeUnknown."""
+        self._stopped = True
+        self._alarm.cancel()
+        self._context.zookeeper.remove_listener(self._session)
+        self._proposals.fail(OutcomeUnknown("the process ends"))
+        self._fail_turn(Draining("the process ends"))
+        for part in (self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
+            await part.close()
+        if self._log is not None:
+            await asyncio.to_thread(self._log.close)
+        self._folder.close()
+
+    # --- what a role's calls need
+
+    @property
+    def member(self) -> MemberID:
+        """The data folder's ID; 0 before `prepare`."""
+        return self._log.member if self._log is not None else MemberID(0)
+
+    @property
+    def log(self) -> SegmentedLog:
+        """The log, open from `prepare` to `stop`: a role that decides before the commit reads what was appended."""
+        assert self._log is not None, "prepare was called"
+        return self._log
+
+    @property
+    def copies(self) -> int:
+        """Replicas that a commit is on; 0 where another replica leads."""
+        core = self._core
+        return len(core.leader.required()) if core is not None and core.leader is not None else 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether writes are taken here."""
+        return self._core is not None and self._core.state is State.LEADING and not self._core.draining
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that this replica knows of; its own while it leads."""
+        return self._core.epoch if self._core is not None else 0
+
+    @property
+    def committed(self) -> int:
+        """Everything up to this counter is committed. The state may be a little behind (`StateMachine.applied`)."""
+        return self._core.context.committed if self._core is not None else 0
+
+    def lease_valid(self) -> bool:
+        """Whether what the state machine says now is the newest there is: nobody else can lead, and all that was committed
+        is applied. Ask in the turn of the event loop in which the state is read; for a read that takes longer, before and after."""
+        core = self._core
+        return core is not None and core.may_read(time.monotonic()) and self._machine.applied >= core.context.committed
+
+    @property
+    def leader_address(self) -> str:
+        """host:port of the leader's process, as far as is known; empty otherwise."""
+        core = self._core
+        read = core.context.read if core is not None else None
+        if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
+            return ""
+        found = self._live.get(read.state.leader)
+        return found.address if found is not None and found.presence.incarnation == read.state.incarnation else ""
+
+    def check_leader(self) -> None:
+        """Raises `NotLeader`, which names the leader, or `Draining`."""
+        if not self.is_leader:
+            raise self._refusal(
+                ev.Rejection.DRAINING if self._core is not None and self._core.draining else ev.Rejection.NOT_LEADER
+            )
+
+    async def propose(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Written:
+        """Write payloads, (kind, bytes) each, and wait until they are so safe. What is proposed in one turn of the event
+        loop is one write.
+
+        A caller that is cancelled leaves its write where it is.
+
+        Raises NotLeader, Draining, Overloaded (more than `max_uncommitted` entries wait), TooFewInSync, DiskFull,
+        InvalidArgument: nothing was written; OutcomeUnknown: it may be kept or not.
+        """
+        self._check(payloads)
+        self.check_leader()
+        future: asyncio.Future[Proposal] = asyncio.get_running_loop().create_future()
+        if not self._turn:
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+        self._turn.append((payloads, level is Level.REPLICATED, future))
+        self._turn_size += len(payloads)
+        if self._turn_size >= MAX_TURN_PAYLOADS:
+            self._flush_turn()
+        return await (await future).reached(level)
+
+    def submit(self, payloads: Sequence[tuple[int, bytes]], level: Level = Level.REPLICATED) -> Proposal:
+        """The same without waiting: its counters are known at once, and `Proposal.reached` waits for any level.
+
+        level: the highest that will be waited for. Raises as `propose`. Not to be called by `StateMachine.apply`.
+        """
+        self._check(payloads)
+        self._flush_turn()
+        return self._write(payloads, level is Level.REPLICATED, [len(payloads)])[0]
+
+    def force_promotion(self, operator: str, reason: str) -> None:
+        """An operator's word: lead with what is here, whatever is missing. Goes into the audit log first. Returns at once; what
+        came of it is seen in `status`. Raises Unavailable when the replica leads already or cannot be asked now."""
+        if self._core is None or self._core.state not in (State.FOLLOWING, State.LEAVING, State.REPAIRING, State.DAMAGED):
+            raise Unavailable(f"this replica is {self.status()['state']}: it cannot be promoted by force now")
+        self._context.log.error(PROMOTION_FORCED, operator=operator, reason=reason)
+        self._step(ev.ForcePromotion(operator, reason))
+
+    def status(self) -> dict[str, object]:
+        """What `/health` says of the replica, and `pixiu status` shows. `degraded`: a text while an operator is needed."""
+        core = self._core
+        if core is None:
+            return {"state": "Starting", "degraded": None}
+        context = core.context
+        state = context.read.state if context.read is not None else None
+        followers = core.leader.followers if core.leader is not None else {}
+        end = context.log.last
+        return {
+            "state": core.state.value,
+            "member": hex_id(context.member),
+            "incarnation": context.incarnation,
+            "leader": hex_id(state.leader) if state is not None else "",
+            "leader_address": self.leader_address,
+            "epoch": core.epoch,
+            "in_sync": [hex_id(member) for member in sorted(state.in_sync)] if state is not None else [],
+            "first": context.log.first.counter,
+            "end": end.counter,
+            "end_epoch": end.epoch,
+            "committed": context.committed,
+            "applied": self._machine.applied,
+            "flushed": self._machine.flushed,
+            "lease": core.may_read(time.monotonic()),
+            "lag": {hex_id(member): end.counter - progress.matched for member, progress in sorted(followers.items())},
+            "degraded": self._degraded(core),
+        }
+
+    def _degraded(self, core: Core) -> str | None:
+        if core.halted_by:
+            return f"the replica halted: {core.halted_by}"
+        if hung_s := self._hung_s():
+            return f"the disk has not answered for {hung_s:.0f} s: {self._folder.path}"
+        if core.state in (State.DAMAGED, State.LEAVING, State.REPAIRING) and self._damage:
+            return self._damage
+        return self._applier.blocked or None
+
+    # --- writes
+
+    @staticmethod
+    def _check(payloads: Sequence[tuple[int, bytes]]) -> None:
+        if not payloads:
+            raise InvalidArgument("a write has at least one payload")
+        for kind, payload in payloads:
+            if len(payload) > MAX_ENTRY_BYTES or not EntryKind.NOOP < kind < 256:
+                raise InvalidArgument(
+                    f"a payload of kind {kind} and {len(payload)} bytes: at most {MAX_ENTRY_BYTES}, kinds 2 to 255"
+                )
+
+    def _flush_turn(self) -> None:
+        """Write what was proposed in this turn; consecutive ones of one kind together."""
+        turn, self._turn, self._turn_size = self._turn, [], 0
+        begin = 0
+        while begin < len(turn):
+            end = begin + 1
+            while end < len(turn) and turn[end][1] == turn[begin][1]:
+                end += 1
+            joined = [payload for payloads, _, _ in turn[begin:end] for payload in payloads]
+            waiting = [future for _, _, future in turn[begin:end]]
+            try:
+                made = self._write(joined, turn[begin][1], [len(payloads) for payloads, _, _ in turn[begin:end]])
+                for future, proposal in zip(waiting, made, strict=True):
+                    if not future.done():
+                        future.set_result(proposal)
+            except PixiuError as error:
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+            begin = end
+
+    def _fail_turn(self, error: PixiuError) -> None:
+        for _, _, future in self._turn:
+            if not future.done():
+                future.set_exception(error)
+        self._turn, self._turn_size = [], 0
+
+    def _write(self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int]) -> list[Proposal]:
+        """One write of several callers: how many payloads of each."""
+        if self._applier.blocked:
+            raise DiskFull(self._applier.blocked)
+        if self._applier.behind > self._options.max_uncommitted:
+            raise self._refusal(ev.Rejection.OVERLOADED)
+        self._verdict = None
+        self._step(ev.Propose(0, payloads, time.time_ns() // 1000, replicated))
+        verdict = self._verdict
+        if not isinstance(verdict, ev.Accepted):
+            raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
+        made: list[Proposal] = []
+        first = verdict.first
+        for size in sizes:
+            made.append(Proposal(verdict.epoch, first, size))
+            self._proposals.add(made[-1])
+            first += size
+        return made
+
+    def _refusal(self, reason: ev.Rejection) -> PixiuError:
+        match reason:
+            case ev.Rejection.DRAINING:
+                return Draining("this replica is going; another one of the partition takes its place")
+            case ev.Rejection.OVERLOADED:
+                return Overloaded(f"more than {self._options.max_uncommitted} entries wait to be replicated", RETRY_AFTER_MS)
+            case ev.Rejection.TOO_FEW_IN_SYNC:
+                return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
+            case ev.Rejection.DISK_FULL:
+                return DiskFull(f"{self._folder.path}: no space left for the log; free some, writes go on by themselves")
+        leader = self.leader_address
+        return NotLeader(f"this replica does not lead; the leader is {leader or 'not known'}", leader)
+
+    # --- the core and what it asks for
+
+    def _step(self, event: ev.Event) -> None:
+        """Give the core an event and do what it says, in order. What happens meanwhile waits for its turn."""
+        core = self._core
+        if core is None or self._stopped:
+            return
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events:
+                now = time.monotonic()
+                for effect in core.step(self._events.pop(0), now):
+                    self._do(effect)
+        except Exception as error:  # a bug, or a disk that cannot keep what must be kept: nothing may follow
+            self._stopped = True
+            self._proposals.fail(OutcomeUnknown("this replica failed"))
+            self._context.crash(error)
+        finally:
+            self._stepping = False
+        if core.state is State.LEADING:
+            self._applier.run()  # writers wait for what the state answers
+        else:
+            self._applier.run_soon()
+        if not self._stopped:
+            self._alarm.set(core.next_deadline())
+
+    def _do(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Send(to, message):
+                self._peers.send(to, encode_message(message))
+            case ev.Sync(ticket):
+                self._syncer.want(ticket)
+            case ev.Accepted() | ev.Rejected():
+                self._verdict = effect
+            case ev.Persisted(counter):
+                self._proposals.persisted(counter)
+            case ev.Committed(counter, copies):
+                self._applier.commit(counter, copies)
+            case ev.ReadState():
+                self._registry.read()
+            case ev.CompareAndSet(token, expected, state):
+                self._registry.swap(token, expected, state)
+            case ev.SendSnapshot(member, epoch):
+                self._sender.send(member, epoch)
+            case ev.InstallSnapshot(position):
+                self._counts["snapshots_installed_total"] += 1
+                self._applier.install(position, self._folder)
+            case _:
+                self._announce(effect)
+
+    def _announce(self, effect: ev.Effect) -> None:
+        """What a process and its operators hear of."""
+        log = self._context.log
+        match effect:
+            case ev.Leading(epoch):
+                self._counts["elections_total"] += 1
+                log.info(LEADING, epoch=epoch)
+                self._on_leading(epoch)
+            case ev.Deposed(epoch):
+                self._counts["depositions_total"] += 1
+                log.warning(DEPOSED, epoch=epoch)
+                self._proposals.fail(OutcomeUnknown("this replica leads no more; send the write again, with the same IDs"))
+                self._on_deposed(epoch)
+            case ev.ReportDamage(damage, sole):
+                self._damage = f"the log is damaged after {damage.position}: {damage.reason}; " + (
+                    "no other replica is in sync: an operator must promote this one by force, which loses what is missing, or "
+                    "bring another back"
+                    if sole
+                    else "it is taken from the leader"
+                )
+                log.error(DAMAGED, text=self._damage, last=str(damage.position), sealed=str(damage.sealed), sole=sole)
+            case ev.Audit(operator, reason, last, before):
+                self._folder.audit(operator, reason, self.member, last, before)
+            case ev.HandedOver():
+                self._handed_over.set()
+            case ev.CloseSession(reason):
+                log.error(HALTED, text=reason)
+                self._context.crash(StorageError(f"the replica halted: {reason}"))
+
+    def _hung_s(self) -> float:
+        """For how many seconds the disk has hung; 0 while it has not for long."""
+        hung_s = self._syncer.hung_s(time.monotonic())
+        return hung_s if hung_s > self._context.options.session_timeout_ms / 2000 else 0.0
+
+    def _tick(self) -> None:
+        self._check_registration()
+        hung_s = self._hung_s()
+        if hung_s and self._syncer.report_once():
+            # Others must be able to lead. The session comes again by itself when the disk answers, with another incarnation.
+            self._context.log.error(DISK_HANGS, seconds=round(hung_s, 1))
+            self._context.end_session()
+        now = time.monotonic()
+        if now >= self._polled_at + FLUSHED_POLL_S:
+            self._polled_at = now
+            self._step(ev.Flushed(self._machine.flushed))
+        self._step(ev.Tick())
+
+    # --- what happens
+
+    def _received(self, message: Message) -> None:
+        self._step(ev.Received(message))
+
+    def _synced(self, ticket: int, failure: str) -> None:
+        self._step(ev.LogFailed(failure) if failure else ev.Synced(ticket))
+
+    def _log_failed(self, reason: str) -> None:
+        self._step(ev.LogFailed(reason))
+
+    def _state_read(self, read: Versioned | None) -> None:
+        self._step(ev.StateUnread() if read is None else ev.StateRead(read))
+
+    def _swapped(self, token: int, outcome: ev.Outcome) -> None:
+        self._step(ev.Swapped(token, outcome))
+
+    def _presence(self, live: dict[MemberID, LiveReplica]) -> None:
+        self._live = live
+        self._peers.set_live({member: (found.address, found.presence.incarnation) for member, found in live.items()})
+        self._check_registration()
+        self._step(ev.PresenceChanged(tuple(found.presence for found in live.values())))
+
+    def _session(self, event: SessionEvent) -> None:
+        if event.state is SessionState.LOST or (event.state is SessionState.CONNECTED and event.new_session):
+            self._step(ev.SessionLost())
+
+    async def _renewed(self, node: Node) -> Node:
+        """The session was lost: another incarnation, durable before it is seen. While the disk hangs this replica stays away:
+        it would be elected again and could not take office. Raises Unavailable then, and is asked again."""
+        assert self._log is not None
+        if self._hung_s():
+            raise Unavailable(f"the disk does not answer: {self._folder.path}")
+        return replace(node, member_incarnation=await asyncio.to_thread(self._log.next_incarnation))
+
+    def _check_registration(self) -> None:
+        """Tell the core of a registration that it does not know."""
+        node = self._context.membership.node
+        if node is not None and node.member_incarnation > self._told:
+            self._told = node.member_incarnation
+            self._step(ev.SessionStarted(node.replica, node.member_incarnation))
+
+    def _applied(self, first: int, answers: Sequence[object], copies: int) -> None:
+        if len(self._proposals):
+            self._proposals.applied(first, answers, copies)
+
+    def _pin(self, name: str, counter: int | None) -> None:
+        self._step(ev.Pinned(name, counter))
+
+    def _snapshot_sent(self, event: ev.SnapshotSent) -> None:
+        self._step(event)
+
+    def _snapshot_received(self, event: ev.SnapshotReceived) -> None:
+        self._step(event)
+
+    def _samples(self) -> dict[str, object]:
+        core = self._core
+        samples: dict[str, object] = {f"replica_{name}": value for name, value in self._counts.items()}
+        samples |= {f"replica_{name}": value for part in (self._peers, self._registry) for name, value in part.counts.items()}
+        samples |= {f"replica_{name}": value for part in (self._sender, self._receiver) for name, value in part.counts.items()}
+        samples |= {"replica_syncs_total": self._syncer.syncs, "replica_proposals_waiting": len(self._proposals)}
+        if core is not None:
+            context = core.context
+            samples |= {
+                "replica_leading": int(core.state is State.LEADING),
+                "replica_epoch": core.epoch,
+                "replica_end": context.log.last.counter,
+                "replica_committed": context.committed,
+                "replica_applied": self._machine.applied,
+                "replica_in_sync": len(context.read.state.in_sync) if context.read and context.read.state else 0,
+                "replica_needs_operator": int(core.state is State.DAMAGED),
+            }
+        return samples

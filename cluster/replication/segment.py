@@ -1,0 +1,186 @@
+"""One file of a log: entries end to end after the position that its name says.
+
+    00000000000000004096-00000003.log      begins after counter 4096 of epoch 3
+    └─ sparse index: (counter, offset) every 64 KiB, and where each epoch begins; both made by reading the file once
+
+Source: DESIGN sections 5 and 11.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from cluster.replication.entry import HEAD_BYTES, Truncated, decode_one, encode
+from cluster.replication.model import Entry, Position
+from pixiu.errors import DiskFailed, DiskFull, LogDamaged, MalformedData
+
+INDEX_EVERY_BYTES: Final = 65_536
+READ_BYTES: Final = 1 << 20
+SUFFIX: Final = ".log"
+
+
+def name_of(base: Position) -> str:
+    """The name of the segment that begins after a position."""
+    return f"{base.counter:020d}-{base.epoch:010d}{SUFFIX}"
+
+
+def base_of(name: str) -> Position | None:
+    """The position in a segment's name; None for other names."""
+    counter, dash, epoch = name.removesuffix(SUFFIX).partition("-")
+    if not name.endswith(SUFFIX) or not dash or not (counter.isdigit() and epoch.isdigit()):
+        return None
+    return Position(int(epoch), int(counter))
+
+
+def walk(fd: int, offset: int, end: int, chunk: int) -> Iterator[tuple[Entry, int]]:
+    """The entries of a file between two offsets, each with its own. Raises MalformedData at the first that is broken."""
+    buffer, at = b"", 0
+    while offset + at < end:
+        try:
+            entry, behind = decode_one(buffer, at, len(buffer))
+        except Truncated as short:
+            offset, at = offset + at, 0
+            if offset + short.needs > end:
+                raise
+            buffer = os.pread(fd, min(max(short.needs, chunk), end - offset), offset)
+            if len(buffer) < short.needs:
+                raise
+            continue
+        yield entry, offset + at
+        at = behind
+
+
+class Segment:
+    """An open segment. One thread writes; others may read what was there before they began."""
+
+    def __init__(self, path: Path, base: Position, create: bool = False) -> None:
+        self.path = path
+        self.base = base
+        self.fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
+        self.size = os.fstat(self.fd).st_size
+        """Where valid entries end, once it was scanned."""
+        self.last = base
+        self.scanned = create
+        self.dirty = create
+        """Written and not synced."""
+        self._index: list[tuple[int, int]] = [(base.counter + 1, 0)]
+        self._epochs: list[tuple[int, int]] = []
+        """(first counter, epoch) of each epoch that begins here."""
+
+    def scan(self) -> str | None:
+        """Read and check every entry. Returns what is wrong with the first bad one; `size` and `last` are before it."""
+        end = os.fstat(self.fd).st_size
+        self.size, self.last = 0, self.base
+        self._index, self._epochs = [(self.base.counter + 1, 0)], []
+        self.scanned = True
+        try:
+            for entry, offset in walk(self.fd, 0, end, READ_BYTES):
+                if entry.counter != self.last.counter + 1 or entry.epoch < self.last.epoch:
+                    return f"{self.path.name}, byte {offset}: {entry.position} follows {self.last}"
+                self._note(entry, offset)
+                self.size = offset + HEAD_BYTES + len(entry.payload)
+        except MalformedData as problem:
+            return f"{self.path.name}, byte {self.size}: {problem}"
+        return None
+
+    def _note(self, entry: Entry, offset: int) -> None:
+        if not self._epochs or self._epochs[-1][1] != entry.epoch:
+            self._epochs.append((entry.counter, entry.epoch))
+        if offset - self._index[-1][1] >= INDEX_EVERY_BYTES:
+            self._index.append((entry.counter, offset))
+        self.last = entry.position
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write entries that follow the end. Raises DiskFull (nothing was written) or DiskFailed."""
+        data = encode(entries)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.fd, memoryview(data)[written:], self.size + written)
+        except OSError as problem:
+            self._undo(problem)
+        offset = self.size
+        for entry in entries:
+            self._note(entry, offset)
+            offset += HEAD_BYTES + len(entry.payload)
+        self.size = offset
+        self.dirty = True
+
+    def _undo(self, problem: OSError) -> None:
+        try:
+            os.ftruncate(self.fd, self.size)
+        except OSError as worse:
+            raise DiskFailed(f"{self.path}: {worse.strerror}") from worse
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{self.path.parent}: no space left for the log; free some, writes go on by themselves") from problem
+        raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
+
+    def sync(self) -> None:
+        """What was written is durable. Raises DiskFailed."""
+        try:
+            os.fdatasync(self.fd)
+        except OSError as problem:
+            raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
+
+    def cut(self, after: int) -> None:
+        """Drop the entries beyond a counter, durably. Raises DiskFailed, LogDamaged."""
+        if after < self.last.counter:
+            epoch = self.epoch_at(after)
+            self.size = self._offset_of(after + 1)
+            self.last = Position(epoch, after)
+            self._index = [(c, o) for c, o in self._index if c <= after + 1]
+            self._epochs = [(c, e) for c, e in self._epochs if c <= after]
+        try:
+            os.ftruncate(self.fd, self.size)
+        except OSError as problem:
+            raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
+        self.sync()
+
+    def epoch_at(self, counter: int) -> int:
+        """The epoch of an entry between the base and the end."""
+        found = bisect_right(self._epochs, (counter, 1 << 62)) - 1
+        return self._epochs[found][1] if found >= 0 else self.base.epoch
+
+    def start_of_epoch(self, counter: int) -> int:
+        """From where on, within this segment, entries have the epoch of this one."""
+        found = bisect_right(self._epochs, (counter, 1 << 62)) - 1
+        return self._epochs[found][0] if found >= 0 else counter
+
+    def _offset_of(self, counter: int) -> int:
+        """Where an entry begins. Raises LogDamaged."""
+        at, offset = self._index[bisect_right(self._index, (counter, 1 << 62)) - 1]
+        while at < counter:
+            head = os.pread(self.fd, 4, offset)
+            size = int.from_bytes(head, "little")
+            if len(head) < 4 or size < HEAD_BYTES - 4 or offset + 4 + size > self.size:
+                raise LogDamaged(f"{self.path.name}: the entry {at} is broken")
+            offset += 4 + size
+            at += 1
+        return offset
+
+    def read(self, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
+        """Entries from `after` + 1 on, checked; at least one if there is one. Raises LogDamaged."""
+        found: list[Entry] = []
+        if after >= self.last.counter:
+            return found
+        took = 0
+        try:
+            for entry, _ in walk(self.fd, self._offset_of(after + 1), self.size, min(max_bytes + HEAD_BYTES, READ_BYTES)):
+                if entry.counter != after + 1 + len(found):
+                    raise MalformedData(f"it is {entry.position}")
+                found.append(entry)
+                took += HEAD_BYTES + len(entry.payload)
+                if len(found) >= max_entries or took >= max_bytes:
+                    break
+        except MalformedData as problem:
+            raise LogDamaged(f"{self.path.name}: the entry {after + 1 + len(found)} is broken: {problem}") from problem
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)

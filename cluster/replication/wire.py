@@ -1,0 +1,124 @@
+"""Messages between replicas and the state in ZooKeeper as bytes. What a peer or an editor may have broken is refused. Pure.
+
+Source: DESIGN sections 5, 7 and 12.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from cluster.replication.entry import decode, encode
+from cluster.replication.messages import Append, Appended, Message, Mismatch, Refused
+from cluster.replication.model import NOBODY, Entry, MemberID, PartitionState, Position
+from pixiu.errors import MalformedData
+from pixiu.ids import MAX_ID
+from pixiu.wire.v1 import replication_pb2 as pb
+
+MAX_ENTRIES: Final = 65_536
+"""In one message. Policy: more are refused; a leader sends at most `max_append_entries`."""
+MAX_MEMBERS: Final = 64
+"""In one in-sync set. Policy: more are refused."""
+MAX_EPOCH: Final = (1 << 32) - 1
+
+
+def encode_message(message: Message) -> bytes:
+    """A message as protobuf."""
+    if isinstance(message, Append):
+        append = pb.ReplicaMessage.Append(
+            epoch=message.epoch, sender=message.sender, entries=encode(message.entries), committed=message.committed,
+            end=message.end, sent_at=message.sent_at,
+        )  # fmt: skip
+        if message.previous is not None:
+            append.previous.epoch, append.previous.counter = message.previous
+        return pb.ReplicaMessage(append=append).SerializeToString()
+    if isinstance(message, Appended):
+        appended = pb.ReplicaMessage.Appended(
+            epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, matched=message.matched,
+            sent_at=message.sent_at,
+        )  # fmt: skip
+        return pb.ReplicaMessage(appended=appended).SerializeToString()
+    if isinstance(message, Mismatch):
+        mismatch = pb.ReplicaMessage.Mismatch(
+            epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, hint=message.hint,
+            sent_at=message.sent_at,
+        )  # fmt: skip
+        return pb.ReplicaMessage(mismatch=mismatch).SerializeToString()
+    return pb.ReplicaMessage(refused=pb.ReplicaMessage.Refused(epoch=message.epoch, sender=message.sender)).SerializeToString()
+
+
+def decode_message(data: bytes) -> Message:
+    """A message of a peer. Raises MalformedData."""
+    try:
+        body = pb.ReplicaMessage.FromString(data)
+    except DecodeError as problem:
+        raise MalformedData(f"a message of a replica cannot be read: {problem}") from problem
+    kind = body.WhichOneof("body")
+    if kind is None:
+        raise MalformedData("a message of a replica is empty")
+    found = getattr(body, kind)
+    sender = MemberID(_id(found.sender))
+    if isinstance(found, pb.ReplicaMessage.Refused):
+        return Refused(found.epoch, sender)
+    if math.isnan(found.sent_at):
+        raise MalformedData("a message of a replica has no time")
+    if isinstance(found, pb.ReplicaMessage.Appended):
+        return Appended(found.epoch, sender, _id(found.incarnation), _id(found.matched), found.sent_at)
+    if isinstance(found, pb.ReplicaMessage.Mismatch):
+        return Mismatch(found.epoch, sender, _id(found.incarnation), _id(found.hint), found.sent_at)
+    previous = Position(found.previous.epoch, _id(found.previous.counter)) if found.HasField("previous") else None
+    entries = decode(found.entries, MAX_ENTRIES)
+    _check(found.epoch, previous, entries)
+    return Append(found.epoch, sender, previous, entries, _id(found.committed), _id(found.end), found.sent_at)
+
+
+def _id(value: int) -> int:
+    if value > MAX_ID:
+        raise MalformedData(f"{value} uses the top bit")
+    return value
+
+
+def _check(epoch: int, previous: Position | None, entries: Sequence[Entry]) -> None:
+    """Entries are dense, and epochs never fall along them nor exceed the message's."""
+    if not entries:
+        return
+    if previous is None:
+        raise MalformedData("entries that follow nothing")
+    for entry in entries:
+        if entry.counter != previous.counter + 1 or not previous.epoch <= entry.epoch <= epoch:
+            raise MalformedData(f"{entry.position} follows {previous} in epoch {epoch}")
+        previous = entry.position
+
+
+def encode_state(state: PartitionState) -> bytes:
+    """The data of a partition's `state` node: JSON, members in hex."""
+    data = {
+        "epoch": state.epoch,
+        "leader": f"{state.leader:016x}",
+        "incarnation": state.incarnation,
+        "in_sync": [f"{member:016x}" for member in sorted(state.in_sync)],
+    }
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def decode_state(data: bytes) -> PartitionState:
+    """What is in a `state` node. Raises MalformedData: a state that cannot be read is never taken for none."""
+    try:
+        found = json.loads(data)
+        epoch, incarnation, names = found["epoch"], found["incarnation"], found["in_sync"]
+        leader = MemberID(int(found["leader"], 16))
+        in_sync = frozenset(MemberID(int(name, 16)) for name in names)
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+        raise MalformedData(f"the partition's state cannot be read: {problem!r}") from problem
+    whole = type(epoch) is int and type(incarnation) is int and isinstance(names, list)
+    if not whole or not 0 < epoch <= MAX_EPOCH or not 0 <= incarnation <= MAX_ID:
+        raise MalformedData("the partition's state has a wrong epoch or incarnation")
+    if not 0 < len(in_sync) <= MAX_MEMBERS or len(in_sync) != len(names):
+        raise MalformedData("the partition's state has no proper in-sync set")
+    if any(not 0 < member <= MAX_ID for member in in_sync) or not NOBODY <= leader <= MAX_ID:
+        raise MalformedData("the partition's state names no proper members")
+    return PartitionState(epoch, leader, incarnation, in_sync)

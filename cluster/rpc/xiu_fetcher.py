@@ -1,0 +1,116 @@
+"""Messages from Xiu by MsgID, from whoever leads their partitions.
+
+Source: seed 004 §6.1.2; DESIGN section 9 ("Delivery of mail").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc.aio
+
+from pixiu.discovery.view import View
+from pixiu.errors import MalformedData, NotYet, Unavailable
+from pixiu.ids import msg_partition
+from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.wire.record import split
+from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+
+MAX_FETCH: Final = 1000
+"""MsgIDs of one call."""
+MAX_BYTES: Final = 16 << 20
+"""Of the records that one `fetch` brings. Policy: the others are not fetched, and have no answer."""
+CALL_S: Final = 1.0
+"""For one call."""
+
+
+class Fetcher:
+    """Fetches messages.
+
+    Args:
+        view: gives the newest view of the cluster.
+        channels: gRPC channels by address.
+    """
+
+    def __init__(self, view: Callable[[], View], channels: Channels) -> None:
+        self._view, self._channels = view, channels
+        self._leaders: dict[int, str] = {}
+        """Partition → host:port of its leader, as it was last known. Bounded by the partitions."""
+        self._looking: dict[int, asyncio.Lock] = {}
+        """One search for a leader at a time."""
+        self._held: dict[str, grpc.aio.Channel] = {}
+        """By address. Bounded by the replicas of Xiu."""
+        self._turn = itertools.count()
+
+    async def fetch(self, msg_ids: Iterable[int], timeout_s: float) -> dict[int, tuple[str, bytes]]:
+        """MsgID → (a code of `pixiu.errors`, b"") or ("", the record). What nobody answered in time is not in it."""
+        partitions: dict[int, list[int]] = {}
+        for each in dict.fromkeys(msg_ids):
+            partitions.setdefault(msg_partition(each), []).append(each)
+        found: dict[int, tuple[str, bytes]] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(self._partition(partition, ids, found) for partition, ids in partitions.items()))
+        except TimeoutError:
+            pass  # what came in time counts
+        return found
+
+    async def _partition(self, partition: int, msg_ids: list[int], found: dict[int, tuple[str, bytes]]) -> None:
+        taken = 0
+        while msg_ids and taken < MAX_BYTES:
+            async with self._looking.setdefault(partition, asyncio.Lock()):
+                address = await self._leader(partition)
+            if not address:
+                return
+            try:
+                answers = await self._ask(address, msg_ids[:MAX_FETCH])
+            except (MalformedData, Unavailable, *STREAM_ERRORS):
+                self._leaders.pop(partition, None)
+                return
+            if any(code == NotYet.code for code, _ in answers):
+                self._leaders.pop(partition, None)  # it may be a former leader, which learns late what is committed
+            found.update(zip(msg_ids, answers, strict=False))
+            taken += sum(len(record) for _, record in answers)
+            msg_ids = msg_ids[len(answers) :]
+
+    async def _ask(self, address: str, msg_ids: list[int]) -> list[tuple[str, bytes]]:
+        """At least one answer. Raises MalformedData, Unavailable and gRPC's errors."""
+        stub = await self._stub(address)
+        reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=CALL_S)
+        if not 0 < len(reply.codes) <= len(msg_ids):
+            raise Unavailable(f"{address} answered for {len(reply.codes)} of {len(msg_ids)} messages")
+        records = iter(split(reply.batch, sum(not code for code in reply.codes)))
+        return [(code, b"" if code else next(records)) for code in reply.codes]
+
+    async def _stub(self, address: str) -> Any:
+        channel = self._held.get(address)
+        if channel is None:
+            channel = self._held[address] = self._channels.acquire(address)
+            there = {node.address for node in self._view().of_role("xiu")} | {address}
+            for gone in [held for held in self._held if held not in there]:
+                del self._held[gone]
+                await self._channels.release(gone)
+        return xiu_pb2_grpc.XiuStub(channel)
+
+    async def _leader(self, partition: int) -> str:
+        """Who leads; "" for nobody that is known."""
+        there = self._leaders.get(partition)
+        if there:
+            return there
+        nodes = self._view().replicas("xiu", partition)
+        turn = next(self._turn)
+        for at in range(len(nodes)):
+            address = nodes[(turn + at) % len(nodes)].address
+            stub = await self._stub(address)
+            try:
+                said: xiu_pb2.PositionReply = await stub.Position(xiu_pb2.PositionRequest(), timeout=CALL_S)
+            except STREAM_ERRORS:
+                continue
+            leader = address if said.epoch else said.leader
+            if leader:
+                self._leaders[partition] = leader
+                return leader
+        return ""

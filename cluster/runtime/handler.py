@@ -1,0 +1,81 @@
+"""Between the links and a service: keeps bugs in a service from breaking the links, and tells discovery who is dead.
+
+Source: DESIGN section 6 (heartbeats) and 7 (static stability); STYLE rule 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.links.api import LinkHandler, PeerState
+from cluster.runtime import log
+from pixiu.ids import EndpointID, hex_id
+
+
+def _ignore(_endpoint: EndpointID) -> None:
+    pass
+
+
+class Handler(LinkHandler):
+    """The `LinkHandler` of a process. Until `service` is set, what comes is refused."""
+
+    def __init__(self) -> None:
+        self.service: LinkHandler | None = None
+        self.on_dead: Callable[[EndpointID], None] = _ignore
+        self.on_alive: Callable[[EndpointID], None] = _ignore
+        self.counts = {"handler_failures_total": 0}
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+        """Hand on a batch; False when the service is not there or fails, or what it says."""
+        try:
+            return self.service is not None and self.service.on_records(peer, data, start, end, count)
+        except Exception as error:
+            self._failed("on_records", error)
+            return False
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        """Hand on control messages; False when the service cannot take them."""
+        try:
+            return self.service is not None and self.service.on_control(peer, messages)
+        except Exception as error:
+            self._failed("on_control", error)
+            return False
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Hand on what became of parcels."""
+        if self.service is None:
+            return
+        try:
+            self.service.on_settled(peer, settled)
+        except Exception as error:
+            self._failed("on_settled", error)
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """Tell discovery of death and life, then the service."""
+        if log.once_per(5, (log.PEER_STATE, peer, state)):
+            log.get_logger().info(log.PEER_STATE, peer=hex_id(peer), state=state.value)
+        if state is PeerState.DEAD:
+            self.on_dead(peer)
+        elif state is PeerState.ALIVE:
+            self.on_alive(peer)
+        if self.service is None:
+            return
+        try:
+            self.service.on_peer_state(peer, state)
+        except Exception as error:
+            self._failed("on_peer_state", error)
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """Hand on a heartbeat's attachment; the service's reply, empty when it has none."""
+        if self.service is None:
+            return b""
+        try:
+            return self.service.on_heartbeat(peer, reply, attachment)
+        except Exception as error:
+            self._failed("on_heartbeat", error)
+            return b""
+
+    def _failed(self, where: str, error: Exception) -> None:
+        self.counts["handler_failures_total"] += 1
+        if log.once_per(60, (log.HANDLER_FAILED, where)):
+            log.get_logger().error(log.HANDLER_FAILED, where=where, error=repr(error), exc_info=True)

@@ -1,0 +1,370 @@
+"""The options of a cluster and of a role's process, and where they come from.
+
+    defaults  <  TOML file ([cluster] and one table per role)  <  PIXIU_CLUSTER_KEY, PIXIU_ROLE_KEY  <  --set key=value
+
+Every option has its unit last in its name. Nothing opens a socket before all of them were found right.
+
+Source: DESIGN sections 7, 8 and 15.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.links.options import LEAST_MTU_BYTES, MOST_MTU_BYTES, LinkOptions
+from cluster.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
+from pixiu.discovery.paths import ROLES, check_root
+from pixiu.discovery.zookeeper import parse_address
+from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.ids import PROBE_ROOM
+from pixiu.placement.big_rooms import VROOMS
+from pixiu.wire.record import MAX_RECORD_BYTES
+from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
+
+SECRET_MIN_BYTES = 16
+SECRET_MAX_BYTES = 64
+"""What keyed BLAKE2b takes."""
+MAX_FILE_BYTES = 1 << 20
+"""Of a configuration file."""
+ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
+"""What a cluster with a `router_root` has not."""
+DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of all options. A subclass adds to `problems` what one field's type and bounds cannot say."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what it must be) of every option that is wrong."""
+        yield from field_problems(self)
+
+    def validate(self) -> None:
+        """Raises ConfigurationError that names the first key at fault, its value and what is allowed."""
+        for key, allowed in self.problems():
+            raise ConfigurationError(f"{key} = {show(getattr(self, key))}: must be {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Options):
+    """The [cluster] table: what all processes of a cluster must agree on.
+
+    Source: DESIGN sections 5, 6, 7 and 8.
+    """
+
+    heartbeat_interval_ms: int = bounded(1000, 20, 60_000)
+    """Milliseconds between two heartbeats to one peer."""
+    suspect_after: int = bounded(2, 1, 100)
+    """Missed heartbeats after which a peer is suspected."""
+    dead_after: int = bounded(4, 2, 1000)
+    """Missed heartbeats after which a peer is dead: its share goes to others."""
+    max_record_bytes: int = bounded(MAX_RECORD_BYTES, 1024, MAX_RECORD_BYTES)
+    """Bytes of the largest message, header included; larger is refused where it enters."""
+    mtu_bytes: int = bounded(1400, LEAST_MTU_BYTES, MOST_MTU_BYTES)
+    """Bytes of the largest datagram between machines."""
+    loopback_mtu_bytes: int = bounded(8192, LEAST_MTU_BYTES, MOST_MTU_BYTES)
+    """Bytes of the largest datagram between processes of one machine."""
+    push_back_ms: int = bounded(200, 1, 60_000)
+    """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
+    transport: str = choice("datagram", "datagram", "stream")
+    """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
+    fanout: str = choice("gateway", "gateway", "relay")
+    """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
+    login_policy: str = choice("all", "all", "newest", "newest_of_class")
+    """Which of a user's devices may be online together; the others are told that they were replaced."""
+    big_rooms: tuple[int, int] = (0, 0)
+    """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
+    reserved with them. Both 0: there are none."""
+    weighted_routing: bool = False
+    """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: half, or a
+    quarter."""
+    router_root: str = ""
+    """Root in the registry of another cluster, whose routers and gateways this one shares: it has brokers and proxies only.
+    Empty: the cluster has its own."""
+    trace_fraction: float = bounded(0.0, 0.0, 1.0)
+    """Fraction of real-time messages that collect the time of every hop; gateways with a trace_dir keep these traces."""
+    secret_file: str = ""
+    """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
+    Empty: datagrams are not signed."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what it must be) of every option that is wrong."""
+        wrong = dict(super().problems())
+        yield from wrong.items()
+        if wrong.keys().isdisjoint(("suspect_after", "dead_after")) and self.dead_after <= self.suspect_after:
+            yield "dead_after", f"above suspect_after, which is {self.suspect_after}"
+        if wrong.keys().isdisjoint(("mtu_bytes", "loopback_mtu_bytes")) and self.loopback_mtu_bytes < self.mtu_bytes:
+            yield "loopback_mtu_bytes", f"at least mtu_bytes, which is {self.mtu_bytes}"
+        if "big_rooms" not in wrong and not are_big_rooms(*self.big_rooms):
+            yield (
+                "big_rooms",
+                (
+                    f"[0, 0] for none, or [low, high] with 0 < low < high <= {VROOMS} * low "
+                    f"and {VROOMS} * high at most 2^62 - 2^20, because the VRooms are from {VROOMS} * low to {VROOMS} * high"
+                ),
+            )
+
+        if "router_root" not in wrong and self.router_root:
+            try:
+                check_root(self.router_root)
+            except InvalidArgument as error:
+                yield "router_root", f"empty, or where the other cluster is: {error}"
+
+    def secret(self) -> bytes | None:
+        """The cluster's secret, 16 to 64 bytes; None when there is none. Raises ConfigurationError on a file that does not do."""
+        if not self.secret_file:
+            return None
+        try:
+            with open(self.secret_file, "rb") as file:
+                secret = file.read(SECRET_MAX_BYTES + 64).rstrip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"[cluster] secret_file = {show(self.secret_file)}: cannot be read: {error.strerror}"
+            ) from None
+        if not SECRET_MIN_BYTES <= len(secret) <= SECRET_MAX_BYTES:
+            size = str(len(secret)) if len(secret) <= SECRET_MAX_BYTES else f"more than {SECRET_MAX_BYTES}"
+            raise ConfigurationError(
+                f"[cluster] secret_file = {show(self.secret_file)}: holds {size} bytes: "
+                f"must be {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes (make one with: openssl rand -hex 24)"
+            )
+        return secret
+
+    def settings_hash(self) -> str:
+        """16 hex digits over everything that must agree, the secret's digest among it (never the secret or its file's name).
+
+        The digest is scrypt's, so that what stands in the registry is a poor help for guessing a weak secret.
+        Raises ConfigurationError as `secret` does.
+
+        Source: DESIGN section 7.
+        """
+        values: dict[str, Any] = asdict(self)
+        secret = self.secret()
+        del values["secret_file"]
+        values["secret"] = hashlib.scrypt(secret, salt=b"pixiu settings", n=1 << 14, r=8, p=1, dklen=16).hex() if secret else ""
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleOptions(Options):
+    """What every role's process has; each role's own options are a subclass.
+
+    Source: DESIGN sections 7 and 15.
+    """
+
+    registry: str = DEFAULT_REGISTRY
+    """Where the cluster is: zk://HOST:PORT[,HOST:PORT…]/ROOT."""
+    host: str = "127.0.0.1"
+    """Address to listen on, a name or a number. Others must reach the process there, or at advertised_host."""
+    advertised_host: str = ""
+    """Address that others are told. Empty: host."""
+    port: int = bounded(0, 0, 65_535)
+    """Port of gRPC (TCP) and links (UDP). 0: any that is free for both."""
+    advertised_udp_host: str = ""
+    """Address that others are told for the datagrams of links, where it is another than for gRPC: behind an address
+    translator or in a container. Empty: advertised_host."""
+    advertised_udp_port: int = bounded(0, 0, 65_535)
+    """Port that others are told for the datagrams of links. 0: port."""
+    http_port: int = bounded(0, 0, 65_535)
+    """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
+    poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
+    """Seconds between two readings of the whole registry, beside the watches."""
+    session_timeout_ms: int = bounded(10_000, 1000, 120_000)
+    """Milliseconds after which ZooKeeper takes a silent process out."""
+    connect_timeout_s: float = bounded(15.0, 0.1, 600.0)
+    """Seconds to wait for ZooKeeper at the start."""
+    drain_timeout_s: float = bounded(30.0, 0.0, 3600.0)
+    """Seconds that a process has after SIGTERM to hand over what it holds."""
+    receive_buffer_bytes: int = bounded(8 << 20, 64 << 10, 1 << 30)
+    """Bytes of socket buffer asked for received datagrams."""
+    link_queue_bytes: int = bounded(16 << 20, MAX_RECORD_BYTES, 1 << 30)
+    """Bytes that may wait for one peer; real-time messages above it are dropped, oldest first."""
+    data_dir: str = ""
+    """Folder of what the process keeps. Empty: as the role says, and nothing for a role that keeps nothing."""
+    log_format: str = choice("console", "console", "json")
+    """How log lines look: for people or for programs."""
+    log_level: str = choice("info", "debug", "info", "warning", "error")
+    """The least important lines that are logged."""
+
+    @property
+    def address_host(self) -> str:
+        """The host that the registry tells others."""
+        return self.advertised_host or self.host
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what it must be) of every option that is wrong."""
+        wrong = dict(super().problems())
+        yield from wrong.items()
+        if "registry" not in wrong:
+            try:
+                parse_address(self.registry)
+            except InvalidArgument as error:
+                yield "registry", f"where the registry is: {error}"
+        if not self.host:
+            yield "host", "an address, such as 127.0.0.1"
+        elif wrong.keys().isdisjoint(("host", "advertised_host")) and is_wildcard(self.address_host):
+            key = "advertised_host" if self.advertised_host else "host"
+            yield key, "an address at which others reach the process; with a wildcard host set advertised_host"
+        if is_wildcard(self.advertised_udp_host):
+            yield "advertised_udp_host", "an address at which datagrams reach the process, or empty for advertised_host"
+        if wrong.keys().isdisjoint(("port", "http_port")) and self.port and self.http_port == self.port:
+            yield "http_port", "another port than port"
+        if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
+            yield "http_port", "given, because port + 1 is no port"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionedOptions(RoleOptions):
+    """What roles with partitions add."""
+
+    partition: int = bounded(0, 0, 127)
+    """Partition that this process serves."""
+
+
+def link_options(cluster: ClusterOptions, options: RoleOptions) -> LinkOptions:
+    """The options of a process's links out of the cluster's and its own."""
+    return LinkOptions(
+        mtu_bytes=cluster.mtu_bytes,
+        loopback_mtu_bytes=cluster.loopback_mtu_bytes,
+        receive_buffer_bytes=options.receive_buffer_bytes,
+        push_back_ms=cluster.push_back_ms,
+        heartbeat_interval_ms=cluster.heartbeat_interval_ms,
+        suspect_after=cluster.suspect_after,
+        dead_after=cluster.dead_after,
+        max_queue_bytes=options.link_queue_bytes,
+        transport=cluster.transport,
+        max_record_bytes=cluster.max_record_bytes + ADDRESSED_OVERHEAD,
+    )
+
+
+OptionsT = TypeVar("OptionsT", bound=RoleOptions)
+Table = TypeVar("Table", bound=Options)
+
+
+def are_big_rooms(low: int, high: int) -> bool:
+    """Whether [low, high) can be big rooms: their VRooms are no RoomIDs of big rooms and stay below those of probes."""
+    return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host means «every address of this machine»."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+class _Sources:
+    """Collects one table's values and where each came from."""
+
+    def __init__(self, table: str, options_type: type[Options]) -> None:
+        self.table = table
+        self.specs: Mapping[str, Spec] = specs(options_type)
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.wrong: list[str] = []
+
+    def put(self, key: str, raw: Any, origin: str, *, text: bool) -> None:
+        spec = self.specs.get(key)
+        if spec is None:
+            self.wrong.append(f"{origin}: [{self.table}]: {unknown('option', key, self.specs)}")
+            return
+        try:
+            value = spec.convert_text(raw) if text else spec.convert(raw)
+        except ValueError as error:
+            self.wrong.append(f"{origin}: [{self.table}] {key} = {show(raw)}: must be {error}")
+            return
+        self.values[key] = value
+        self.origins[key] = origin
+
+    def build(self, options_type: type[Table]) -> Table | None:
+        if self.wrong:
+            return None
+        options = options_type(**self.values)
+        for key, allowed in options.problems():
+            origin = self.origins.get(key, "default")
+            self.wrong.append(f"{origin}: [{self.table}] {key} = {show(getattr(options, key))}: must be {allowed}")
+        if not self.wrong:
+            try:
+                options.validate()
+            except ConfigurationError as error:
+                self.wrong.append(f"[{self.table}] {error}")
+        return options
+
+
+def load_options(
+    role: str, options_type: type[OptionsT], path: Path | str | None, environ: Mapping[str, str], overrides: Mapping[str, str]
+) -> tuple[ClusterOptions, OptionsT]:
+    """Read, check and join all sources of options.
+
+    path: the TOML file, or None for none. environ: the process's environment. overrides: text values of --set, keys
+    `KEY` or `ROLE.KEY` of the role's table, or `cluster.KEY`.
+
+    Raises ConfigurationError with one line for each thing that is wrong: the file (or variable, or --set), the table and
+    key, the value and what is allowed.
+
+    Source: DESIGN section 15.
+    """
+    cluster, own = _Sources("cluster", ClusterOptions), _Sources(role, options_type)
+    tables = {"cluster": cluster, role: own}
+    wrong: list[str] = []
+    for name, content in _read(path).items():
+        if name not in tables and name not in ROLES:
+            wrong.append(f"{path}: {unknown('table', name, {*ROLES, *tables})}")
+        elif not isinstance(content, dict):
+            wrong.append(f"{path}: {name} = {show(content)}: must be a table, [{name}]")
+        elif name in tables:
+            for key, raw in content.items():
+                tables[name].put(key, raw, str(path), text=False)
+    for variable in sorted(environ):
+        for name, table in tables.items():
+            prefix = f"PIXIU_{name.upper()}_"
+            if variable.startswith(prefix):
+                origin = f"environment variable {variable}"
+                table.put(variable.removeprefix(prefix).lower(), environ[variable], origin, text=True)
+    for name, text in overrides.items():
+        table_name, dot, key = name.partition(".")
+        if dot and table_name not in tables:
+            wrong.append(f"--set {name}: {unknown('table', table_name, tables)}")
+        else:
+            tables[table_name if dot else role].put(key if dot else name, text, f"--set {name}", text=True)
+    cluster_options, role_options = cluster.build(ClusterOptions), own.build(options_type)
+    wrong += cluster.wrong + own.wrong
+    if not wrong and role in ROLES_OF_ROUTER_ROOT and cluster_options is not None and cluster_options.router_root:
+        root = cluster_options.router_root
+        wrong.append(
+            f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
+        )
+    if wrong or cluster_options is None or role_options is None:
+        raise ConfigurationError("\n".join(wrong))
+    cluster_options.secret()  # a file that does not do is found here, before any socket opens
+    return cluster_options, role_options
+
+
+def example_toml(role: str, options_type: type[RoleOptions]) -> str:
+    """A file with every option of the cluster and of a role at its default, each under its help text."""
+    return f"{render_table('cluster', ClusterOptions)}\n{render_table(role, options_type)}"
+
+
+def _read(path: Path | str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the configuration file cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path}: the configuration file is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: the configuration file is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: the configuration file is no TOML: {error}") from None

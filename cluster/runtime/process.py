@@ -1,0 +1,462 @@
+"""Runs one role as a process: from the command line to the exit code.
+
+    options ─ log ─ ports ─ ZooKeeper ─ service made ─ first view ─ prepare ─ gRPC, links, HTTP answer ─ registered Init ─ start
+       ─ Running ─ (SIGTERM or SIGINT) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
+                └ a second signal: exit at once
+
+Exit codes: 0 in order, 1 a crash (a traceback in the log only when it is a bug), 2 wrong options or a missing environment (a taken
+port, no ZooKeeper), 128 + the signal's number at a second signal.
+
+Source: DESIGN sections 3, 7, 14 rule 6 and 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from cluster.links.api import PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.runtime import command, log
+from cluster.runtime.context import Context, Membership, MembershipFactory, Preparing, Service
+from cluster.runtime.handler import Handler
+from cluster.runtime.http import HttpServer
+from cluster.runtime.layout_notices import LayoutRefresh
+from cluster.runtime.metrics import Metrics, link_samples
+from cluster.runtime.options import ClusterOptions, PartitionedOptions, RoleOptions, example_toml, link_options, load_options
+from cluster.runtime.server import Server, bind_both
+from cluster.runtime.watchdog import Watchdog
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import NO_PARTITION
+from pixiu.discovery.view import View
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
+from pixiu.ids import EndpointID, hex_id
+from pixiu.version import __version__
+
+EXIT_OK: Final = 0
+EXIT_CRASH: Final = 1
+EXIT_ENVIRONMENT: Final = 2
+CLOSE_TIMEOUT_S: Final = 10.0
+"""Seconds that the end of one part may take; then the next one is ended."""
+CONFLICT_MARGIN_S: Final = 2.0
+"""Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
+REGISTRY_TIMEOUT_S: Final = 5.0
+"""Seconds to wait for ZooKeeper while ending; without it the node goes with the session."""
+
+OptionsT = TypeVar("OptionsT", bound=RoleOptions)
+
+
+class Process(Generic[OptionsT]):
+    """One run of a role."""
+
+    def __init__(
+        self,
+        role: str,
+        cluster: ClusterOptions,
+        options: OptionsT,
+        service_factory: Callable[[Context[OptionsT]], Service],
+        membership: MembershipFactory,
+    ) -> None:
+        self._role, self._cluster, self._options = role, cluster, options
+        self._service_factory, self._membership_factory = service_factory, membership
+        self._endpoint_id = EndpointID(secrets.randbits(63) or 1)
+        self._log = log.get_logger()
+        self._metrics = Metrics(role)
+        self._server = Server(cluster)
+        self._http = HttpServer(self._metrics, self._health)
+        self._handler = Handler()
+        self._address = parse_address(options.registry)
+        self._zookeeper = ZooKeeper(
+            self._address.hosts,
+            session_timeout_s=options.session_timeout_ms / 1000,
+            connect_timeout_s=options.connect_timeout_s,
+        )
+        self._discovery = Discovery(self._zookeeper, self._address.root, self._new_view, options.poll_interval_s)
+        self._handler.on_dead, self._handler.on_alive = self._discovery.mark_dead, self._discovery.mark_alive
+        self._watchdog = Watchdog(options.session_timeout_ms / 2000, self._stalled, self._turns_again, self._metrics.note_loop_lag)
+        self._closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        self._stopping = asyncio.Event()
+        self._error: BaseException | None = None
+        self._state = "Starting"
+        self._takes_views = False
+        self._refresh = LayoutRefresh()
+        self._counts = {"view_failures_total": 0, "loop_errors_total": 0, "layout_refreshes_total": 0}
+        self._endpoint: Endpoint | None = None
+        self._service: Service | None = None
+        self._membership: Membership | None = None
+
+    async def run(self) -> int:
+        """Start, serve until a signal or a crash, end. Returns the exit code; raises what the start or a crash raised."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await stopping
+                await self._drain()
+            else:
+                starting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await starting
+        finally:
+            stopping.cancel()
+            await self._close()
+        if self._error is not None:
+            raise self._error
+        self._log.info(log.STOPPED)
+        return EXIT_OK
+
+    async def _start(self) -> None:
+        port, http_port = await self._bind()
+        await self._zookeeper.connect()
+        self._closers.append(("zookeeper", self._zookeeper.close))
+        self._membership = self._membership_factory(
+            self._zookeeper,
+            self._address.root,
+            on_registered=self._registered,
+            conflict_wait_s=self._options.session_timeout_ms / 1000 + CONFLICT_MARGIN_S,
+        )
+        assert self._endpoint is not None
+        self._service = service = self._service_factory(self._context(self._endpoint, self._membership))
+        self._closers.append(("discovery", self._discovery.close))
+        self._closers.append(("service", self._stop_service))
+        await self._discovery.start()
+        node = self._node(port, http_port)
+        if isinstance(service, Preparing):
+            node = await service.prepare(node)
+        self._handler.service = service
+        await self._server.start()
+        await self._endpoint.start()
+        self._closers.append(("membership", self._unregister))
+        self._state = NodeState.INIT.value
+        node = await self._membership.register(node)
+        self._registered(node)
+        self._watchdog.start()
+        self._takes_views = True
+        self._give_view(self._discovery.view)
+        await service.start()
+        await self._membership.set_state(NodeState.RUNNING)
+        self._state = NodeState.RUNNING.value
+        await self._server.set_serving(True)
+        self._log.info(log.RUNNING, address=node.address, http_port=http_port)
+
+    async def _bind(self) -> tuple[int, int]:
+        options = self._options
+        secret, links = self._cluster.secret(), link_options(self._cluster, options)
+        links.validate()
+
+        def new_endpoint() -> Endpoint:
+            return Endpoint(
+                self._endpoint_id,
+                links,
+                self._handler,
+                secret=secret,
+                layout_version=self._layout_version,
+                on_warning=self._link_warning,
+                udp_address_of=self._udp_address_of,
+            )
+
+        self._endpoint, port = await bind_both(options, self._server, new_endpoint)
+        self._closers.append(("links", self._endpoint.close))
+        self._closers.append(("grpc", lambda: self._server.grpc.stop(1.0)))
+        self._endpoint.attach(self._server.grpc)
+        self._closers.append(("http", self._http.close))
+        # Where the given port is the last one, validate() has asked for http_port.
+        wanted = options.http_port or min(port + 1, 65_535)
+        http_port = await self._http.bind(options.host, wanted, fallback=options.port == 0 and options.http_port == 0)
+        endpoint = self._endpoint
+        self._metrics.collect_from(lambda: link_samples(endpoint.stats(), self._peer_name))
+        self._metrics.collect_from(self._own_samples)
+        self._metrics.collect_from(self._http.stats)
+        return port, http_port
+
+    def _context(self, endpoint: Endpoint, membership: Membership) -> Context[OptionsT]:
+        return Context(
+            role=self._role,
+            options=self._options,
+            cluster=self._cluster,
+            endpoint_id=self._endpoint_id,
+            log=self._log,
+            links=endpoint,
+            server=self._server.grpc,
+            membership=membership,
+            zookeeper=self._zookeeper,
+            root=self._address.root,
+            metrics=self._metrics,
+            current_view=lambda: self._discovery.view,
+            crash=self._crash,
+            layout_noticed=self._layout_noticed,
+            end_session=self._end_session_soon,
+        )
+
+    def _node(self, port: int, http_port: int) -> Node:
+        return Node(
+            role=self._role,
+            partition=_partition(self._options),
+            replica=-1,
+            state=NodeState.INIT,
+            host=self._options.address_host,
+            port=port,
+            http_port=http_port,
+            endpoint=self._endpoint_id,
+            incarnation=0,
+            version=__version__,
+            settings_hash=self._cluster.settings_hash(),
+            started_ms=time.time_ns() // 1_000_000,
+            pid=os.getpid(),
+            udp_host=self._options.advertised_udp_host,
+            udp_port=self._options.advertised_udp_port,
+        )
+
+    async def _drain(self) -> None:
+        """Tell everybody that this process goes, then let the service hand over."""
+        self._state = NodeState.DRAINING.value
+        await self._server.set_serving(False)
+        self._log.info(log.DRAINING, timeout_s=self._options.drain_timeout_s)
+        assert self._membership is not None
+        assert self._service is not None
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                told = await self._membership.set_state(NodeState.DRAINING)
+        except TimeoutError:
+            told = False
+        if not told:
+            self._log.warning(log.DRAIN_FAILED, part="registry", error="ZooKeeper did not answer; others are not told")
+        if self._error is not None:
+            return
+        try:
+            async with asyncio.timeout(self._options.drain_timeout_s):
+                await self._service.drain()
+        except TimeoutError:
+            self._log.warning(
+                log.DRAIN_FAILED, part="service", error=f"not done after drain_timeout_s = {self._options.drain_timeout_s}"
+            )
+        except Exception as error:  # what cannot be handed over must not keep the process from ending
+            self._log.error(log.DRAIN_FAILED, part="service", error=repr(error), exc_info=True)
+
+    def _registered(self, node: Node) -> None:
+        """The node was registered: at the start, or anew with another replica ID after a lost session."""
+        log.bind_identity(replica=node.replica)
+        self._log.info(
+            log.REGISTERED,
+            state=node.state.value,
+            address=node.address,
+            http_port=node.http_port,
+            endpoint=hex_id(node.endpoint),
+            incarnation=hex_id(node.incarnation),
+        )
+
+    async def _stop_service(self) -> None:
+        assert self._service is not None
+        try:
+            await self._service.stop()
+        finally:
+            self._handler.service = None
+
+    async def _unregister(self) -> None:
+        assert self._membership is not None
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                gone = await self._membership.unregister()
+        except TimeoutError:
+            gone = False
+        if not gone:
+            self._log.warning(log.STOP_FAILED, part="registry", error="ZooKeeper did not answer; the node goes with the session")
+
+    async def _close(self) -> None:
+        """End every part that was begun, the last one first; one that fails or hangs does not keep the others."""
+        self._takes_views = False
+        self._watchdog.stop()
+        while self._closers:
+            part, closer = self._closers.pop()
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await closer()
+            except TimeoutError:
+                self._log.warning(log.STOP_FAILED, part=part, error=f"not done after {CLOSE_TIMEOUT_S} s")
+            except Exception as error:
+                self._log.error(log.STOP_FAILED, part=part, error=repr(error), exc_info=not isinstance(error, PixiuError))
+        self._state = "Stopped"
+
+    def _new_view(self, view: View) -> None:
+        if self._takes_views:
+            self._give_view(view)
+
+    def _give_view(self, view: View) -> None:
+        assert self._service is not None
+        try:
+            self._service.on_view(view)
+        except Exception as error:  # the next view is another chance; the last good one stays
+            self._counts["view_failures_total"] += 1
+            if log.once_per(60, log.VIEW_FAILED):
+                self._log.error(log.VIEW_FAILED, error=repr(error), exc_info=True)
+
+    def _link_warning(self, event: str, **fields: Any) -> None:
+        if log.once_per(60, (event, fields.get("peer"))):
+            self._log.warning(event, **fields)
+
+    def _layout_version(self) -> int:
+        return self._discovery.view.layout.version
+
+    def _layout_noticed(self, version: int) -> None:
+        delay = self._refresh.noticed(version, self._layout_version(), random.random(), time.monotonic())
+        if delay is not None:
+            self._counts["layout_refreshes_total"] += 1
+            self._discovery.poll_within(delay)
+
+    def _udp_address_of(self, endpoint: EndpointID) -> tuple[str, int] | None:
+        node = self._discovery.view.by_endpoint(endpoint)
+        return node.udp_address if node is not None else None
+
+    def _crash(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._stopping.set()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            self._log.warning(log.STOPPED_AT_ONCE, signal=number.name)
+            os._exit(128 + number)
+        self._stopping.set()
+
+    def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback or a task that nobody awaits has failed."""
+        self._counts["loop_errors_total"] += 1
+        if log.once_per(10, (log.LOOP_ERROR, context.get("message"))):
+            error = context.get("exception")
+            self._log.error(log.LOOP_ERROR, text=context.get("message"), error=repr(error), exc_info=error)
+
+    def _stalled(self, seconds: float, stack: str) -> None:
+        """In the watchdog's thread: give up the place in the registry, which kazoo's thread would hold for ever."""
+        self._log.error(log.LOOP_STALLED, seconds=round(seconds, 3), stack=stack)
+        self._end_session()
+
+    def _end_session(self) -> None:
+        session = self._zookeeper.session
+        if session is None or not session[0]:
+            return
+        try:
+            asyncio.run(_end_session(self._address.hosts, session, self._options.session_timeout_ms / 1000))
+        except Exception as error:  # the watchdog must live; without a ZooKeeper the session ends by itself
+            self._log.error(log.STALL_NOT_ENDED, error=str(error) or repr(error))
+
+    def _end_session_soon(self) -> None:
+        """In a thread, because the loop's own session must not be waited for."""
+        threading.Thread(target=self._end_session, name="end-session", daemon=True).start()
+
+    def _turns_again(self) -> None:
+        self._log.warning(log.LOOP_BACK, stalls=self._watchdog.stalls)
+
+    def _own_samples(self) -> dict[str, object]:
+        view = self._discovery.view
+        return {
+            **self._counts,
+            **self._handler.counts,
+            "watchdog_stalls_total": self._watchdog.stalls,
+            "registry_connected": int(self._zookeeper.connected),
+            "running": int(self._state == NodeState.RUNNING.value),
+            "view_nodes": len(view.nodes),
+            "view_held_nodes": self._discovery.held,
+            "view_malformed_total": self._discovery.malformed,
+            "layout_version": view.layout.version,
+            "layout_notices_heard_total": self._refresh.notices,
+        }
+
+    def _peer_name(self, endpoint: EndpointID) -> str:
+        node = self._discovery.view.by_endpoint(endpoint)
+        return f"{node.role}:{node.address}" if node is not None else f"unknown:{hex_id(endpoint)}"
+
+    def _health(self) -> tuple[bool, dict[str, Any]]:
+        peers = dict.fromkeys((state.value for state in PeerState), 0)
+        if self._endpoint is not None:
+            for peer in self._endpoint.stats().peers.values():
+                peers[peer.state.value] += 1
+        node = self._membership.node if self._membership is not None else None
+        said: dict[str, Any] = {
+            "role": self._role,
+            "partition": _partition(self._options),
+            "replica": node.replica if node is not None else -1,
+            "endpoint": hex_id(self._endpoint_id),
+            "state": self._state,
+            "version": __version__,
+            "layout_version": self._discovery.view.layout.version,
+            "nodes": len(self._discovery.view.nodes),
+            "registry_connected": self._zookeeper.connected,
+            "peers": peers,
+            "service": self._service.health() if self._service is not None else {},
+        }
+        return self._state == NodeState.RUNNING.value, said
+
+
+async def _end_session(hosts: str, session: tuple[int, bytes], timeout_s: float) -> None:
+    """End a session by taking it over. Raises RegistryUnavailable."""
+    zookeeper = ZooKeeper(hosts, session_timeout_s=timeout_s, connect_timeout_s=timeout_s, session=session)
+    await zookeeper.connect()
+    await zookeeper.close()
+
+
+def _partition(options: RoleOptions) -> int:
+    return options.partition if isinstance(options, PartitionedOptions) else NO_PARTITION
+
+
+def run_role(
+    role: str,
+    options_type: type[OptionsT],
+    service_factory: Callable[[Context[OptionsT]], Service],
+    argv: Sequence[str],
+    *,
+    membership: MembershipFactory,
+) -> int:
+    """Run a role until it is told to end; returns the exit code.
+
+    argv: the arguments without the program's name. membership: `registry.membership.Membership`.
+
+    Source: DESIGN section 15.
+    """
+    try:
+        wanted = command.parse(role, options_type, argv)
+        if wanted.show_example:
+            print(example_toml(role, options_type))
+            return EXIT_OK
+        cluster, options = load_options(role, options_type, wanted.config, os.environ, wanted.overrides)
+    except ConfigurationError as error:
+        print(f"{role}: wrong options:\n{error}", file=sys.stderr)
+        return EXIT_ENVIRONMENT
+    log.configure(options.log_format, options.log_level)
+    log.bind_identity(role=role, partition=_partition(options))
+    logger = log.get_logger()
+    logger.info(log.STARTING, version=__version__, pid=os.getpid(), registry=options.registry, config=wanted.config)
+    if cluster.secret_file and os.stat(cluster.secret_file).st_mode & stat.S_IROTH:
+        logger.warning(log.FILE_OPEN_TO_ALL, path=cluster.secret_file)
+
+    async def main() -> int:
+        return await Process(role, cluster, options, service_factory, membership).run()
+
+    try:
+        return asyncio.run(main())
+    except (ConfigurationError, RegistryUnavailable) as error:
+        logger.error(log.START_FAILED, error=str(error))
+        return EXIT_ENVIRONMENT
+    except PixiuError as error:
+        logger.error(log.CRASHED, error=str(error), code=error.code)
+        return EXIT_CRASH
+    except Exception as error:
+        logger.error(log.CRASHED, error=repr(error), exc_info=True)
+        return EXIT_CRASH

@@ -1,0 +1,131 @@
+"""The gRPC server of a process and the one port number that it shares with the links' UDP socket.
+
+Source: DESIGN section 15 (one base port per process).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from cluster.links.endpoint import Endpoint
+from cluster.runtime.options import ClusterOptions, RoleOptions
+from pixiu.errors import ConfigurationError, PixiuError
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+"""No gRPC message is larger, whatever max_record_bytes is."""
+MIN_MESSAGE_BYTES: Final = 4 << 20
+MAX_STREAMS: Final = 1024
+"""Calls at a time on one connection."""
+MAX_CALLS: Final = 16_384
+"""Calls at a time in all; further ones are refused with RESOURCE_EXHAUSTED."""
+MAX_METADATA_BYTES: Final = 16_384
+HANDSHAKE_TIMEOUT_MS: Final = 2000
+"""A connection that has not become HTTP/2 by then is closed."""
+KEEPALIVE_MS: Final = 20_000
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
+MIN_PING_INTERVAL_MS: Final = 5_000
+"""A client that pings more often (beyond a few) is disconnected."""
+ANY_PORT_TRIES: Final = 20
+"""Ports to try for one that is free for TCP and UDP."""
+
+
+def server_options(cluster: ClusterOptions) -> list[tuple[str, int]]:
+    """The channel arguments of a process's server."""
+    message_bytes = min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
+    return [
+        ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the traffic
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ]
+
+
+class Server:
+    """A gRPC server with the health service and reflection of everything that is added to it."""
+
+    def __init__(self, cluster: ClusterOptions) -> None:
+        self.grpc = grpc.aio.server(options=server_options(cluster), maximum_concurrent_rpcs=MAX_CALLS)
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+        self._add = self.grpc.add_generic_rpc_handlers
+        # The library cannot tell what was added to a server, and reflection has to name it.
+        self.grpc.add_generic_rpc_handlers = self._note_and_add  # type: ignore[method-assign, assignment]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    async def start(self) -> None:
+        """Answer calls from now on; health says NOT_SERVING."""
+        reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
+        await self.set_serving(False)
+        await self.grpc.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service says, for the whole process and for each of its services."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    def _note_and_add(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        for handler in handlers:
+            name = handler.service_name() if isinstance(handler, grpc.ServiceRpcHandler) else None
+            if name and name not in self._names:
+                self._names.append(name)
+        self._add(handlers)
+
+
+def bracketed(host: str) -> str:
+    """A host as an address has it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable[[], Endpoint]) -> tuple[Endpoint, int]:
+    """Bind UDP and TCP to one port number; returns the endpoint and the port.
+
+    new_endpoint: makes an endpoint that is not bound yet; called once for each port that is tried.
+
+    Raises ConfigurationError that names the port and the option when it is taken, or when none can be found.
+    """
+    reason: str | None = None
+    tries = 1 if options.port else ANY_PORT_TRIES
+    for _ in range(tries):
+        endpoint = new_endpoint()
+        try:
+            port = endpoint.bind(options.host, options.port)
+        except PixiuError as error:
+            raise ConfigurationError(f"{error} (options host and port)") from None
+        try:
+            # Tried first, because gRPC's own attempt prints lines of its own and does not say why it failed.
+            _try_tcp(options.host, port)
+            server.grpc.add_insecure_port(f"{bracketed(options.host)}:{port}")
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it was taken just now"
+            await endpoint.close()
+            continue
+        return endpoint, port
+    if options.port:
+        raise ConfigurationError(
+            f"port {options.port} on {options.host} cannot be used for TCP (gRPC): {reason}: "
+            "stop what uses it, or set port to another one (0: any)"
+        )
+    raise ConfigurationError(f"no port on {options.host} is free for TCP and UDP after {tries} tries ({reason}): set port")
+
+
+def _try_tcp(host: str, port: int) -> None:
+    """Raises OSError when nobody can listen there now."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)

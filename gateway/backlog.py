@@ -1,0 +1,156 @@
+"""What a gateway's shell holds of each client connection, whatever its protocol, and the bounded buffer before it.
+
+A connection that reads too slowly has its oldest waiting messages dropped and counted; one that stays over the bound
+is disconnected. Others never wait for it.
+
+Source: DESIGN section 14, rule 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Protocol
+
+from pixiu.wire.envelope import Delivery
+
+
+class Connection(Protocol):
+    """A client connection."""
+
+    id: int
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
+
+    def flush(self) -> None:
+        """Write what was delivered in this turn."""
+
+    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
+        """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
+
+    def answer(self, request: int, known: bool) -> None:
+        """A join has taken effect; `known` is False when the routers did not confirm it in time."""
+
+    def announce(self) -> None:
+        """Tell the client, if its protocol can, that the gateway is going."""
+
+    def close(self, reason: str) -> None:
+        """End the connection."""
+
+    def replaced(self, moved: bool) -> None:
+        """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
+        (`moved`) or of another one."""
+
+
+class Pending(Protocol):
+    """A connection that may not have said who it is."""
+
+    id: int
+
+    def evict(self) -> None:
+        """End it: too many have not said who they are."""
+
+
+class Grade(Enum):
+    """How far a connection is behind: the time for which its oldest message has waited."""
+
+    PROMPT = "prompt"
+    """Below 100 ms: what waits is written as soon as the client takes it."""
+    BATCHED = "batched"
+    """Below 1 s: what waits is written every 10 ms, so that many messages share a write."""
+    STALLED = "stalled"
+    """Beyond: likewise, and the connection ends when that lasts."""
+
+
+BATCHED_FROM_S: Final = 0.1
+STALLED_FROM_S: Final = 1.0
+BATCH_S: Final = 0.01
+CHUNK_BYTES: Final = 128
+"""What a chunk counts beside its bytes: the objects that hold it."""
+
+
+class Backlog:
+    """Messages that wait for a slow connection: at most `limit_bytes`, the oldest go first.
+
+    Args:
+        limit_bytes: the bound. Times are those of `SlowConsumers.now`.
+        patience_s: how long a connection may stay over the bound, or stalled, before it is to be disconnected.
+
+    Source: DESIGN section 14, rule 3; the grades follow the article's author (2022): the further behind, the rarer the writes.
+    """
+
+    def __init__(self, limit_bytes: int, patience_s: float) -> None:
+        self._limit = limit_bytes
+        self._patience_s = patience_s
+        self._chunks: deque[tuple[bytes, int, float]] = deque()
+        self._bytes = 0
+        self._leaving_since: float | None = None
+        self._over = False
+        self._late_since: float | None = None
+        self.dropped = 0
+        """Messages dropped so far."""
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def put(self, data: bytes, count: int, now: float) -> bool:
+        """Add `count` messages. False when the connection has been late for too long."""
+        self._chunks.append((data, count, now))
+        self._bytes += len(data) + CHUNK_BYTES
+        while self._bytes > self._limit and self._chunks:
+            old, messages, _ = self._chunks.popleft()
+            self._bytes -= len(old) + CHUNK_BYTES
+            self.dropped += messages
+            self._over = True
+        return self.patient(now)
+
+    def take(self, most_bytes: int) -> tuple[list[bytes], int]:
+        """Chunks of up to `most_bytes` (at least one), and how many messages they hold. They wait until `left`."""
+        taken: list[bytes] = []
+        size = messages = 0
+        if self._chunks and self._leaving_since is None:
+            self._leaving_since = self._chunks[0][2]
+        while self._chunks and (not taken or size + len(self._chunks[0][0]) <= most_bytes):
+            data, count, _ = self._chunks.popleft()
+            taken.append(data)
+            size += len(data)
+            messages += count
+            self._bytes -= len(data) + CHUNK_BYTES
+        return taken, messages
+
+    def leaving(self, now: float) -> None:
+        """What was written just now has not left yet."""
+        if self._leaving_since is None:
+            self._leaving_since = now
+
+    def left(self) -> None:
+        """What was taken has left."""
+        self._leaving_since = None
+        if not self._chunks:
+            # It has caught up: a break, wherever it stands when it is looked at again.
+            self._over = False
+            self._late_since = None
+
+    def behind_s(self, now: float) -> float:
+        """For how long the oldest message has waited."""
+        if self._leaving_since is not None:
+            return now - self._leaving_since
+        return now - self._chunks[0][2] if self._chunks else 0.0
+
+    def grade(self, now: float) -> Grade:
+        """How far the connection is behind."""
+        behind_s = self.behind_s(now)
+        if behind_s < BATCHED_FROM_S:
+            return Grade.PROMPT
+        return Grade.BATCHED if behind_s < STALLED_FROM_S else Grade.STALLED
+
+    def patient(self, now: float) -> bool:
+        """False when the connection has been late, over the bound or stalled, for too long without a break."""
+        if not self._over and self.behind_s(now) < STALLED_FROM_S:
+            self._late_since = None
+            return True
+        if self._late_since is None:
+            self._late_since = now
+        return now - self._late_since < self._patience_s

@@ -1,0 +1,126 @@
+"""Dead letters: mail that its receiver's handler could not take, in the inbox of a user derived from the receiver. Pure.
+
+    offset  type  field                                  offset  type  field
+    0       u8    version, 1                             24      u64   InboxSeq there
+    1       u8    flags: 1 the record is not in here     32      u64   when it was given up, Unix milliseconds
+    2       u16   length of the reason                   40      u32   length of the record
+    4       u32   how often it was tried                 44      u8    lane
+    8       u64   MsgID of the mail                      45      3 x   zero
+    16      u64   UIN whose mail it was                  48            reason (UTF-8), record
+
+Little-endian. It is the body of a mail to `dead_letter_uin(uin)`. A record that does not fit beside the rest is left out: its
+length is told, and Xiu has it under its MsgID as long as it keeps mail.
+
+Source: DESIGN section 9 ("Mail").
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from pixiu.errors import InvalidArgument, MalformedData
+from pixiu.ids import MAX_ID, UIN, uin_of_name
+from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
+
+VERSION: Final = 1
+LEFT_OUT: Final = 1
+"""The record is not in here."""
+HEADER: Final = struct.Struct("<BBHIQQQQIB3x")
+DEAD_LETTER_HEADER_SIZE: Final = 48
+MAX_REASON_BYTES: Final = 1024
+"""A longer reason is cut."""
+MAX_ATTEMPTS: Final = (1 << 32) - 1
+
+assert HEADER.size == DEAD_LETTER_HEADER_SIZE
+
+
+class DeadLetter(NamedTuple):
+    """A mail that was given up."""
+
+    uin: UIN
+    """Whose mail it was."""
+    msg_id: int
+    """Of the mail."""
+    seq: int
+    """Its InboxSeq in that inbox."""
+    lane: int
+    attempts: int
+    """How often the handler was called with it."""
+    failed_at_ms: int
+    """When it was given up, Unix milliseconds."""
+    reason: str
+    """What the last attempt failed with."""
+    record: bytes
+    """The mail's record (`pixiu.wire.record`); empty where it is left out."""
+    record_size: int
+    """Bytes of the record, also where it is left out."""
+
+
+def dead_letter_uin(uin: int) -> UIN:
+    """The user whose inbox has the dead letters of `uin`."""
+    return uin_of_name(f"dead-letter/{uin}")
+
+
+def encode(
+    uin: int,
+    msg_id: int,
+    seq: int,
+    lane: int,
+    attempts: int,
+    failed_at_ms: int,
+    reason: str,
+    record: bytes,
+    *,
+    limit: int = MAX_RECORD_BYTES,
+) -> bytes:
+    """The body of a dead letter. A record with which it would be above `limit` bytes, the mail's own header counted, is left out.
+
+    Raises `InvalidArgument` for a number out of range, and for a `record` that is none.
+    """
+    if not (0 < uin <= MAX_ID and 0 <= msg_id <= MAX_ID and 0 <= seq <= MAX_ID and 0 <= failed_at_ms <= MAX_ID):
+        raise InvalidArgument("UIN, MsgID, InboxSeq and time of a dead letter are numbers below 2^63, the UIN above 0")
+    if not 0 <= lane <= 3:
+        raise InvalidArgument(f"a lane is from 0 to 3, not {lane}")
+    if not HEADER_SIZE <= len(record) <= MAX_RECORD_BYTES:
+        raise InvalidArgument(f"a record has {HEADER_SIZE} to {MAX_RECORD_BYTES} bytes, this one {len(record)}")
+    # A text cut within a character loses that character; a lone surrogate becomes a question mark.
+    text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
+    left_out = HEADER_SIZE + DEAD_LETTER_HEADER_SIZE + len(text) + len(record) > limit
+    head = HEADER.pack(
+        VERSION,
+        LEFT_OUT if left_out else 0,
+        len(text),
+        min(max(attempts, 0), MAX_ATTEMPTS),
+        msg_id,
+        uin,
+        seq,
+        failed_at_ms,
+        len(record),
+        lane,
+    )
+    return head + text + (b"" if left_out else record)
+
+
+def decode(body: bytes) -> DeadLetter:
+    """A dead letter out of a mail's body. Raises `MalformedData`: anybody may send mail there."""
+    if len(body) < DEAD_LETTER_HEADER_SIZE:
+        raise MalformedData(f"a dead letter has at least {DEAD_LETTER_HEADER_SIZE} bytes, this one {len(body)}")
+    version, flags, length, attempts, msg_id, uin, seq, failed_at_ms, size, lane = HEADER.unpack_from(body)
+    if version != VERSION:
+        raise MalformedData(f"a dead letter of version {version}; this is version {VERSION} of the format")
+    if flags & ~LEFT_OUT or lane > 3 or not 0 < uin <= MAX_ID or max(msg_id, seq, failed_at_ms) > MAX_ID:
+        raise MalformedData("a dead letter has a field out of range")
+    if length > MAX_REASON_BYTES or not HEADER_SIZE <= size <= MAX_RECORD_BYTES:
+        raise MalformedData("a dead letter has a length out of range")
+    start = DEAD_LETTER_HEADER_SIZE + length
+    if start + (0 if flags & LEFT_OUT else size) != len(body):
+        raise MalformedData(f"a dead letter's lengths do not fit its {len(body)} bytes")
+    record = body[start:]
+    if record and int.from_bytes(record[:SIZE_FIELD], "little") + SIZE_FIELD != size:
+        raise MalformedData("a dead letter's record has another length than it says")
+    try:
+        reason = body[DEAD_LETTER_HEADER_SIZE:start].decode()
+    except UnicodeDecodeError:
+        raise MalformedData("a dead letter's reason is not UTF-8") from None
+    return DeadLetter(UIN(uin), msg_id, seq, lane, attempts, failed_at_ms, reason, record, size)

@@ -1,0 +1,136 @@
+"""Calling an application's handler with the mail of one lane: retries, and the dead-letter inbox after the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Final
+
+from pixiu.client.dead_letters import dead_letter_uin, encode
+from pixiu.client.mail_writer import MailOptions, MailPublisher, MailReceipt
+from pixiu.client.options import ClientOptions
+from pixiu.errors import InvalidArgument, LocalError, NotConnected, PixiuError, RecordTooLarge
+
+if TYPE_CHECKING:
+    from pixiu.client.inbox import Inbox, Mail
+
+MAX_RETRIES: Final = 1_000
+log = logging.getLogger("pixiu.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a handler gets a mail that it failed with, and when."""
+
+    retries: int
+    backoff_s: float
+    max_backoff_s: float
+
+    def validate(self) -> None:
+        """Raises `InvalidArgument`."""
+        if not 0 <= self.retries <= MAX_RETRIES:
+            raise InvalidArgument(f"retries is from 0 to {MAX_RETRIES}, not {self.retries}")
+        if not 0 < self.backoff_s <= self.max_backoff_s:
+            raise InvalidArgument(f"backoff_s ({self.backoff_s:g}) is above 0 and at most max_backoff_s ({self.max_backoff_s:g})")
+
+    def wait_s(self, failures: int, uniform: Callable[[], float]) -> float:
+        """How long to wait after so many failures, from 1."""
+        longest: float = min(self.backoff_s * 2.0 ** min(failures - 1, 16), self.max_backoff_s)
+        return longest * (0.5 + 0.5 * uniform())
+
+
+class LaneHandler:
+    """Handles the mail of one lane, one after the other. `mails` is what dead letters go by."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        lane: int,
+        handler: Callable[[Mail], Awaitable[None] | None],
+        plan: Retries,
+        options: ClientOptions,
+        uniform: Callable[[], float],
+        mails: Callable[[], MailPublisher],
+    ) -> None:
+        self.lane = lane
+        self._inbox = inbox
+        self._handler = handler
+        self._plan = plan
+        self._options = options
+        self._uniform = uniform
+        self._mails = mails
+
+    async def run(self) -> None:
+        """Until the inbox is closed. Raises what ended it."""
+        while (mail := await self._inbox.next(range(self.lane, self.lane + 1))) is not None:
+            try:
+                await self._handle(mail)
+            except NotConnected:
+                return  # closed meanwhile: it comes again
+            finally:
+                if not mail.acknowledged:
+                    self._inbox.give_back(mail)
+
+    async def _handle(self, mail: Mail) -> None:
+        failures = 0
+        while True:
+            try:
+                result = self._handler(mail)
+                if isawaitable(result):
+                    await result
+            except Exception as error:
+                failures += 1
+                if mail.acknowledged:
+                    log.warning("mail_handler_failed_late lane=%d seq=%d error=%s", mail.lane, mail.seq, _name(error))
+                    return
+                if failures > self._plan.retries:
+                    await self._bury(mail, failures, error)
+                    return
+                self._inbox.counters.retries += 1
+                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+            else:
+                mail.acknowledge()
+                return
+
+    async def _bury(self, mail: Mail, attempts: int, error: Exception) -> None:
+        """Send the dead letter, as often as it takes; then acknowledge the mail."""
+        log.warning("mail_given_up lane=%d seq=%d attempts=%d error=%s", mail.lane, mail.seq, attempts, _name(error))
+        failed_at_ms, reason = time.time_ns() // 1_000_000, f"{_name(error)}: {error}"
+        limit, failures = self._options.max_record_bytes, 0
+        receipt: MailReceipt | None = None
+        while True:
+            try:
+                publisher = self._mails()
+                await publisher.room()
+                if receipt is None:
+                    held = mail.held
+                    body = encode(
+                        self._inbox.uin, held.msg_id, held.seq, held.lane, attempts, failed_at_ms, reason, held.record, limit=limit
+                    )
+                    receipt = publisher.send(dead_letter_uin(self._inbox.uin), body, MailOptions(), 0, b"")
+                else:
+                    publisher.resend(receipt)  # the same ID: it is in the inbox once
+                await receipt
+            except NotConnected:
+                raise
+            except PixiuError as why:
+                if isinstance(why, RecordTooLarge):
+                    limit = 0  # the cluster allows less than the client's option says: without the record
+                if isinstance(why, LocalError) or (receipt is not None and not receipt.resolved):
+                    receipt = None  # another ID
+                failures += 1
+                self._inbox.counters.dead_letter_failures += 1
+                log.warning("dead_letter_not_sent lane=%d seq=%d error=%s", mail.lane, mail.seq, why)
+                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+            else:
+                self._inbox.counters.dead_letters += 1
+                mail.acknowledge()
+                return
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__

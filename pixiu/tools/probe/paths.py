@@ -1,0 +1,516 @@
+"""Probes: which paths a cluster has, which of them fail, and which process the failing ones have in common. Pure.
+
+    paths:  proxy ──▶ broker replica ──▶ gateway        proxy ──▶ relay replica ──▶ gateway
+
+A probe is a traced message, published through one proxy: to a reserved room, or to a pseudo-user. The room chooses the
+broker replica, by the same rule as any room, and every gateway has a pseudo-user in it: so the probe goes over one path
+for every gateway. A pseudo-user's UIN chooses the relay replica; each is at one gateway, so that there is one for every
+relay replica and gateway. What fails shows where:
+
+                     gateway A   gateway B
+    proxy 1, broker 1   ✓           ✓
+    proxy 1, broker 2   ✗           ✗          ──▶ broker 2 seems stopped
+    proxy 2, broker 1   ✓           ✓
+    proxy 2, broker 2   ✗           ✗
+
+Rooms and UINs are such that the proxies' weights (`pixiu.placement.weights`) cannot change their replica. A probe that arrives
+through another one all the same went *around* the replica that was meant, as happens once heartbeats doubt it: it is
+counted as arrived on the path that it took, and as gone around on the one that was meant, where it is no failure.
+
+Source: seed 004 §3.1; DESIGN section 9, "Probes".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from typing import Final, NamedTuple
+
+from pixiu.discovery.view import View
+from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ROOM, PROBE_BITS, PROBE_ROOM, PROBE_UIN
+from pixiu.placement.partition import rendezvous, weighted_rendezvous
+from pixiu.placement.weights import STEPS
+from pixiu.wire.trace import Hop, Stamp, name_of_hop
+
+MAX_PATHS: Final = 100_000
+MAX_TRIES: Final = 20_000
+"""Rooms or UINs of a partition that are tried until each of its replicas has what it needs; what has none is not probed."""
+PROBE_UINS: Final = 1 << PROBE_BITS
+MAX_SAMPLES: Final = 10_000
+"""Times that are kept of each hop, the newest."""
+MAX_PENDING: Final = 200_000
+"""Probes under way; the oldest beyond it count as failed."""
+MAX_REASON: Final = 160
+"""Characters of why a path failed."""
+MAX_FINDINGS: Final = 20
+"""What one diagnosis names; the rest is counted in the paths."""
+ENDS: Final = frozenset({int(Hop.PUBLISHER), int(Hop.SUBSCRIBER)})
+TOTAL: Final = "total"
+NOT_ARRIVED: Final = "did not arrive"
+HOP_OF_ROLE: Final = {"broker": Hop.BROKER, "relay": Hop.RELAY}
+"""What stands in the middle of paths."""
+
+
+class Member(NamedTuple):
+    """A process on a path."""
+
+    role: str
+    partition: int
+    """-1 where the role has no partitions."""
+    replica: int
+    endpoint: int
+    address: str
+
+    @property
+    def name(self) -> str:
+        """As an alarm says it."""
+        where = (
+            f"{self.role} {self.replica}"
+            if self.partition < 0
+            else f"{self.role} partition {self.partition} replica {self.replica}"
+        )
+        return f"{where} at {self.address}"
+
+
+class Path(NamedTuple):
+    """A way through the cluster."""
+
+    proxy: Member
+    middle: Member
+    """A replica of a broker, or of a relay."""
+    gateway: Member
+
+    @property
+    def name(self) -> str:
+        """As an alarm says it."""
+        return " -> ".join(member.name for member in self)
+
+
+@dataclass(slots=True)
+class PathState:
+    """What is known of a path."""
+
+    sent: int = 0
+    """Probes that were meant for it."""
+    arrived: int = 0
+    """Probes that came this way, those that were meant for another among them."""
+    failed: int = 0
+    around: int = 0
+    """Of those that were meant for it: they arrived another way."""
+    failures: int = 0
+    """Since the last that came this way."""
+    arounds: int = 0
+    """Likewise."""
+    reason: str = ""
+    """Of the last failure, or the way of the last that went around."""
+    relay: Member | None = None
+    """That the last room message passed, where those go through relays."""
+    times_us: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES // 10))
+    """From the publisher to the subscriber."""
+
+
+class Probe(NamedTuple):
+    """A message to send."""
+
+    number: int
+    proxy: Member
+    key: int
+    """The room; a pseudo-user's UIN."""
+    to_user: bool
+
+
+class Finding(NamedTuple):
+    """What failing paths have in common."""
+
+    members: tuple[Member, ...]
+    """One process; two with the way between them cut; three of a path; none: everything fails."""
+    text: str
+    paths: int
+
+
+class PseudoUser(NamedTuple):
+    """A user to be connected at one gateway and no other."""
+
+    gateway: int
+    """Its endpoint."""
+    uin: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopTimes:
+    """One row of the table; microseconds."""
+
+    hop: str
+    count: int
+    p50_us: int
+    p99_us: int
+
+
+class _Way(NamedTuple):
+    """A hop, as the table orders them."""
+
+    start: int
+    is_wire: bool
+    end: int
+    """The same as `start` of a process's own time."""
+
+    @property
+    def name(self) -> str:
+        return f"{name_of_hop(self.start)} → {name_of_hop(self.end)}" if self.is_wire else name_of_hop(self.end)
+
+
+class _Pending(NamedTuple):
+    proxy: Member
+    middle: Member
+    sent_s: float
+    gateways: dict[int, Member]
+    """By endpoint; those at which it has not arrived."""
+
+
+def percentile(values: Iterable[int], part: float) -> int:
+    """The smallest value that at least `part` (0 to 1) of them do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(ceil(part * len(ordered)) - 1, 0)] if ordered else 0
+
+
+def members_of(view: View, role: str) -> tuple[Member, ...]:
+    """The Running processes of a role."""
+    return tuple(Member(role, node.partition, node.replica, int(node.endpoint), node.address) for node in view.running(role))
+
+
+def firm_choice(key: int, endpoints: Sequence[int]) -> int | None:
+    """The replica of a key, if it is the same whatever the weights of all replicas are; None: it is not."""
+    chosen = rendezvous(key, endpoints)
+    worst = weighted_rendezvous(key, ((endpoint, STEPS[-1] if endpoint == chosen else STEPS[0]) for endpoint in endpoints))
+    return chosen if worst == chosen else None
+
+
+def probe_rooms(brokers: Sequence[Member], partitions: int) -> dict[int, int]:
+    """A room for every broker replica: endpoint → the lowest reserved RoomID that proxies send to it by any weights."""
+    rooms: dict[int, int] = {}
+    for partition in range(partitions):
+        endpoints = [broker.endpoint for broker in brokers if broker.partition == partition]
+        missing = set(endpoints)
+        first = PROBE_ROOM + (partition - PROBE_ROOM) % partitions
+        for room in range(first, min(first + MAX_TRIES * partitions, MAX_ROOM + 1), partitions):
+            if not missing:
+                break
+            chosen = firm_choice(room, endpoints)
+            if chosen in missing:
+                missing.discard(chosen)
+                rooms[chosen] = room
+    return rooms
+
+
+def probe_users(
+    relays: Sequence[Member],
+    gateways: Sequence[Member],
+    partitions: int,
+    first: int,
+    known: Mapping[tuple[int, int], int],
+) -> dict[tuple[int, int], int]:
+    """A pseudo-user for every relay replica and gateway: their endpoints → a reserved UIN that proxies send to that replica.
+
+    Args:
+        relays: the Running ones.
+        gateways: likewise.
+        partitions: of the relays.
+        first: where in the range to begin; a run takes one of its own, so that two do not share UINs.
+        known: those of before; what still leads to its replica stays.
+    """
+    users: dict[tuple[int, int], int] = {}
+    taken = set(known.values())
+    for partition in range(partitions):
+        endpoints = [relay.endpoint for relay in relays if relay.partition == partition]
+        missing: dict[int, deque[int]] = {}
+        for endpoint in endpoints:
+            missing[endpoint] = deque()
+            for gateway in gateways:
+                pair = endpoint, gateway.endpoint
+                uin = known.get(pair, -1)
+                if uin >= 0 and uin % partitions == partition and firm_choice(uin, endpoints) == endpoint:
+                    users[pair] = uin
+                else:
+                    missing[endpoint].append(gateway.endpoint)
+        start = first + (partition - first) % partitions
+        for number in range(start, start + min(MAX_TRIES * partitions, PROBE_UINS), partitions):
+            if not any(missing.values()):
+                break
+            uin = PROBE_UIN + number % PROBE_UINS
+            chosen = firm_choice(uin, endpoints) if uin not in taken else None
+            if chosen is not None and missing[chosen]:
+                users[chosen, missing[chosen].popleft()] = uin
+    return users
+
+
+class Prober:
+    """The state of all paths.
+
+    Args:
+        failures: a path fails when so many probes in a row fail on it.
+        timeout_s: a probe fails when it has not arrived after so long, seconds.
+        first_user: where in the range of reserved UINs those of this run begin.
+    """
+
+    def __init__(self, failures: int, timeout_s: float, first_user: int = 0) -> None:
+        self.paths: dict[Path, PathState] = {}
+        self.rooms: dict[int, int] = {}
+        """Of every broker replica, by endpoint."""
+        self._users: dict[tuple[int, int], int] = {}
+        self._first_user = first_user
+        self._failures = failures
+        self._timeout_s = timeout_s
+        self._proxies: tuple[Member, ...] = ()
+        self._brokers: tuple[Member, ...] = ()
+        self._relays: tuple[Member, ...] = ()
+        self._middles: dict[tuple[int, int, int], Member] = {}
+        self._not_taken: set[tuple[Member, str]] = set()
+        self._gateways: tuple[Member, ...] = ()
+        self._pending: dict[int, _Pending] = {}
+        self._next = 1
+        self._times: dict[_Way, deque[int]] = {}
+        self._totals: deque[int] = deque(maxlen=MAX_SAMPLES)
+
+    def set_view(self, view: View) -> None:
+        """The cluster is this now. Paths that it had before keep what is known of them. Raises `InvalidArgument`."""
+        self._proxies, self._gateways = members_of(view, "proxy"), members_of(view, "gateway")
+        brokers = members_of(view, "broker")
+        self.rooms = probe_rooms(brokers, view.layout.partitions("broker"))
+        self._brokers = tuple(broker for broker in brokers if broker.endpoint in self.rooms)
+        self._relays = members_of(view, "relay")
+        if len(self._proxies) * (len(self._brokers) + len(self._relays)) * len(self._gateways) > MAX_PATHS:
+            raise InvalidArgument(f"this cluster has more than {MAX_PATHS} paths: too many to probe them all")
+        self._users = probe_users(self._relays, self._gateways, view.layout.partitions("relay"), self._first_user, self._users)
+        self._middles = {(HOP_OF_ROLE[m.role], m.partition, m.replica): m for m in (*self._brokers, *self._relays)}
+        self._list_paths()
+
+    def _list_paths(self) -> None:
+        wanted = [Path(p, b, g) for p in self._proxies for b in self._brokers for g in self._gateways]
+        wanted += [
+            Path(p, r, g)
+            for p in self._proxies
+            for r in self._relays
+            for g in self._gateways
+            if (r.endpoint, g.endpoint) in self._users
+        ]
+        wanted = [path for path in wanted if (path.proxy, path.middle.role) not in self._not_taken]
+        self.paths = {path: self.paths.get(path) or PathState() for path in wanted}
+
+    @property
+    def proxies(self) -> tuple[Member, ...]:
+        """Those to publish through."""
+        return self._proxies
+
+    @property
+    def gateways(self) -> tuple[Member, ...]:
+        """Those to subscribe at."""
+        return self._gateways
+
+    @property
+    def users(self) -> frozenset[PseudoUser]:
+        """Who is to be connected, taking messages to users."""
+        return frozenset(PseudoUser(gateway, uin) for (_, gateway), uin in self._users.items())
+
+    @property
+    def left_out(self) -> list[str]:
+        """What proxies do not take by their configuration, in words."""
+        what = {"broker": "messages to rooms", "relay": "messages to users"}
+        return [f"{proxy.name} takes no {what[role]}: not probed" for proxy, role in sorted(self._not_taken)]
+
+    @property
+    def pending(self) -> int:
+        """Probes that have not arrived everywhere."""
+        return len(self._pending)
+
+    def begin_round(self, now: float) -> list[Probe]:
+        """The probes that pass every path once, to be sent now; `now` is monotonic seconds.
+
+        One for every proxy and broker replica, and one for every proxy, relay replica and gateway.
+        """
+        made: list[Probe] = []
+        for proxy in self._proxies:
+            if (proxy, "broker") not in self._not_taken:
+                made += [self._begin(proxy, broker, self._gateways, self.rooms[broker.endpoint], now) for broker in self._brokers]
+            if (proxy, "relay") in self._not_taken:
+                continue
+            for relay in self._relays:
+                for gateway in self._gateways:
+                    uin = self._users.get((relay.endpoint, gateway.endpoint))
+                    if uin is not None:
+                        made.append(self._begin(proxy, relay, (gateway,), uin, now))
+        while len(self._pending) > MAX_PENDING:
+            self.lost(next(iter(self._pending)), "too many probes are under way")
+        return made
+
+    def _begin(self, proxy: Member, middle: Member, gateways: tuple[Member, ...], key: int, now: float) -> Probe:
+        number, self._next = self._next, self._next + 1
+        self._pending[number] = _Pending(proxy, middle, now, {gateway.endpoint: gateway for gateway in gateways})
+        for gateway in gateways:
+            self.paths[Path(proxy, middle, gateway)].sent += 1
+        return Probe(number, proxy, key, middle.role == "relay")
+
+    def lost(self, number: int, reason: str) -> None:
+        """A probe could not be sent, or was refused."""
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            for gateway in pending.gateways.values():
+                self._fail(Path(pending.proxy, pending.middle, gateway), reason)
+
+    def not_taken(self, number: int) -> None:
+        """A proxy said that it does not take messages of a probe's kind: it is no part of such paths."""
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._not_taken.add((pending.proxy, pending.middle.role))
+            self._list_paths()
+
+    def arrived(self, number: int, gateway: int, stamps: Sequence[Stamp] | None) -> None:
+        """A probe came out of a gateway (its endpoint), with the subscriber's stamp as the last."""
+        pending = self._pending.get(number)
+        if pending is None or gateway not in pending.gateways:
+            return
+        path = Path(pending.proxy, pending.middle, pending.gateways.pop(gateway))
+        if not pending.gateways:
+            del self._pending[number]
+        meant = HOP_OF_ROLE[path.middle.role], path.middle.partition, path.middle.replica
+        passed = [(stamp.role, stamp.partition, stamp.replica) for stamp in stamps or () if stamp.role == meant[0]]
+        if stamps is None or not passed:
+            self._fail(path, f"came without the stamp of a {path.middle.role}")
+            return
+        if meant not in passed:
+            self._go_around(path, *passed[0])
+            if passed[0] not in self._middles:
+                return
+            path = path._replace(middle=self._middles[passed[0]])
+        state = self.paths.get(path)
+        if state is not None:
+            state.arrived += 1
+            state.failures = state.arounds = 0
+            state.relay = self._relay_of(stamps) if path.middle.role == "broker" else None
+            self._note(stamps)
+            state.times_us.append(stamps[-1].in_us - stamps[0].out_us)
+
+    def expire(self, now: float) -> None:
+        """What has been under way for too long has failed. Numbers are in the order of their sending."""
+        late: list[int] = []
+        for number, pending in self._pending.items():
+            if pending.sent_s + self._timeout_s > now:
+                break
+            late.append(number)
+        for number in late:
+            self.lost(number, NOT_ARRIVED)
+
+    def failing(self) -> list[Path]:
+        """The paths that raise an alarm: nothing came that way for so many probes, and was lost or went around."""
+        return [path for path, state in self.paths.items() if state.failures + state.arounds >= self._failures]
+
+    def findings(self) -> list[Finding]:
+        """What the failing paths have in common, the most telling first."""
+        good = [path for path, state in self.paths.items() if state.arrived and not state.failures and not state.arounds]
+        failing = self.failing()
+        around = frozenset(path for path in failing if not self.paths[path].failures)
+        return diagnose(failing, good, around, {path: state.relay for path, state in self.paths.items() if state.relay})
+
+    def table(self) -> list[HopTimes]:
+        """The times of every hop, in the order of the way, and the total."""
+        rows = [(way.name, times) for way, times in sorted(self._times.items())]
+        return [
+            HopTimes(hop, len(times), percentile(times, 0.5), percentile(times, 0.99))
+            for hop, times in (*rows, (TOTAL, self._totals))
+        ]
+
+    def _fail(self, path: Path, reason: str) -> None:
+        state = self.paths.get(path)
+        if state is not None:
+            state.failed += 1
+            state.failures += 1
+            state.reason = " ".join(reason.split())[:MAX_REASON]
+
+    def _relay_of(self, stamps: Sequence[Stamp]) -> Member | None:
+        found = [(stamp.role, stamp.partition, stamp.replica) for stamp in stamps if stamp.role == Hop.RELAY]
+        return self._middles.get(found[-1]) if found else None
+
+    def _go_around(self, path: Path, _: int, partition: int, replica: int) -> None:
+        state = self.paths.get(path)
+        if state is not None:
+            state.around += 1
+            state.arounds += 1
+            state.reason = f"went around it, through {path.middle.role} partition {partition} replica {replica}"
+
+    def _note(self, stamps: Sequence[Stamp]) -> None:
+        for way, time_us in hop_times(stamps):
+            self._times.setdefault(way, deque(maxlen=MAX_SAMPLES)).append(time_us)
+        self._totals.append(stamps[-1].in_us - stamps[0].out_us)
+
+
+def hop_times(stamps: Sequence[Stamp]) -> list[tuple[_Way, int]]:
+    """The hops of one trace, in order; microseconds.
+
+    A process's own time is out minus in, that of a wire the next one's in minus its out: between machines as true as their
+    clocks are equal.
+    """
+    found: list[tuple[_Way, int]] = []
+    for before, stamp in pairwise(stamps):
+        found.append((_Way(before.role, True, stamp.role), stamp.in_us - before.out_us))
+        if stamp.role not in ENDS:
+            found.append((_Way(stamp.role, False, stamp.role), stamp.out_us - stamp.in_us))
+    return found
+
+
+def diagnose(
+    failing: Sequence[Path], good: Sequence[Path], around: Set[Path] = frozenset(), relays: Mapping[Path, Member] | None = None
+) -> list[Finding]:
+    """The fewest processes, else ways between two of them, else paths, that explain all that fails and nothing that does not.
+
+    Args:
+        failing: the paths that raise an alarm.
+        good: those that work.
+        around: those of the failing ones on which nothing was lost: all probes went around them.
+        relays: that a broker's path passes as well, where rooms' messages go through relays.
+    """
+    if not failing:
+        return []
+    if not good:
+        return [Finding((), f"all {len(failing)} paths fail: is the network cut, or what probes? see `pixiu status`", len(failing))]
+    left = set(failing)
+    also = relays or {}
+    findings = _explain(left, good, around, lambda path: [(m,) for m in (*path, *((also[path],) if path in also else ()))])
+    findings += _explain(left, good, around, lambda path: [(path.proxy, path.middle), (path.middle, path.gateway)])
+    findings += _explain(left, good, around, lambda path: [tuple(path)])
+    return findings[:MAX_FINDINGS]
+
+
+def _explain(
+    left: set[Path], good: Sequence[Path], around: Set[Path], parts: Callable[[Path], Iterable[tuple[Member, ...]]]
+) -> list[Finding]:
+    """Name the parts that no good path has, the one with most failing paths first; what they explain is taken out of `left`."""
+    innocent = {part for path in good for part in parts(path)}
+    through: dict[tuple[Member, ...], set[Path]] = {}
+    for path in left:
+        for part in parts(path):
+            if part not in innocent:
+                through.setdefault(part, set()).add(path)
+    findings: list[Finding] = []
+    while through:
+        part = min(through, key=lambda part: (-len(through[part]), part))
+        explained = through.pop(part)
+        findings.append(Finding(part, _text(part, len(explained), len(good), explained <= around), len(explained)))
+        left -= explained
+        through = {other: paths - explained for other, paths in through.items() if paths - explained}
+    return findings
+
+
+def _text(part: tuple[Member, ...], failing: int, good: int, is_around: bool) -> str:
+    """`is_around`: nothing is lost, since proxies send what is for the part another way."""
+    paths = f"{failing} probed paths"
+    if len(part) == 1:
+        what = f"proxies send around it on all {paths} through it" if is_around else f"all {paths} through it fail"
+        return f"{part[0].name} seems stopped: {what}, {good} others do not"
+    if len(part) == 2:
+        what = f"proxies send around it on {paths}" if is_around else f"{paths} fail"
+        return f"the way from {part[0].name} to {part[1].name} seems cut: {what}, each of the two works otherwise"
+    what = "is gone around" if is_around else "fails"
+    return f"the path {' -> '.join(member.name for member in part)} {what}, each part of it works otherwise"

@@ -1,0 +1,282 @@
+"""Sessions with a real cluster: MQTT and gRPC subscribers, publishing by MQTT and through the SDK.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import ClassVar
+
+from pixiu.client.client import Client, connect
+from pixiu.client.streams import Receipt
+from pixiu.client.subscriber import Subscription
+from pixiu.discovery.node import Node
+from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
+from pixiu.ids import UIN, RoomID
+from pixiu.mqtt.client_io import MQTTClient
+from pixiu.tools.replay.driver import share_of
+from pixiu.tools.replay.inbox import inbox_of, user_of
+from pixiu.tools.replay.options import ReplayOptions
+from pixiu.tools.replay.sessions import Done, Session
+from pixiu.tools.replay.watch import ClusterWatch
+
+OnMessage = Callable[[UIN, RoomID, bytes], None]
+OnBroken = Callable[[UIN, str], None]
+CONNECT_TIMEOUT_S = 15.0
+ANSWER_WAIT_S = 5.0
+PAUSE_S = 0.01
+"""Between two tries of a publish that a connection's own bound refused."""
+
+
+class MQTTSession:
+    """A user on an MQTT connection. `open` connects."""
+
+    publishes = True
+
+    def __init__(self, uin: UIN, node: Node, client_id: str, on_message: OnMessage, on_broken: OnBroken) -> None:
+        self.gateway = int(node.endpoint)
+        self._uin = uin
+        self._on_message = on_message
+        self._on_broken = on_broken
+        self._rooms: dict[str, RoomID] = {}
+        self._topics: dict[RoomID, str] = {}
+        self._answers: set[asyncio.Future[tuple[int, ...]]] = set()
+        self._closing = False
+        self._client = MQTTClient(
+            node.mqtt_host,
+            node.mqtt_port,
+            client_id,
+            str(uin),
+            on_message=self._arrived,
+            on_disconnect=self._ended,
+        )
+
+    async def open(self) -> None:
+        """Connect. Raises `PixiuError`."""
+        await self._client.connect()
+
+    async def join(self, room: RoomID) -> None:
+        """Subscribe; the gateway answers when the cluster knows."""
+        await self._client.subscribe([self._topic(room)])
+
+    async def leave(self, room: RoomID) -> None:
+        """Unsubscribe."""
+        await self._client.unsubscribe([self._topic(room)])
+
+    async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:
+        """Publish with QoS 1: the PUBACK is the cluster's acceptance."""
+        while True:
+            try:
+                answer = self._client.publish_with_ack(self._topic(room), payload)
+            except Overloaded:
+                await asyncio.sleep(PAUSE_S)
+            except PixiuError as error:
+                done(error.code)
+                return
+            else:
+                self._answers.add(answer)
+                answer.add_done_callback(lambda future: self._answered(future, done))
+                return
+
+    async def close(self) -> None:
+        """DISCONNECT, once what was published is answered (or `ANSWER_WAIT_S` are over)."""
+        self._closing = True
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=ANSWER_WAIT_S)
+        await self._client.close()
+
+    def _answered(self, answer: asyncio.Future[tuple[int, ...]], done: Done) -> None:
+        self._answers.discard(answer)
+        done(_code(answer))
+
+    def _topic(self, room: RoomID) -> str:
+        topic = self._topics.get(room)
+        if topic is None:
+            user = user_of(room)
+            topic = self._topics[room] = f"room/{room}" if user is None else f"user/{user}"
+            self._rooms[topic] = room
+        return topic
+
+    def _arrived(self, topic: str, payload: bytes) -> None:
+        self._on_message(self._uin, self._rooms.get(topic, RoomID(0)), payload)
+
+    def _ended(self, error: PixiuError | None) -> None:
+        if not self._closing:
+            self._closing = True
+            self._on_broken(self._uin, str(error or "closed"))
+
+
+class GRPCSession:
+    """A user with the SDK's subscription, which is not left to reconnect by itself: the break is to be seen."""
+
+    publishes = False
+    _closers: ClassVar[set[asyncio.Task[None]]] = set()
+    """The loop holds tasks weakly; a client that closes by itself has nobody else who does."""
+
+    def __init__(
+        self,
+        uin: UIN,
+        client: Client,
+        endpoint_of: Callable[[str], int],
+        on_message: OnMessage,
+        on_broken: OnBroken,
+        *,
+        chat: bool,
+    ) -> None:
+        self._chat = chat
+        self._uin = uin
+        self._client = client
+        self._endpoint_of = endpoint_of
+        self._on_message = on_message
+        self._on_broken = on_broken
+        self._subscription: Subscription | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._last_gateway = ""
+        self._closing = False
+
+    @property
+    def gateway(self) -> int:
+        """The gateway's endpoint ID."""
+        if self._subscription is not None and self._subscription.gateway:
+            self._last_gateway = self._subscription.gateway
+        return self._endpoint_of(self._last_gateway)
+
+    async def open(self) -> None:
+        """Connect. Raises `PixiuError`."""
+        await self._client.open()
+        self._subscription = self._client.subscribe(on_gap=self._gap, chat=self._chat)
+        await self._subscription.ready(timeout_s=CONNECT_TIMEOUT_S)
+        self._reader = asyncio.create_task(self._read(self._subscription), name=f"subscriber {self._uin}")
+
+    async def join(self, room: RoomID) -> None:
+        """Join; returns when the cluster knows. The user's own messages come from the start."""
+        subscription = self._open_subscription()
+        if user_of(room) is None:
+            await subscription.join([room])
+        self._last_gateway = subscription.gateway or self._last_gateway
+
+    async def leave(self, room: RoomID) -> None:
+        """Leave; returns when the cluster knows."""
+        if user_of(room) is None:
+            await self._open_subscription().leave([room])
+
+    async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:
+        """A subscription does not publish."""
+        done(NotConnected.code)
+
+    async def close(self) -> None:
+        """End the subscription and its client."""
+        self._closing = True
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self._client.close()
+
+    def _open_subscription(self) -> Subscription:
+        if self._subscription is None or self._closing:
+            raise NotConnected("the subscription has ended")
+        return self._subscription
+
+    async def _read(self, subscription: Subscription) -> None:
+        try:
+            async for messages in subscription.batches():
+                for message in messages:
+                    self._on_message(self._uin, inbox_of(message.user) if message.user else message.room, message.payload)
+        except PixiuError as error:
+            self._gap(str(error))
+
+    def _gap(self, reason: str) -> None:
+        if self._closing:
+            return
+        self._on_broken(self._uin, reason)
+        self._closing = True
+        closer = asyncio.create_task(self._client.close())
+        self._closers.add(closer)
+        closer.add_done_callback(self._closers.discard)
+
+
+class ClusterConnector:
+    """Opens sessions with the gateways that a watch sees Running, in turn; publishes through one SDK client. `inboxes`: the users
+    who are sent messages of their own."""
+
+    def __init__(self, target: str, watch: ClusterWatch, options: ReplayOptions, inboxes: frozenset[UIN] = frozenset()) -> None:
+        self._inboxes = inboxes
+        self._target = target
+        self._watch = watch
+        self._options = options
+        self._sdk: Client | None = None
+        self._turn = itertools.count()
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect the SDK. Raises `PixiuError`."""
+        self._sdk = connect(self._target, client="pixiu-replay")
+        await self._sdk.open()
+
+    async def close(self) -> None:
+        """Disconnect the SDK."""
+        if self._sdk is not None:
+            await self._sdk.close()
+        await asyncio.gather(*self._answers, return_exceptions=True)
+
+    async def open(self, uin: UIN, on_message: OnMessage, on_broken: OnBroken) -> Session:
+        """One user's connection: by gRPC for `grpc_share` of the users, else by MQTT."""
+        turn = next(self._turn)
+        if share_of(uin) < self._options.grpc_share:
+            return await self._open_grpc(uin, turn, on_message, on_broken)
+        gateways = [node for node in self._watch.living("gateway") if node.mqtt_port]
+        if not gateways:
+            raise Unavailable("no gateway is Running")
+        session = MQTTSession(uin, gateways[turn % len(gateways)], f"replay-{uin:x}-{turn}", on_message, on_broken)
+        await session.open()
+        return session
+
+    async def publish(self, uin: UIN, room: RoomID, payload: bytes, done: Done) -> None:
+        """Send as a back end does. The SDK's sender is its client, so these records carry none of the log's users."""
+        assert self._sdk is not None
+        try:
+            user = user_of(room)
+            receipt = await (self._sdk.room(room).send(payload) if user is None else self._sdk.user(user).chat(payload))
+        except PixiuError as error:
+            done(error.code)
+            return
+        task = asyncio.create_task(_answer(receipt, done))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _open_grpc(self, uin: UIN, turn: int, on_message: OnMessage, on_broken: OnBroken) -> Session:
+        proxies = ",".join(node.address for node in self._watch.living("proxy")[:8])
+        if not proxies:
+            raise Unavailable("no proxy is Running")
+        client = connect(proxies, uin=uin, client=f"replay-{uin:x}-{turn}")
+        session = GRPCSession(uin, client, self._endpoint_of, on_message, on_broken, chat=uin in self._inboxes)
+        try:
+            await session.open()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    def _endpoint_of(self, address: str) -> int:
+        return next((int(node.endpoint) for node in self._watch.seen() if node.role == "gateway" and node.address == address), 0)
+
+
+async def _answer(receipt: Receipt, done: Done) -> None:
+    try:
+        await receipt
+    except PixiuError as error:
+        done(error.code)
+    else:
+        done("")
+
+
+def _code(future: asyncio.Future[tuple[int, ...]]) -> str:
+    if future.cancelled():
+        return NotConnected.code
+    error = future.exception()
+    if error is None:
+        return ""
+    return error.code if isinstance(error, PixiuError) else PixiuError.code

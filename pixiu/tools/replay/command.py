@@ -1,0 +1,140 @@
+"""`pixiu replay`.
+
+Source: DESIGN section 15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.errors import InvalidArgument
+from pixiu.tools.replay.driver import Driver
+from pixiu.tools.replay.mail_driver import MailDriver
+from pixiu.tools.replay.mail_plan import MailPlan, MailSchedule
+from pixiu.tools.replay.mail_report import mail_result_json, print_mail_result
+from pixiu.tools.replay.mail_run import MailResult, load_mail_plan, replay_mail
+from pixiu.tools.replay.options import ReplayOptions
+from pixiu.tools.replay.plan import Plan
+from pixiu.tools.replay.report import print_result, result_json
+from pixiu.tools.replay.run import SAMPLE, SAMPLE_SPEED, LogChoice, Result, load_plan
+from pixiu.tools.replay.run import replay as run_replay
+from pixiu.tools.replay.watch import ClusterWatch
+
+DEFAULTS = ReplayOptions()
+MAIL = MailSchedule()
+MAIL_SETTLE_S: Final = 30.0
+"""Mail that was lost on the way is sent again after ten seconds and more."""
+
+
+@guarded
+def replay(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A chat log: JSON lines, plain or gzip; `sample`: the one that ships. With --mail: mentions.", metavar="FILE"
+        ),
+    ],
+    target: Target = DEFAULT_TARGET,
+    speed: Annotated[float | None, typer.Option(help="Log time passes so many times faster [default: 1; sample: 200].")] = None,
+    align: Annotated[str, typer.Option(help="`rooms`: every room starts at 0, for logs that span years.")] = "",
+    rooms: Annotated[int, typer.Option(min=0, help="Only the first so many rooms; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Only so many lines of those; 0: all.")] = 0,
+    mentions: Annotated[
+        str, typer.Option(help="CSV ts_ms,line,room,user,to_user, plain or gzip: sent as chat, in the log's time.", metavar="FILE")
+    ] = "",
+    idle_minutes: Annotated[float, typer.Option(min=0.1, help="Log out who is silent so long, in logs with joins.")] = 30.0,
+    grpc_share: Annotated[
+        float, typer.Option(help="Share of the users that subscribe by gRPC; the rest use MQTT.")
+    ] = DEFAULTS.grpc_share,
+    sdk_share: Annotated[
+        float, typer.Option(help="Share of what is published through the SDK; the rest by MQTT.")
+    ] = DEFAULTS.sdk_share,
+    settle: Annotated[
+        float | None, typer.Option(help="End when nothing came for so many seconds [default: 5; with --mail 30].")
+    ] = None,
+    max_open: Annotated[int, typer.Option(min=1, help="Deliveries on their way at one time.")] = DEFAULTS.max_open_deliveries,
+    mail: Annotated[
+        bool, typer.Option("--mail", help="FILE is CSV ts_ms,line,room,user,to_user: each row a mail to one who comes and goes.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="With --mail: send all of it in so many seconds.")] = MAIL.seconds,
+    online: Annotated[float, typer.Option(help="With --mail: share of the time in which each user is there.")] = MAIL.online,
+    cycle: Annotated[float, typer.Option(help="With --mail: each user comes once in so many seconds.")] = MAIL.cycle_s,
+    seed: Annotated[int, typer.Option(help="With --mail: of the times at which users come.")] = MAIL.seed,
+    as_json: AsJson = False,
+) -> None:
+    """Play a chat log through a cluster, check every delivery, report. Exit code 1: a promise was broken."""
+    if mail:
+        if mentions or rooms or align or speed is not None:
+            raise InvalidArgument("--mail takes a file of mentions: leave out --mentions, --rooms, --align and --speed (--seconds)")
+        schedule = MailSchedule(seconds=seconds, online=online, cycle_s=cycle, seed=seed)
+        mail_plan = load_mail_plan(Path(file), schedule, limit=limit)
+        _mail(target, mail_plan, MAIL_SETTLE_S if settle is None else settle, as_json)
+        return
+    choice = LogChoice(path=file, rooms=rooms, limit=limit, align=align, idle_ms=int(idle_minutes * 60_000), mentions=mentions)
+    options = ReplayOptions(
+        speed=speed if speed is not None else SAMPLE_SPEED if file == SAMPLE else 1.0,
+        grpc_share=grpc_share,
+        sdk_share=sdk_share,
+        settle_s=DEFAULTS.settle_s if settle is None else settle,
+        max_open_deliveries=max_open,
+    )
+    options.validate()
+    plan = load_plan(choice)
+    result = asyncio.run(_run(target, plan, options, error_console(), quiet=as_json))
+    if as_json:
+        print_json(result_json(result), indent=2)
+    else:
+        print_result(result, console())
+    if result.verdict.exit_code:
+        raise typer.Exit(result.verdict.exit_code)
+
+
+def _mail(target: str, plan: MailPlan, settle_s: float, as_json: bool) -> None:
+    result = asyncio.run(_run_mail(target, plan, settle_s, error_console(), quiet=as_json))
+    if as_json:
+        print_json(mail_result_json(result), indent=2)
+    else:
+        print_mail_result(result, console())
+    if result.verdict.exit_code:
+        raise typer.Exit(result.verdict.exit_code)
+
+
+def _progress(to: Console, *, quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"), TimeElapsedColumn())
+    return Progress(*columns, console=to, disable=quiet or not to.is_terminal, transient=True)
+
+
+async def _run_mail(target: str, plan: MailPlan, settle_s: float, to: Console, *, quiet: bool) -> MailResult:
+    with _progress(to, quiet=quiet) as progress:
+        sent = progress.add_task("sent", total=len(plan.letters))
+        acknowledged = progress.add_task("acknowledged", total=len(plan.letters))
+
+        def show(driver: MailDriver, watch: ClusterWatch) -> None:
+            progress.update(sent, completed=driver.ledger.sent)
+            progress.update(acknowledged, completed=driver.ledger.acknowledged)
+
+        return await replay_mail(target, plan, settle_s=settle_s, on_progress=show)
+
+
+async def _run(target: str, plan: Plan, options: ReplayOptions, to: Console, *, quiet: bool) -> Result:
+    with _progress(to, quiet=quiet) as progress:
+        sent = progress.add_task("sent", total=plan.messages)
+        delivered = progress.add_task("delivered", total=plan.expected)
+
+        def show(driver: Driver, watch: ClusterWatch) -> None:
+            progress.update(sent, completed=driver.ledger.sent)
+            progress.update(delivered, completed=driver.ledger.delivered)
+            for death in watch.book.deaths:
+                if death.endpoint not in told:
+                    told.add(death.endpoint)
+                    progress.console.print(f"[yellow]{death.name} died[/]", highlight=False)
+
+        told: set[int] = set()
+        return await run_replay(target, plan, options, show)

@@ -1,0 +1,211 @@
+"""Plays a schedule of mail: one sender, in the log's order; receivers who come, take what there is, acknowledge it, and go.
+
+    sender      ──mail──mail──mail──────▶ one writer
+    receiver        [connect, take, acknowledge, leave]  …  once more at the end, until nothing more waits for it
+
+Source: DESIGN section 15 (`pixiu replay`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+from pixiu.client.inbox import Inbox
+from pixiu.client.inbox_core import MailGap
+from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.errors import PixiuError
+from pixiu.ids import UIN
+from pixiu.tools.replay.driver import monotonic_us
+from pixiu.tools.replay.mail_ledger import MailLedger
+from pixiu.tools.replay.mail_plan import MailPlan, Stay
+
+DEVICE: Final = "replay"
+"""The name of each receiver's device."""
+FAILURES: Final = (PixiuError, OSError, asyncio.TimeoutError)
+SWEEP_S: Final = 0.1
+"""How often confirmations are looked for, and progress is told."""
+MAX_OPEN: Final = 2000
+"""Mails whose outcome is not known. Policy: the next one waits."""
+PAUSE_S: Final = 0.5
+"""Before somebody whose connection failed comes again."""
+
+
+class MailClient(Protocol):
+    """What the driver uses of `pixiu.Client`."""
+
+    def mail_writer(self) -> MailWriter:
+        """Sends mail."""
+
+    def inbox(self, *, uin: int, device: str, on_gap: Callable[[MailGap], None] | None) -> Inbox:
+        """Receives it."""
+
+
+class MailDriver:
+    """One replay.
+
+    Args:
+        client: a service's: it sends in its name, and receives for every user.
+        run: a number of this replay.
+        slots: connections that are opened at one time, and users who come once more at one time.
+        login_s: a login that is not confirmed after so many seconds has failed.
+        settle_s: a user for whom something waits, and nothing came for so many seconds, goes.
+    """
+
+    def __init__(
+        self,
+        plan: MailPlan,
+        client: MailClient,
+        *,
+        run: int,
+        slots: int = 64,
+        login_s: float = 30.0,
+        settle_s: float = 30.0,
+        on_progress: Callable[[], None] = lambda: None,
+        now_us: Callable[[], int] = monotonic_us,
+    ) -> None:
+        self._plan, self._client = plan, client
+        self.ledger = MailLedger(run)
+        self._slots = asyncio.Semaphore(slots)
+        self._last_visits = asyncio.Semaphore(slots)
+        self._login_s, self._settle_s = login_s, settle_s
+        self._on_progress, self._now_us = on_progress, now_us
+        self._receipts: deque[tuple[int, MailReceipt]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self.interrupted = False
+        self.logins = 0
+        self.failed_logins = 0
+        self.online = 0
+        """Users who are connected now."""
+        self.most_online = 0
+
+    def interrupt(self) -> None:
+        """Send nothing more; what was sent is still received."""
+        self.interrupted = True
+        if self._sender is not None:
+            self._sender.cancel()
+
+    async def run(self) -> None:
+        """Play everything, then have every receiver come once more; `ledger` tells what happened."""
+        sweeper = asyncio.create_task(self._sweep(), name="replay-mail-sweeper")
+        start = asyncio.get_running_loop().time()
+        self._sender = asyncio.create_task(self._send_all(start), name="replay-mail-sender")
+        users = [asyncio.create_task(self._come_and_go(uin, stays, start)) for uin, stays in self._plan.stays.items()]
+        try:
+            for outcome in await asyncio.gather(self._sender, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+            if self.interrupted:
+                for task in users:
+                    task.cancel()
+            await asyncio.gather(*users, return_exceptions=self.interrupted)
+            await self._come_once_more()
+        finally:
+            for task in (sweeper, self._sender, *users):
+                task.cancel()
+            await asyncio.gather(sweeper, self._sender, *users, return_exceptions=True)
+
+    # --- sending
+
+    async def _send_all(self, start: float) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._client.mail_writer() as writer:
+            try:
+                for number, letter in enumerate(self._plan.letters):
+                    wait_s = start + letter.at_s - loop.time()
+                    if wait_s > 0:
+                        await asyncio.sleep(wait_s)
+                    while len(self._receipts) >= MAX_OPEN:
+                        await asyncio.sleep(SWEEP_S)
+                    await writer.room()
+                    payload = self.ledger.sending(letter.to, letter.text, self._now_us())
+                    self._receipts.append((number, writer.send(letter.to, payload)))
+            finally:
+                while self._receipts:
+                    await asyncio.sleep(SWEEP_S)
+
+    def _take_answers(self) -> None:
+        """Outcomes that are known, as far as all before them are."""
+        while self._receipts and self._receipts[0][1].done:
+            number, receipt = self._receipts.popleft()
+            self.ledger.answered(number, receipt.error.code if receipt.error is not None else "")
+
+    async def _sweep(self) -> None:
+        while True:
+            self._take_answers()
+            self._on_progress()
+            await asyncio.sleep(SWEEP_S)
+
+    # --- receiving
+
+    async def _come_and_go(self, uin: UIN, stays: Sequence[Stay], start: float) -> None:
+        loop = asyncio.get_running_loop()
+        for stay in stays:
+            await asyncio.sleep(max(start + stay.begin_s - loop.time(), 0))
+            until = start + stay.end_s
+            while loop.time() < until and not await self._visit(uin, until, empty=False):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _come_once_more(self) -> None:
+        """Everybody for whom something waits, again and again while that brings anything."""
+        while users := self.ledger.waiting_users():
+            before = self.ledger.acknowledged
+            await asyncio.gather(*(self._last_visit(uin) for uin in users))
+            if self.ledger.acknowledged == before:
+                return
+
+    async def _last_visit(self, uin: UIN) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._last_visits:
+            if self.ledger.waiting(uin):
+                await self._visit(uin, loop.time() + self._login_s + self._settle_s, empty=True)
+
+    async def _visit(self, uin: UIN, until: float, *, empty: bool) -> bool:
+        """Connect, and take what comes until a time, or (`empty`) until nothing waits. Whether the connection held."""
+        inbox = self._client.inbox(uin=uin, device=DEVICE, on_gap=self._on_gap)
+        try:
+            async with self._slots:
+                await inbox.ready(timeout_s=self._login_s)
+        except FAILURES:
+            self.failed_logins += 1
+            await _closed(inbox)
+            return False
+        self.logins += 1
+        self.online += 1
+        self.most_online = max(self.most_online, self.online)
+        try:
+            await self._take(inbox, uin, until, empty=empty)
+        except FAILURES:
+            return False
+        finally:
+            self.online -= 1
+            await _closed(inbox)
+        return True
+
+    async def _take(self, inbox: Inbox, uin: UIN, until: float, *, empty: bool) -> None:
+        loop = asyncio.get_running_loop()
+        while not (empty and not self.ledger.waiting(uin)):
+            try:
+                async with asyncio.timeout_at(until):
+                    mail = await anext(inbox, None)
+            except TimeoutError:
+                return
+            if mail is None:
+                return
+            self.ledger.delivered(uin, mail.payload, self._now_us(), again=mail.again)
+            mail.acknowledge()
+            if empty:
+                until = max(until, loop.time() + self._settle_s)
+
+    def _on_gap(self, gap: MailGap) -> None:
+        self.ledger.gaps += 1
+
+
+async def _closed(inbox: AbstractAsyncContextManager[object]) -> None:
+    try:
+        await inbox.__aexit__(None, None, None)
+    except FAILURES:
+        pass  # what was not acknowledged comes again

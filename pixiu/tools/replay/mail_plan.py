@@ -1,0 +1,119 @@
+"""The schedule of a replay of mail: who sends to whom when, and when each receiver is there. Pure.
+
+    user   ──[here]────────────[here]───────────[here]──        a stay in each cycle, somewhere in it, by the seed
+    mail   ─x──x─────x──────x───────────x─x──────x─────         in the log's time, faster
+                                                    [until all is acknowledged]
+
+Source: DESIGN section 15 (`pixiu replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import xxhash
+
+from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.ids import UIN
+from pixiu.tools.replay.inbox import Mention
+from pixiu.tools.replay.log import Names
+
+MAX_STAYS: Final = 1_000_000
+"""Of all users together."""
+
+
+class Letter(NamedTuple):
+    """One mail to send."""
+
+    at_s: float
+    """Seconds since the replay's start."""
+    sender: UIN
+    to: UIN
+    text: bytes
+
+
+class Stay(NamedTuple):
+    """A user is there."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MailSchedule:
+    """How users come and go. `validate()` names the option at fault."""
+
+    seconds: float = 60.0
+    """In which the whole log is sent."""
+    online: float = 0.1
+    """Share of the time in which each user is there."""
+    cycle_s: float = 30.0
+    """Each user comes once in so many seconds."""
+    seed: int = 1
+    """Of the times at which users come."""
+
+    def validate(self) -> None:
+        """Raises `ConfigurationError` that names the option at fault."""
+        for name in ("seconds", "cycle_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ConfigurationError(f"replay option {name} = {getattr(self, name)}: must be above 0 and below a million")
+        if not 0 < self.online <= 1:
+            raise ConfigurationError(f"replay option online = {self.online}: must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class MailPlan:
+    """A schedule of mail."""
+
+    letters: list[Letter]
+    """In the order of time; a letter's number is its place."""
+    stays: dict[UIN, list[Stay]]
+    """Of each receiver, in the order of time."""
+    names: Names
+    senders: int
+    schedule: MailSchedule
+
+
+def make_mail_plan(mentions: Iterable[Mention], schedule: MailSchedule) -> MailPlan:
+    """The schedule of mentions that are in the order of time.
+
+    Raises `InvalidArgument` when there is none, two names have one ID, or users would come too often; `ConfigurationError`.
+    """
+    schedule.validate()
+    listed = list(mentions)
+    if not listed:
+        raise InvalidArgument("there are no mentions to send")
+    names = Names()
+    first, span = listed[0].ts_ms, max(listed[-1].ts_ms - listed[0].ts_ms, 1)
+    letters = [
+        Letter((each.ts_ms - first) / span * schedule.seconds, names.user(each.user), names.user(each.to), each.text)
+        for each in listed
+    ]
+    receivers = sorted({letter.to for letter in letters})
+    cycles = max(round(schedule.seconds / schedule.cycle_s), 1)
+    if cycles * len(receivers) > MAX_STAYS:
+        raise InvalidArgument(
+            f"{len(receivers)} users would come {cycles} times; a replay has at most {MAX_STAYS}: a longer --cycle"
+        )
+    stays = {uin: _stays(uin, cycles, schedule) for uin in receivers}
+    return MailPlan(letters, stays, names, len({letter.sender for letter in letters}), schedule)
+
+
+def _stays(uin: UIN, cycles: int, schedule: MailSchedule) -> list[Stay]:
+    """One in each cycle, at a place of its own; the same for the same user and seed, whoever else there is."""
+    length = schedule.online * schedule.cycle_s
+    found: list[Stay] = []
+    for cycle in range(cycles):
+        begin = cycle * schedule.cycle_s + _share(uin, schedule.seed, cycle) * (schedule.cycle_s - length)
+        if found and begin <= found[-1].end_s:
+            found[-1] = Stay(found[-1].begin_s, begin + length)  # two that touch are one
+        else:
+            found.append(Stay(begin, begin + length))
+    return found
+
+
+def _share(*keys: int) -> float:
+    """A number in [0, 1) that depends on the keys alone."""
+    return xxhash.xxh3_64_intdigest(b"".join((key & (1 << 64) - 1).to_bytes(8, "little") for key in keys)) / (1 << 64)

@@ -1,0 +1,189 @@
+"""The replay's users: one connection for each that is in a room, opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from pixiu.errors import PixiuError
+from pixiu.ids import UIN, RoomID
+from pixiu.tools.replay.options import ReplayOptions
+from pixiu.tools.replay.sessions import Connector, Session
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+FAILURES = (PixiuError, OSError, asyncio.TimeoutError)
+"""What opening or using a connection raises when the other side is gone."""
+
+
+@dataclass(slots=True)
+class Break:
+    """A connection that ended by itself."""
+
+    uin: UIN
+    gateway: int
+    at_us: int
+    reason: str
+    resumed_us: int | None = None
+    """When the user was connected, and in all its rooms, again."""
+
+
+class User:
+    """One user: the rooms it is in and its connection."""
+
+    __slots__ = ("lock", "rooms", "session", "uin")
+
+    def __init__(self, uin: UIN) -> None:
+        self.uin = uin
+        self.rooms: set[RoomID] = set()
+        self.session: Session | None = None
+        self.lock = asyncio.Lock()
+
+
+class Users:
+    """Logs users in and out over a connector.
+
+    Source: DESIGN section 15 (`pixiu replay`: over real connections).
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        options: ReplayOptions,
+        on_message: Callable[[UIN, RoomID, bytes], None],
+        now_us: Callable[[], int],
+    ) -> None:
+        self._connector = connector
+        self._options = options
+        self._on_message = on_message
+        self._now_us = now_us
+        self._users: dict[UIN, User] = {}
+        self._slots = asyncio.Semaphore(options.login_slots)
+        self._chance = Random()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.breaks: list[Break] = []
+        self.failed_logins = 0
+        self.logins = 0
+        self.connections = 0
+        self.resuming = 0
+        """Users whose connection broke and is not back yet."""
+
+    def session(self, uin: UIN) -> Session | None:
+        """The user's connection, None where it has none now."""
+        user = self._users.get(uin)
+        return user.session if user else None
+
+    def gateway_of(self, uin: UIN) -> int:
+        """The gateway that the user is or was last connected to, 0 if never."""
+        session = self.session(uin)
+        if session is not None:
+            return session.gateway
+        return next((found.gateway for found in reversed(self.breaks) if found.uin == uin), 0)
+
+    async def join(self, uin: UIN, room: RoomID) -> bool:
+        """Log a user in to a room; True when the cluster confirmed it, False after `join_timeout_s`."""
+        user = self._users.setdefault(uin, User(uin))
+        async with user.lock:
+            user.rooms.add(room)
+            deadline = asyncio.get_running_loop().time() + self._options.join_timeout_s
+            wait_s = FIRST_BACKOFF_S
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        session = user.session or await self._open(user, but=room)
+                        await session.join(room)
+                    self.logins += 1
+                    return True
+                except FAILURES:
+                    if asyncio.get_running_loop().time() + wait_s >= deadline:
+                        self.failed_logins += 1
+                        user.rooms.discard(room)
+                        return False
+                await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
+                wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+
+    async def leave(self, uin: UIN, room: RoomID) -> None:
+        """Log a user out of a room; the connection goes with the last one."""
+        user = self._users[uin]
+        async with user.lock:
+            user.rooms.discard(room)
+            session = user.session
+            if session is None:
+                return
+            try:
+                async with asyncio.timeout(self._options.join_timeout_s):
+                    await session.leave(room)
+            except FAILURES:
+                pass  # the connection is broken: `_broken` opens it again without the room
+            if not user.rooms and user.session is session:
+                user.session = None
+                await session.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        sessions = [user.session for user in self._users.values() if user.session is not None]
+        for user in self._users.values():
+            user.session = None
+        await asyncio.gather(*(self._close_one(session) for session in sessions), return_exceptions=True)
+
+    async def _close_one(self, session: Session) -> None:
+        async with self._slots:
+            await session.close()
+
+    async def _open(self, user: User, but: RoomID | None = None) -> Session:
+        """Connect, and join the rooms that the user is in already."""
+        async with self._slots:
+            session = await self._connector.open(user.uin, self._on_message, self._broken)
+        self.connections += 1
+        user.session = session
+        try:
+            for room in sorted(user.rooms):
+                if room != but:
+                    await session.join(room)
+        except BaseException:
+            await self._drop(user)
+            raise
+        return session
+
+    def _broken(self, uin: UIN, reason: str) -> None:
+        user = self._users[uin]
+        session, user.session = user.session, None
+        if self._closed or session is None:
+            return
+        found = Break(uin, session.gateway, self._now_us(), reason)
+        self.breaks.append(found)
+        self.resuming += 1
+        task = asyncio.create_task(self._resume(user, found), name=f"resume {uin}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _resume(self, user: User, found: Break) -> None:
+        wait_s = FIRST_BACKOFF_S
+        try:
+            while user.rooms:
+                try:
+                    async with user.lock, asyncio.timeout(self._options.join_timeout_s):
+                        if user.session is None:
+                            await self._open(user)
+                    found.resumed_us = self._now_us()
+                    return
+                except FAILURES:
+                    pass
+                await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
+                wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+            found.resumed_us = self._now_us()  # it left its last room meanwhile
+        finally:
+            self.resuming -= 1
+
+    async def _drop(self, user: User) -> None:
+        """Forget a connection on which not all rooms could be joined."""
+        session, user.session = user.session, None
+        if session is not None:
+            await session.close()

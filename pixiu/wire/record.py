@@ -1,0 +1,221 @@
+"""The record: the one binary form of a message from the SDK to the gateway, and batches of records.
+
+    offset  type  field                                  offset  type  field
+    0       u32   size of what follows this field        10      u16   lifetime in minutes, 0 none
+    4       u8    kind                                   12      u32   CRC-32 of extension and body
+    5       u8    flags                                  16      u64   SnowflakeID
+    6       u8    type, its top two bits the lane        24      u64   key: RoomID or UIN
+    7       u8    extension version: 0 none, 1 JSON      32      u64   sender's UIN, 0 for a service
+    8       u16   extension length                       40            extension, body, trace trailer
+
+Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC leaves it out.
+A batch is records laid end to end. A hop reads the header in place and copies the bytes on.
+
+Source: DESIGN section 5; seed 001 (the extension).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from pixiu.errors import InvalidArgument, MalformedData, RecordTooLarge
+from pixiu.ids import MAX_ID
+
+HEADER: Final = struct.Struct("<IBBBBHHIQQQ")
+HEADER_SIZE: Final = 40
+SIZE_FIELD: Final = 4
+LEAST_SIZE: Final = HEADER_SIZE - SIZE_FIELD
+STAMP: Final = struct.Struct("<BBHIQQ")
+STAMP_SIZE: Final = 24
+MAX_STAMPS: Final = 16
+MAX_RECORD_BYTES: Final = 1 << 20
+"""A whole record, header included; the cluster may set less."""
+ROUTE: Final = struct.Struct("<IBBB9xQQ")
+"""size, kind, flags, type, SnowflakeID, key: what a hop reads in place."""
+ROUTE_SIZE: Final = 32
+
+WALK: Final = struct.Struct("<IHB9xQQ")
+"""The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
+
+assert HEADER.size == HEADER_SIZE
+assert WALK.size == ROUTE_SIZE
+assert STAMP.size == STAMP_SIZE
+assert ROUTE.size == ROUTE_SIZE
+
+
+class Kind(IntEnum):
+    """What a record promises (DESIGN section 2)."""
+
+    ROOM = 1
+    SIGNAL = 2
+    CHAT = 3
+    MAIL = 4
+    ADDRESSED = 5
+    """Inside a cluster alone: a record and the users it is for (`pixiu.wire.uin_list`)."""
+
+
+class Flag:
+    """Bits of a record's flags. Plain integers: an operation of `enum.IntFlag` costs half a microsecond."""
+
+    TRACED: Final = 1
+    LOAD_TEST: Final = 2
+    TO_ROOM: Final = 4
+    COMPRESSED: Final = 8
+    TOPIC: Final = 16
+    """The body begins with a topic name: u16 big-endian length, UTF-8, as MQTT's PUBLISH has it."""
+    DERIVED_ID: Final = 32
+
+
+ALL_FLAGS: Final = 63
+PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
+"""What `WALK` finds in most messages: to a room, not traced."""
+LANE_FIRST: Final = 0
+LANE_NORMAL: Final = 1
+TYPE_NORMAL: Final = LANE_NORMAL << 6
+"""The type of a message whose sender named none: type 0 in the normal lane."""
+
+
+class Record(NamedTuple):
+    """A record taken apart."""
+
+    kind: int
+    flags: int
+    type: int
+    extension_version: int
+    lifetime_min: int
+    crc: int
+    snowflake_id: int
+    key: int
+    sender: int
+    extension: bytes
+    body: bytes
+    """The body, with the topic name where flag TOPIC is set."""
+    stamps: tuple[tuple[int, int, int, int, int, int], ...] = ()
+
+    @property
+    def lane(self) -> int:
+        """The priority lane, 0 first."""
+        return self.type >> 6
+
+    def topic_and_payload(self) -> tuple[str | None, bytes]:
+        """The topic name (None where the record has none) and what the application sent."""
+        if not self.flags & Flag.TOPIC:
+            return None, self.body
+        size = int.from_bytes(self.body[:2], "big")
+        return self.body[2 : 2 + size].decode(), self.body[2 + size :]
+
+
+def encode(
+    kind: int,
+    key: int,
+    body: bytes,
+    snowflake_id: int,
+    *,
+    sender: int = 0,
+    flags: int = 0,
+    type: int = TYPE_NORMAL,
+    lifetime_min: int = 0,
+    extension: bytes = b"",
+    limit: int = MAX_RECORD_BYTES,
+) -> bytes:
+    """One record. Raises `RecordTooLarge` above `limit` bytes and `InvalidArgument` for a field out of range."""
+    size = HEADER_SIZE + len(extension) + len(body) + bool(flags & Flag.TRACED)
+    if size > limit:
+        raise RecordTooLarge(f"a record of {size} bytes is above the limit of {limit}; send a reference to the content instead")
+    if len(extension) > 0xFFFF:
+        raise InvalidArgument(f"an extension has at most 65535 bytes, this one {len(extension)}")
+    if not 0 <= key <= MAX_ID or not 0 <= sender <= MAX_ID:
+        raise InvalidArgument("RoomID and UIN are from 0 to 2^63-1")
+    crc = crc32(body, crc32(extension)) if extension else crc32(body)
+    head = HEADER.pack(
+        size - SIZE_FIELD, kind, flags, type, 1 if extension else 0, len(extension), lifetime_min, crc, snowflake_id, key, sender
+    )
+    return head + extension + body + (b"\0" if flags & Flag.TRACED else b"")
+
+
+def with_topic(topic: str, payload: bytes) -> bytes:
+    """A body that begins with a topic name, for flag TOPIC."""
+    name = topic.encode()
+    return len(name).to_bytes(2, "big") + name + payload
+
+
+def offsets(data: bytes | memoryview, start: int, end: int, count: int) -> list[int] | None:
+    """Where each of a batch's `count` records begins, and the end; None when the batch is malformed.
+
+    Only sizes are read here. Never raises.
+    """
+    found = [start]
+    position = start
+    for _ in range(count):
+        if position + HEADER_SIZE > end:
+            return None
+        size = int.from_bytes(data[position : position + 4], "little")
+        if size < LEAST_SIZE:
+            return None
+        position += SIZE_FIELD + size
+        found.append(position)
+    return found if position == end else None
+
+
+def split(data: bytes, count: int) -> list[bytes]:
+    """A batch's records. Raises `MalformedData`."""
+    found = offsets(data, 0, len(data), count)
+    if found is None:
+        raise MalformedData(f"a batch of {len(data)} bytes is not {count} records end to end")
+    return [data[found[i] : found[i + 1]] for i in range(count)]
+
+
+def body_bounds(record: bytes) -> tuple[int, int] | None:
+    """Where the body of one whole record begins and ends; None when lengths do not fit. Never raises."""
+    end = len(record)
+    start = HEADER_SIZE + (record[8] | record[9] << 8)
+    if record[5] & Flag.TRACED:
+        end -= 1 + STAMP_SIZE * record[end - 1] if end > HEADER_SIZE else 1
+    if start > end:
+        return None
+    if record[5] & Flag.TOPIC and (start + 2 > end or start + 2 + (record[start] << 8 | record[start + 1]) > end):
+        return None
+    return start, end
+
+
+def body_of(record: bytes) -> bytes:
+    """The body of one whole record; empty when lengths do not fit. Never raises."""
+    start, end = body_bounds(record) or (0, 0)
+    return record[start:end]
+
+
+def crc_ok(record: bytes) -> bool:
+    """Whether a whole record's CRC fits its extension and body."""
+    bounds = body_bounds(record)
+    return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(record[12:16], "little")
+
+
+def decode(record: bytes) -> Record:
+    """Take one whole record apart. Raises `MalformedData` when lengths or the CRC are wrong."""
+    if len(record) < HEADER_SIZE:
+        raise MalformedData(f"a record has at least {HEADER_SIZE} bytes, this one {len(record)}")
+    size, kind, flags, type_, version, length, lifetime, crc, snowflake_id, key, sender = HEADER.unpack_from(record)
+    if size + SIZE_FIELD != len(record):
+        raise MalformedData(f"the record says {size + SIZE_FIELD} bytes and has {len(record)}")
+    bounds = body_bounds(record)
+    if bounds is None or not crc_ok(record):
+        raise MalformedData("the record's lengths or its CRC are wrong: it was damaged on the way")
+    start, end = bounds
+    stamps = tuple(STAMP.iter_unpack(record[end:-1])) if flags & Flag.TRACED else ()
+    return Record(
+        kind,
+        flags,
+        type_,
+        version,
+        lifetime,
+        crc,
+        snowflake_id,
+        key,
+        sender,
+        record[HEADER_SIZE : HEADER_SIZE + length],
+        record[start:end],
+        stamps,
+    )

@@ -1,0 +1,49 @@
+"""A record together with the users it is for: how a broker sends a room's message through relays. Pure.
+
+    header of 40 bytes: kind ADDRESSED, lane and IDs as the record has them | u32 count | UIN u64, … | the record
+
+It travels like a record (lanes, gaps counted, a stream where it is too large for a datagram), and only from brokers to relays.
+
+Source: seed 004 §7.3 ("Room UIN List") and §7.4; DESIGN section 9, "Room message".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Kind
+
+COUNT: Final = struct.Struct("<I")
+MAX_UINS: Final = 64
+"""Users of one addressed record, so that with a short record it fits a datagram. A room with more takes several."""
+OVERHEAD: Final = HEADER_SIZE + COUNT.size + 8 * MAX_UINS
+"""Most bytes that an addressed record has beside the record."""
+
+
+def uin_list(uins: Sequence[int]) -> bytes:
+    """What stands before the record: at most `MAX_UINS` users. Kept for a room while its members stay."""
+    return COUNT.pack(len(uins)) + struct.pack(f"<{len(uins)}Q", *uins)
+
+
+def address(record: bytes, listed: bytes) -> bytes:
+    """Put a record behind a list of users."""
+    size = HEADER_SIZE - SIZE_FIELD + len(listed) + len(record)
+    # No flags: what they say, the record inside says.
+    return b"".join((size.to_bytes(4, "little"), bytes((Kind.ADDRESSED, 0)), record[6:HEADER_SIZE], listed, record))
+
+
+def take_apart(data: bytes, start: int, end: int) -> tuple[tuple[int, ...], bytes] | None:
+    """The users and the record of an addressed record at data[start:end]; None when it is malformed."""
+    listed = start + HEADER_SIZE
+    if listed + COUNT.size > end:
+        return None
+    (count,) = COUNT.unpack_from(data, listed)
+    inner = listed + COUNT.size + 8 * count
+    if not 0 < count <= MAX_UINS or inner + HEADER_SIZE > end:
+        return None
+    size = int.from_bytes(data[inner : inner + SIZE_FIELD], "little")
+    if size < LEAST_SIZE or inner + SIZE_FIELD + size != end or data[inner + 4] not in (Kind.ROOM, Kind.SIGNAL):
+        return None
+    return struct.unpack_from(f"<{count}Q", data, listed + COUNT.size), data[inner:end]

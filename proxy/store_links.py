@@ -1,0 +1,87 @@
+"""A proxy's streams to the leaders of Xiu and Pi, as its mail core names them: each stream by a number of its own.
+
+Source: DESIGN sections 6 (mail goes by streams) and 9 ("Mail").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.rpc.leader_stream import LeaderStream, Reply
+from pixiu.discovery.view import View
+from pixiu.rpc.channels import Channels
+from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from proxy.mail_events import Appended, Event, LinkDown, LinkUp, SendAppend, SendStore, Store, Stored, StoredRun, Triple
+
+
+class StoreLink:
+    """Keeps a stream to the leader of one partition.
+
+    Args:
+        store: the partition.
+        view: gives the newest view of the cluster.
+        channels: gRPC channels by address.
+        numbers: gives a new number for each stream.
+        take: called with what happens.
+        crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody know why.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        view: Callable[[], View],
+        channels: Channels,
+        numbers: Callable[[], int],
+        take: Callable[[Event], None],
+        crash: Callable[[BaseException], None],
+    ) -> None:
+        self.store = store
+        self._numbers = numbers
+        self._take = take
+        self._number = 0
+        self._stream = LeaderStream(
+            store.role, store.partition, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash
+        )
+
+    def send(self, effect: SendStore | SendAppend) -> None:
+        """A request of the stream that is open."""
+        if effect.link != self._number:
+            return
+        if isinstance(effect, SendStore):
+            level = xiu_pb2.StoreLevel.ValueType(int(effect.level))
+            self._stream.send(
+                xiu_pb2.StoreRequest(
+                    batch=effect.data, count=effect.count, position=effect.position, level=level, epoch=effect.epoch
+                )
+            )
+        else:
+            wanted = pi_pb2.PiLevel.ValueType(int(effect.level))
+            self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
+
+    def leave(self, number: int) -> None:
+        """End a stream; the next one is opened by itself."""
+        if number == self._number:
+            self._number = 0
+            self._stream.leave()
+
+    async def close(self) -> None:
+        """End."""
+        await self._stream.close()
+
+    def _up(self, epoch: int) -> None:
+        self._number = self._numbers()
+        self._take(LinkUp(self.store, self._number, epoch))
+
+    def _down(self, reason: str) -> None:
+        number, self._number = self._number, 0
+        self._take(LinkDown(self.store, number, reason))
+
+    def _replied(self, reply: Reply) -> None:
+        partition, triple = self.store.partition, Triple(reply.layout_version, reply.epoch, reply.committed)
+        if isinstance(reply, pi_pb2.PiReply):
+            self._take(
+                Appended(partition, self._number, reply.request, list(reply.results), reply.code, reply.text, triple, reply.copies)
+            )
+            return
+        runs = [StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
+        self._take(Stored(partition, self._number, runs, triple, reply.copies))

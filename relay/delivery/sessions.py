@@ -1,0 +1,467 @@
+"""All deliveries of a relay: sessions, their turns and timers, and what they ask for, batched. Pure.
+
+    logins, heartbeats, logouts ┐                         ┌ OpenSessions, ReadInboxes, SaveCursors ─▶ Pi
+    notices (Pi's) ─────────────┼─▶ session of (UIN, ─────┼ FetchMessages ─▶ Xiu
+    acknowledgements (gateways')┤   device): `session`    └ Deliver ─▶ gateways
+    answers, ticks ─────────────┘
+
+What one event makes all sessions ask for leaves in one effect of each kind.
+
+Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.delivery.events import (
+    Acknowledged,
+    Acknowledgement,
+    Asked,
+    ConfirmNotices,
+    Deliver,
+    Device,
+    Effect,
+    Event,
+    Failure,
+    Fetched,
+    FetchMessages,
+    GatewayLost,
+    Listed,
+    LoggedIn,
+    LoggedOut,
+    Login,
+    Notice,
+    Notified,
+    Opened,
+    OpenSessions,
+    OwnersChanged,
+    Read,
+    ReadInboxes,
+    Saved,
+    StillThere,
+    Stopping,
+    StreamBroken,
+    StreamReady,
+    Tick,
+)
+from relay.delivery.limits import LANES, Limits
+from relay.delivery.saving import Saving
+from relay.delivery.session import Session
+from relay.delivery.slots import Slots
+from relay.delivery.states import Cause, State
+
+
+@dataclass(slots=True)
+class DeliveryCounters:
+    """Since the start."""
+
+    delivered: int = 0
+    """Envelopes sent, repeats included."""
+    gaps: int = 0
+    """Gap markers among them."""
+    from_notices: int = 0
+    """Sent as the notify had them, without reading Pi or Xiu."""
+    opened: int = 0
+    fenced: int = 0
+    """Sessions that ended because a newer one was opened elsewhere."""
+    refused: int = 0
+    """Logins that were refused: too many sessions, or a device that Pi does not know."""
+    failures: int = 0
+    """Calls without an answer in time, or refused for now."""
+    acknowledgements_old: int = 0
+    """Of a session that is no longer the device's."""
+    answers_late: int = 0
+    """To a question that was no longer open."""
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """A device that is not served."""
+
+    sent: tuple[int, ...]
+    """Per lane, the highest InboxSeq that was sent to it."""
+    not_before: float
+    """It is not served again before."""
+
+
+class Deliveries:
+    """See the module. `step` never raises on what comes from the network.
+
+    Args:
+        owns: whether this relay serves a user, by its view of the cluster now.
+        limits: validated.
+        make_session: a test puts another kind in its place.
+    """
+
+    def __init__(self, owns: Callable[[int], bool], limits: Limits, make_session: type[Session] = Session) -> None:
+        self.limits = limits
+        self.counters = DeliveryCounters()
+        self.sessions: dict[Device, Session] = {}
+        self._of_user: dict[int, dict[Session, None]] = {}
+        self._at: dict[int, dict[Session, None]] = {}
+        """Gateway → its sessions."""
+        self._held: dict[int, float] = {}
+        """Gateways whose streams take nothing → until when that is believed; only those with sessions."""
+        self._owns = owns
+        self._make_session = make_session
+        self._remembered: dict[Device, _Remembered] = {}
+        self._leaving: dict[Device, Session] = {}
+        """Sessions that a logout ended, for what their devices acknowledged last: it takes another way than the logout."""
+        self._opening: Slots[Session] = Slots(limits.opening)
+        self._fetching: Slots[Session] = Slots(limits.fetching)
+        self._saving = Saving(limits)
+        self._timers: list[tuple[float, int, Session]] = []
+        """A heap. An entry that comes earlier than its session's deadline is put back."""
+        self._timed: dict[Session, float] = {}
+        """When the session's entry in the heap comes."""
+        self._order = self._token = 0
+        self._touched: dict[Session, None] = {}
+        self._opens: list[Asked] = []
+        self._reads: list[tuple[Asked, int, Sequence[Read]]] = []
+        self._fetches: list[tuple[Asked, Sequence[int]]] = []
+        self._chunks: dict[int, list[bytes]] = {}
+        self._confirmed: list[Effect] = []
+        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+            LoggedIn: self._on_logged_in,
+            StillThere: self._on_still_there,
+            LoggedOut: self._on_logged_out,
+            GatewayLost: self._on_gateway_lost,
+            StreamBroken: self._on_stream_broken,
+            StreamReady: self._on_stream_ready,
+            OwnersChanged: self._on_owners_changed,
+            Notified: self._on_notified,
+            Acknowledged: self._on_acknowledged,
+            Opened: self._on_opened,
+            Listed: self._on_listed,
+            Fetched: self._on_fetched,
+            Saved: self._on_saved,
+            Stopping: self._on_stopping,
+            Tick: self._on_tick,
+        }
+
+    # --- the outside
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        self._handlers[type(event)](event, now)
+        while granted := [*self._opening.grant(), *self._fetching.grant()]:
+            for session in granted:
+                self._on(session, Cause.PLACED, None, now)
+        for session in self._touched:
+            session.set_deadline(now)
+            self._schedule(session)
+        self._touched.clear()
+        return self._effects(now)
+
+    def next_deadline(self) -> float:
+        """When `Tick` is due, monotonic seconds."""
+        return min(self._timers[0][0] if self._timers else math.inf, self._saving.next_deadline())
+
+    @property
+    def unsaved(self) -> int:
+        """Cursors that Pi has not confirmed."""
+        return self._saving.unsaved
+
+    def gateways(self) -> Collection[int]:
+        """Where there are sessions."""
+        return self._at.keys()
+
+    @property
+    def busy(self) -> int:
+        """Sessions that have a place: they open, or fetch."""
+        return self._opening.held + self._fetching.held
+
+    @property
+    def waiting(self) -> int:
+        """Sessions that wait for one."""
+        return self._opening.waiting + self._fetching.waiting
+
+    def _effects(self, now: float) -> list[Effect]:
+        """Cursors first: what is opened behind them would make them old."""
+        out: list[Effect] = [*self._saving.due(now)]
+        if self._opens:
+            out.append(OpenSessions(self._opens))
+            self._opens = []
+        if self._reads:
+            out.append(ReadInboxes(self._reads))
+            self._reads = []
+        if self._fetches:
+            out.append(FetchMessages(self._fetches))
+            self._fetches = []
+        for gateway, chunks in self._chunks.items():
+            self.counters.delivered += len(chunks)
+            out.append(Deliver(gateway, chunks))
+        self._chunks.clear()
+        out += self._confirmed
+        self._confirmed.clear()
+        return out
+
+    # --- what sessions ask for
+
+    def next_token(self) -> int:
+        """A number that nobody had."""
+        self._token += 1
+        return self._token
+
+    def queue(self, session: Session) -> None:
+        """Wait for a place."""
+        self.leave(session)
+        (self._opening if session.opening else self._fetching).ask(session)
+
+    def leave(self, session: Session) -> None:
+        """Give the place back."""
+        self._opening.leave(session)
+        self._fetching.leave(session)
+
+    def open(self, session: Session) -> None:
+        """Ask Pi for a session number."""
+        self._opens.append(session.asked)
+
+    def read(self, session: Session, reads: Sequence[Read]) -> None:
+        """Ask Pi for entries."""
+        self._reads.append((session.asked, session.number, reads))
+
+    def fetch(self, session: Session, msg_ids: Sequence[int]) -> None:
+        """Ask Xiu for records."""
+        self._fetches.append((session.asked, msg_ids))
+
+    def deliver(self, gateway: int, chunks: list[bytes]) -> None:
+        """Send to a gateway."""
+        self._chunks.setdefault(gateway, []).extend(chunks)
+
+    def sendable(self, gateway: int, now: float) -> bool:
+        """Whether its stream takes deliveries."""
+        return gateway not in self._held or now >= self._held[gateway]
+
+    def save(self, item: Acknowledgement, now: float) -> None:
+        """Acknowledge to Pi."""
+        self._saving.add(item, now)
+
+    def hurry(self, now: float) -> None:
+        """Acknowledge to Pi at once."""
+        self._saving.hurry(now)
+
+    def sent_gap(self) -> None:
+        """A gap marker was sent."""
+        self.counters.gaps += 1
+
+    # --- sessions
+
+    def _on(self, session: Session, cause: Cause, what: Any, now: float) -> None:
+        session.on(cause, what, now)
+        self._touched[session] = None
+        if session.state is State.OFFLINE:
+            self._forget(session, now + self.limits.fenced_pause_s if cause in (Cause.FENCED, Cause.REFUSED) else now)
+
+    def _forget(self, session: Session, not_before: float) -> None:
+        device = Device(session.uin, session.device)
+        if self.sessions.get(device) is not session:
+            return
+        del self.sessions[device]
+        self._leave_gateway(session)
+        others = self._of_user[session.uin]
+        del others[session]
+        if not others:
+            del self._of_user[session.uin]
+        if session.number:
+            self._leaving.pop(device, None)
+            if len(self._leaving) >= self.limits.max_leaving:
+                del self._leaving[next(iter(self._leaving))]
+            self._leaving[device] = session
+        self._remembered.pop(device, None)
+        if len(self._remembered) >= self.limits.max_remembered:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[device] = _Remembered(tuple(max(lane.marked, lane.reach) for lane in session.lanes), not_before)
+
+    def _leave_gateway(self, session: Session) -> None:
+        there = self._at.get(session.gateway)
+        if there is not None:
+            there.pop(session, None)
+            if not there:
+                del self._at[session.gateway]
+                self._held.pop(session.gateway, None)
+
+    def _serve(self, login: Login, cause: Cause, now: float, *, taken_over: bool = False) -> None:
+        """A device is there: a session for it, or a new one for a newer connection."""
+        if not self._owns(login.uin):
+            return
+        device = Device(login.uin, login.device)
+        session = self.sessions.get(device)
+        if session is not None:
+            if login.connection <= session.connection:
+                return
+            self._leave_gateway(session)
+            cause = Cause.LOGIN
+        else:
+            known = self._remembered.get(device)
+            if known is not None and now < known.not_before:
+                return
+            if len(self.sessions) >= self.limits.max_sessions:
+                self.counters.refused += 1
+                return
+            self._leaving.pop(device, None)
+            session = self.sessions[device] = self._make_session(login.uin, login.device, self)
+            self._of_user.setdefault(login.uin, {})[session] = None
+            if known is not None:
+                del self._remembered[device]
+                for lane, sent in zip(session.lanes, known.sent, strict=True):
+                    lane.marked = sent
+        self._at.setdefault(login.gateway, {})[session] = None
+        self._on(session, cause, login, now)
+        if taken_over:
+            session.read_again(now + self.limits.settle_s)
+
+    def _on_logged_in(self, event: LoggedIn, now: float) -> None:
+        for login in event.logins:
+            self._serve(login, Cause.LOGIN, now, taken_over=event.taken_over)
+
+    def _on_still_there(self, event: StillThere, now: float) -> None:
+        """Source: seed 004 §6.4 ("a heartbeat can be treated as a login")."""
+        for login in event.logins:
+            self._serve(login, Cause.HEARTBEAT, now)
+
+    def _on_logged_out(self, event: LoggedOut, now: float) -> None:
+        for login in event.logins:
+            session = self.sessions.get(Device(login.uin, login.device))
+            if session is not None and login.connection >= session.connection:
+                self._on(session, Cause.LOGOUT, None, now)
+
+    def _on_gateway_lost(self, event: GatewayLost, now: float) -> None:
+        for session in self._sessions_at(event.gateway):
+            self._on(session, Cause.LOGOUT, None, now)
+
+    def _on_stream_broken(self, event: StreamBroken, now: float) -> None:
+        sessions = self._sessions_at(event.gateway)
+        if sessions:
+            self._held[event.gateway] = now + self.limits.hold_s
+        for session in sessions:
+            self._on(session, Cause.BROKEN, None, now)
+
+    def _on_stream_ready(self, event: StreamReady, now: float) -> None:
+        self._held.pop(event.gateway, None)
+        for session in self._sessions_at(event.gateway):
+            session.ready(now)
+            self._touched[session] = None
+
+    def _on_owners_changed(self, event: OwnersChanged, now: float) -> None:
+        for uin in [uin for uin in self._of_user if not self._owns(uin)]:
+            for session in list(self._of_user[uin]):
+                self._on(session, Cause.LOGOUT, None, now)
+
+    def _on_stopping(self, event: Stopping, now: float) -> None:
+        for session in list(self.sessions.values()):
+            self._on(session, Cause.LOGOUT, None, now)
+
+    def _sessions_at(self, gateway: int) -> list[Session]:
+        return list(self._at.get(gateway, ()))
+
+    # --- what inboxes and devices say
+
+    def _on_notified(self, event: Notified, now: float) -> None:
+        elsewhere: dict[int, None] = {}
+        for notice in event.notices:
+            if not self._owns(notice.uin):
+                elsewhere[notice.uin] = None
+            elif 0 <= notice.lane < LANES:
+                for session in self._of_user.get(notice.uin, ()):
+                    self._notify(session, notice, now)
+        self._confirmed.append(ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
+
+    def _notify(self, session: Session, notice: Notice, now: float) -> None:
+        if notice.seq and notice.seq <= session.lanes[notice.lane].sent:
+            return
+        cause = session.kind_of(notice, now)
+        if cause is Cause.NOTIFIED_NEXT:
+            self.counters.from_notices += 1
+        self._on(session, cause, notice, now)
+
+    def _on_acknowledged(self, event: Acknowledged, now: float) -> None:
+        for item in event.acknowledgements:
+            device = Device(item.uin, item.device)
+            session = self.sessions.get(device) or self._leaving.get(device)
+            if session is None or item.session != session.number or not 0 <= item.lane < LANES:
+                self.counters.acknowledgements_old += 1
+            elif session.state is State.OFFLINE:
+                session.acknowledge_behind(item, now)
+            else:
+                self._on(session, Cause.ACKNOWLEDGED, item, now)
+
+    # --- answers
+
+    def _open_question(self, asked: Asked) -> Session | None:
+        session = self.sessions.get(Device(asked.uin, asked.device))
+        if session is None or session.token != asked.token:
+            self.counters.answers_late += 1
+            return None
+        return session
+
+    def _answered(self, answers: Iterable[tuple[Asked, Any]], now: float) -> Iterator[tuple[Session, Any]]:
+        """The sessions whose questions are still open, with what they asked for; failures are dealt with here."""
+        for asked, answer in answers:
+            session = self._open_question(asked)
+            if session is None:
+                continue
+            if isinstance(answer, Failure):
+                self._fail(session, answer, now)
+            else:
+                yield session, answer
+
+    def _fail(self, session: Session, failure: Failure, now: float) -> None:
+        if failure is Failure.FENCED:
+            self.counters.fenced += 1
+            self._on(session, Cause.FENCED, None, now)
+        elif failure is Failure.REFUSED:
+            self.counters.refused += 1
+            self._on(session, Cause.REFUSED, None, now)
+        else:
+            self.counters.failures += 1
+            self._on(session, Cause.FAILED, None, now)
+
+    def _on_opened(self, event: Opened, now: float) -> None:
+        for session, number in self._answered(event.answers, now):
+            self.counters.opened += 1
+            self._on(session, Cause.OPENED, number, now)
+
+    def _on_listed(self, event: Listed, now: float) -> None:
+        for session, listings in self._answered(event.answers, now):
+            session.listed(listings, now)
+            self._touched[session] = None
+
+    def _on_fetched(self, event: Fetched, now: float) -> None:
+        for session, records in self._answered(event.answers, now):
+            self._on(session, Cause.FETCHED, records, now)
+
+    def _on_saved(self, event: Saved, now: float) -> None:
+        for item, failure in self._saving.answered(event.number, event.results, now):
+            session = self.sessions.get(Device(item.uin, item.device))
+            if session is not None and session.number == item.session:
+                self._fail(session, failure, now)
+
+    # --- time
+
+    def _on_tick(self, event: Tick, now: float) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            at, _, session = heapq.heappop(self._timers)
+            if self._timed.get(session) != at:
+                continue
+            del self._timed[session]
+            if session.deadline <= now:
+                if session.waits_for_answer:
+                    self.counters.failures += 1
+                session.on_time(now)
+            self._touched[session] = None
+
+    def _schedule(self, session: Session) -> None:
+        """An entry in the heap that comes no later than the deadline; one that comes earlier stays."""
+        at = self._timed.get(session)
+        if session.deadline < (math.inf if at is None else at):
+            self._order += 1
+            self._timed[session] = session.deadline
+            heapq.heappush(self._timers, (session.deadline, self._order, session))
+        elif session.state is State.OFFLINE and at is not None:
+            del self._timed[session]

@@ -1,0 +1,136 @@
+"""Rooms' messages through relays: lists of users before the record, one relay a partition, taken apart again."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.events import SendRecords
+from broker.fanout import Target
+from broker.multicast import AddressedFanout, Relays, Way
+from pixiu.ids import EndpointID
+from pixiu.wire.record import HEADER_SIZE, ROUTE, Flag, Kind, encode
+from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of
+from pixiu.wire.uin_list import MAX_UINS, OVERHEAD, address, take_apart, uin_list
+
+EVEN, ODD, SPARE = EndpointID(1), EndpointID(2), EndpointID(3)
+
+
+def room(key: int, number: int, lane: int = 1, kind: Kind = Kind.ROOM) -> bytes:
+    return encode(kind, key, b"hello", number, flags=Flag.TO_ROOM, type=lane << 6)
+
+
+def test_a_record_is_taken_out_as_it_was_put_in() -> None:
+    record = room(42, 7, lane=0)
+    data = b"before" + address(record, uin_list([5, 1 << 62])) + b"after"
+    assert take_apart(data, 6, len(data) - 5) == ((5, 1 << 62), record)
+    size, kind, flags, type_, number, key = ROUTE.unpack_from(data, 6)
+    assert (size + 4, kind, flags, type_ >> 6, number, key) == (len(data) - 11, Kind.ADDRESSED, 0, 0, 7, 42)
+    assert len(address(record, uin_list(range(MAX_UINS)))) == OVERHEAD + len(record)
+
+
+@pytest.mark.parametrize("cut", [10, HEADER_SIZE, HEADER_SIZE + 4, HEADER_SIZE + 20, -1])
+def test_what_is_cut_short_is_malformed(cut: int) -> None:
+    data = address(room(42, 7), uin_list([5]))[:cut]
+    assert take_apart(data, 0, len(data)) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        address(room(42, 7), uin_list([])),
+        address(room(42, 7), uin_list(range(MAX_UINS + 1))),
+        address(encode(Kind.CHAT, 42, b"", 7), uin_list([5])),
+        address(address(room(42, 7), uin_list([5])), uin_list([5])),
+        address(room(42, 7), (1 << 31).to_bytes(4, "little") + bytes(8)),
+    ],
+)
+def test_what_no_broker_sends_is_malformed(data: bytes) -> None:
+    assert take_apart(data, 0, len(data)) is None
+
+
+def fanout(members: dict[int, list[int]], relays: Relays) -> AddressedFanout:
+    def ways(key: int) -> tuple[Way, ...]:
+        return relays.ways(key, members.get(key, []))
+
+    return AddressedFanout(ways, lambda key: key < 1000, lambda key: Target(SPARE) if key < 2000 else None)
+
+
+def two_partitions() -> Relays:
+    relays = Relays()
+    relays.change(2, [(EVEN, 0), (ODD, 1)])
+    return relays
+
+
+def sent(found: tuple[list[SendRecords], bool] | None) -> dict[tuple[EndpointID, int], list[tuple[tuple[int, ...], bytes] | None]]:
+    assert found is not None
+    return {(p.peer, p.lane): [take_apart(r, 0, len(r)) for r in p.records] for p in found[0]}
+
+
+def test_each_partition_of_users_gets_one_copy_with_its_users() -> None:
+    made = fanout({42: [2, 3, 4, 2], 43: [5]}, two_partitions())
+    first, second, urgent = room(42, 1), room(43, 2), room(42, 3, lane=0)
+    data = first + second + urgent
+    assert sent(made.route(data, 0, len(data), 3)) == {
+        (EVEN, 0): [((2, 4), urgent)],
+        (EVEN, 1): [((2, 4), first)],
+        (ODD, 0): [((3,), urgent)],
+        (ODD, 1): [((3,), first), ((5,), second)],
+    }
+
+
+def test_many_members_take_several_lists() -> None:
+    relays = Relays()
+    relays.change(1, [(EVEN, 0)])
+    made = fanout({42: list(range(1, 2 * MAX_UINS + 2))}, relays)
+    found = sent(made.route(room(42, 1), 0, len(room(42, 1)), 1))
+    assert [len(one[0]) for one in found[EVEN, 1] if one] == [MAX_UINS, MAX_UINS, 1]
+
+
+def test_lists_are_kept_until_members_or_relays_change() -> None:
+    members, relays = {42: [2]}, two_partitions()
+    made, record = fanout(members, relays), room(42, 1)
+    for expected in ([2], [2]):
+        assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((expected[0],), record)]}
+        members[42] = [4]
+    made.forget([42])
+    assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((4,), record)]}
+    relays.change(1, [(SPARE, 0)])
+    made.forget_all()
+    assert sent(made.route(record, 0, len(record), 1)) == {(SPARE, 1): [((4,), record)]}
+
+
+def test_users_without_a_relay_are_left_out_and_counted() -> None:
+    relays = Relays()
+    relays.change(2, [(EVEN, 0)])
+    made, record = fanout({42: [2, 3]}, relays), room(42, 1)
+    assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((2,), record)]}
+    assert relays.lacking == 1
+
+
+def test_other_partitions_rooms_are_passed_on_as_they_are_and_nonsense_is_counted() -> None:
+    made = fanout({}, two_partitions())
+    moved, lost, chat = room(1500, 1), room(2500, 2), encode(Kind.CHAT, 42, b"", 3)
+    data = moved + lost + chat + room(42, 4)
+    found = made.route(data, 0, len(data), 4)
+    assert found is not None
+    assert ([(p.peer, p.records) for p in found[0]], found[1]) == ([(SPARE, [moved])], True)
+    counters = made.counters
+    assert (counters.records_unroutable, counters.records_wrong_kind, counters.records_without_members) == (1, 1, 1)
+    assert made.route(data[:-1], 0, len(data) - 1, 4) is None
+    assert counters.batches_malformed == 1
+
+
+def test_a_traced_record_is_stamped_inside_its_list_of_users() -> None:
+    relay = Target(EndpointID(7))
+    tracer = Tracer(Hop.BROKER, lambda: 100, replica=lambda: 6)
+    fanout = AddressedFanout(lambda _: ((relay, uin_list([5])),), lambda _: True, lambda _: None, tracer)
+    plain = encode(Kind.ROOM, 42, b"hello", 1, flags=Flag.TO_ROOM)
+    batch = plain + as_traced(plain)
+    routed = fanout.route(batch, 0, len(batch), 2)
+    assert routed is not None
+    (parcel,) = routed[0]
+    first, second = (take_apart(record, 0, len(record)) for record in parcel.records)
+    assert first is not None
+    assert second is not None
+    assert first[1] == plain
+    assert stamps_of(second[1]) == [Stamp(Hop.BROKER, 0, 6, 100, 100)]

@@ -1,0 +1,321 @@
+"""Two real endpoints in one loop: sockets, streams, timers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+import pytest
+
+from cluster.links.api import Peer, PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.links.options import LinkOptions
+from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
+from pixiu.ids import EndpointID
+from tests.cluster.links.world import Recorder, make_record
+
+SECRET = b"a secret of the cluster"
+WAIT_S = 30.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, with a generous limit."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Process:
+    """An endpoint with a gRPC server on the same port number, as a role's process has it."""
+
+    def __init__(self, options: LinkOptions | None = None, secret: bytes | None = SECRET) -> None:
+        self.id = EndpointID(secrets.randbits(62) | 1)
+        self.handler = Recorder()
+        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, secret=secret)
+        self.server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self, port: int = 0) -> Process:
+        for _ in range(20):
+            self.port = self.endpoint.bind("127.0.0.1", port)
+            self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+            self.endpoint.attach(self.server)
+            try:
+                if self.server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port:
+                    break
+            except RuntimeError:
+                pass
+            # The UDP port was free, the TCP port of the same number was not.
+            await self.endpoint.close()
+        else:
+            raise AssertionError("no port is free for both")
+        await self.server.start()
+        await self.endpoint.start()
+        return self
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.id, "test", "127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        try:
+            await self.endpoint.close()
+        finally:
+            if self.server is not None:
+                await self.server.stop(None)
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        await process.stop()
+
+
+async def two(
+    processes: list[Process], options: LinkOptions | None = None, secret: bytes | None = SECRET
+) -> tuple[Process, Process]:
+    for _ in range(2):
+        processes.append(await Process(options, secret).start())
+    alice, bob = processes
+    alice.endpoint.set_peers([bob.peer])
+    bob.endpoint.set_peers([alice.peer])
+    await until(lambda: alice.endpoint.state(bob.id) is PeerState.ALIVE and bob.endpoint.state(alice.id) is PeerState.ALIVE)
+    return alice, bob
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+async def test_records_and_control_arrive_and_settle(processes: list[Process], secret: bytes | None) -> None:
+    alice, bob = await two(processes, secret=secret)
+    records = [make_record(number) for number in range(1000)]
+    for start in range(0, 1000, 100):
+        alice.endpoint.send_records(bob.id, records[start : start + 100], token=start + 1)
+    alice.endpoint.send_control(bob.id, [b"first", b"second"], token=5000)
+    await until(lambda: len(alice.handler.settled) == 11)
+    assert all(handled for _, handled in alice.handler.settled)
+    assert bob.handler.records == records
+    assert bob.handler.control == [b"first", b"second"]
+    stats = bob.endpoint.stats()
+    assert stats.total.records_received == 1000
+    assert stats.refused == {}
+    assert stats.receive_buffer_bytes > 0
+    assert stats.kernel_drops == 0
+    assert stats.peers[alice.id].state is PeerState.ALIVE
+    assert stats.peers[alice.id].rtt_us > 0
+
+
+class Translator:
+    """Stands before one endpoint: what is sent to its port goes on to the endpoint, from a port of its own for each sender."""
+
+    def __init__(self, inside: Process) -> None:
+        self._inside = ("127.0.0.1", inside.port)
+        self._outside = self._bind(self._inward)
+        self._ports: dict[tuple[str, int], socket.socket] = {}
+        self.address: tuple[str, int] = self._outside.getsockname()
+
+    def _bind(self, forward: Callable[[socket.socket], None]) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        asyncio.get_running_loop().add_reader(sock.fileno(), forward, sock)
+        return sock
+
+    def _inward(self, sock: socket.socket) -> None:
+        data, sender = sock.recvfrom(1 << 16)
+        if sender not in self._ports:
+            self._ports[sender] = self._bind(lambda own: self._outward(own, sender))
+        self._ports[sender].sendto(data, self._inside)
+
+    def _outward(self, sock: socket.socket, sender: tuple[str, int]) -> None:
+        self._outside.sendto(sock.recvfrom(1 << 16)[0], sender)
+
+    def close(self) -> None:
+        for sock in (self._outside, *self._ports.values()):
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            sock.close()
+
+
+async def test_a_peer_behind_an_address_translator_gets_datagrams_where_it_wants_them(processes: list[Process]) -> None:
+    """Streams go to its own address. It does not know us, and answers to where the datagrams come from."""
+    where: dict[EndpointID, tuple[str, int]] = {}
+    inside, outside = Process(), Process()
+    outside.endpoint = Endpoint(outside.id, LinkOptions(), outside.handler, secret=SECRET, udp_address_of=where.get)
+    for process in (inside, outside):
+        processes.append(await process.start())
+    translator = Translator(inside)
+    try:
+        where[inside.id] = translator.address
+        outside.endpoint.set_peers([inside.peer])
+        await until(lambda: outside.endpoint.state(inside.id) is PeerState.ALIVE)
+        records = [make_record(1), make_record(2, 100_000), make_record(3)]
+        outside.endpoint.send_records(inside.id, records, token=1)
+        await until(lambda: outside.handler.settled)
+        assert outside.handler.settled == [(1, True)]
+        assert inside.handler.records == records
+    finally:
+        translator.close()
+
+
+async def test_a_parcel_settles_promptly_on_an_idle_link(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    for token in range(1, 21):
+        alice.endpoint.send_records(bob.id, [make_record(token)], token=token)
+        await until(lambda token=token: (token, True) in alice.handler.settled)  # type: ignore[misc]
+    assert bob.handler.keys() == list(range(1, 21))
+
+
+async def test_a_large_record_goes_by_stream_and_order_survives(processes: list[Process]) -> None:
+    alice, bob = await two(processes, LinkOptions(push_back_ms=20_000))
+    sizes = [140, 140, 1 << 20, 140, 9_000, 300_000, 140, 140]
+    records = [make_record(number, size) for number, size in enumerate(sizes)]
+    alice.endpoint.send_records(bob.id, records, token=1)
+    await until(lambda: alice.handler.settled)
+    assert alice.handler.settled == [(1, True)]
+    assert bob.handler.records == records
+    alice.endpoint.send_records(bob.id, records, token=2)
+    await until(lambda: len(alice.handler.settled) == 2)
+    assert alice.handler.settled[1] == (2, True)
+    assert bob.handler.records == records * 2
+
+
+async def test_transport_stream_carries_records_in_order(processes: list[Process]) -> None:
+    alice, bob = await two(processes, LinkOptions(transport="stream", push_back_ms=20_000))
+    records = [make_record(number) for number in range(20_000)]
+    for start in range(0, len(records), 500):
+        alice.endpoint.send_records(bob.id, records[start : start + 500], token=start + 1)
+        bob.endpoint.send_records(alice.id, records[start : start + 500])
+    await until(lambda: len(alice.handler.settled) == 40 and len(alice.handler.records) == len(records))
+    assert all(handled for _, handled in alice.handler.settled)
+    assert bob.handler.records == records
+    assert alice.handler.records == records
+
+
+async def test_a_dead_peer_settles_everything_and_is_reported(processes: list[Process]) -> None:
+    options = LinkOptions(heartbeat_interval_ms=100)
+    alice, bob = await two(processes, options)
+    processes.remove(bob)
+    await bob.stop()
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    alice.endpoint.send_control(bob.id, [b"x"], token=2)
+    await until(lambda: alice.endpoint.state(bob.id) is PeerState.DEAD)
+    await until(lambda: len(alice.handler.settled) == 2)
+    assert sorted(alice.handler.settled) == [(1, False), (2, False)]
+    assert (bob.id, PeerState.DEAD) in alice.handler.states
+    alice.endpoint.send_records(bob.id, [make_record(2)], token=3)
+    await until(lambda: (3, False) in alice.handler.settled)
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(processes: list[Process], secret: bytes | None) -> None:
+    alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=300), secret)
+    processes.remove(bob)
+    await bob.stop()
+    again = Process(secret=secret)
+    processes.append(again)
+    again.port = again.endpoint.bind("127.0.0.1", bob.port)
+    await again.endpoint.start()
+    await until(lambda: (bob.id, PeerState.DEAD) in alice.handler.states)
+    alice.endpoint.set_peers([again.peer])
+    alice.endpoint.send_records(again.id, [make_record(7)], token=1)
+    await until(lambda: alice.handler.settled)
+    assert alice.handler.settled == [(1, True)]
+    assert again.handler.keys() == [7]
+
+
+async def test_a_stream_connects_again_after_the_peers_server_was_away(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    alice.endpoint.send_records(bob.id, [make_record(1, 50_000)], token=1)
+    await until(lambda: alice.handler.settled)
+    assert bob.server is not None
+    await bob.server.stop(None)
+    alice.endpoint.send_records(bob.id, [make_record(2, 50_000)], token=2)
+    await until(lambda: len(alice.handler.settled) == 2)
+    assert alice.handler.settled[1] == (2, False)
+    bob.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    bob.endpoint.attach(bob.server)
+    bob.server.add_insecure_port(f"127.0.0.1:{bob.port}")
+    await bob.server.start()
+    token = 3
+    while not any(handled for sent, handled in alice.handler.settled if sent >= 3):
+        alice.endpoint.send_records(bob.id, [make_record(token, 50_000)], token=token)
+        await until(lambda token=token: len(alice.handler.settled) >= token)  # type: ignore[misc]
+        token += 1
+        assert token < 20
+    assert bob.handler.keys()[-1] == token - 1
+
+
+async def test_a_sender_outside_the_view_is_answered(processes: list[Process]) -> None:
+    for _ in range(2):
+        processes.append(await Process().start())
+    alice, bob = processes
+    alice.endpoint.set_peers([bob.peer])
+    alice.endpoint.send_control(bob.id, [b"hello"], token=1)
+    await until(lambda: alice.handler.settled)
+    bob.endpoint.send_control(alice.id, [b"answer"], token=2)
+    bob.endpoint.send_records(alice.id, [make_record(1, 40_000)], token=3)
+    await until(lambda: len(bob.handler.settled) == 2)
+    assert alice.handler.control == [b"answer"]
+    assert sorted(bob.handler.settled) == [(2, True), (3, True)]
+
+
+async def test_a_host_name_is_looked_up_without_blocking(processes: list[Process]) -> None:
+    for _ in range(2):
+        processes.append(await Process(LinkOptions(push_back_ms=20_000)).start())
+    alice, bob = processes
+    alice.endpoint.set_peers([Peer(bob.id, "test", "localhost", bob.port)])
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await until(lambda: alice.handler.settled)
+    assert alice.handler.settled == [(1, True)]
+
+
+async def test_garbage_and_oversized_datagrams_are_counted_and_traffic_goes_on(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for data in (b"", b"PX", bytes(2000), bytes(20_000), secrets.token_bytes(500)):
+            stranger.sendto(data, ("127.0.0.1", bob.port))
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await until(lambda: alice.handler.settled and sum(bob.endpoint.stats().refused.values()) == 5)
+    assert alice.handler.settled == [(1, True)]
+    assert bob.endpoint.stats().refused["oversized"] == 1
+    assert bob.endpoint.stats().refused["short"] == 2
+
+
+async def test_a_flood_is_held_back_by_the_window_and_not_dropped_by_the_kernel(processes: list[Process]) -> None:
+    alice, bob = await two(processes, LinkOptions(push_back_ms=20_000))
+    batch = [make_record(number) for number in range(1000)]
+    for token in range(1, 61):
+        alice.endpoint.send_records(bob.id, batch, token=token)
+    await until(lambda: len(alice.handler.settled) == 60)
+    assert all(handled for _, handled in alice.handler.settled)
+    assert bob.endpoint.stats().kernel_drops == 0
+    assert len(bob.handler.records) == 60_000
+
+
+async def test_closing_settles_what_is_left(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await alice.endpoint.close()
+    assert alice.handler.settled == [(1, False)]
+    await until(lambda: bob.handler.records)
+
+
+async def test_a_port_that_is_taken_is_a_clear_error() -> None:
+    first, second = (Endpoint(EndpointID(number), LinkOptions(), Recorder()) for number in (1, 2))
+    port = first.bind("127.0.0.1", 0)
+    with pytest.raises(ConfigurationError, match=str(port)):
+        second.bind("127.0.0.1", port)
+    with pytest.raises(NotConnected):
+        await second.start()
+    await first.close()
+
+
+async def test_an_attachment_is_bounded(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    with pytest.raises(InvalidArgument, match="512"):
+        alice.endpoint.set_attachment(bob.id, bytes(513))
+    alice.endpoint.set_attachment(bob.id, b"partition 3 of 8")
+    await until(lambda: (alice.id, False, b"partition 3 of 8") in bob.handler.heartbeats)

@@ -1,0 +1,155 @@
+"""The head of a datagram, its tag, and everything for which it is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.links.head import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    FLAG_ANY_DESTINATION,
+    FLAG_STREAM,
+    HEAD,
+    HEAD_SIZE,
+    HEARTBEAT,
+    LAST_SEQUENCE,
+    RECORDS,
+    TAG_SIZE,
+    Codec,
+    Refusal,
+    join_control,
+    split_control,
+)
+from pixiu.errors import InvalidArgument
+from pixiu.ids import EndpointID
+
+ALICE, BOB, CAROL = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
+SECRET = b"a secret of the cluster"
+ITEM = bytes(40)
+
+
+def codec(own: EndpointID, secret: bytes | None = SECRET, limit: int = 8192) -> Codec:
+    return Codec(own, secret, limit, 300_000)
+
+
+def plain(**fields: int) -> bytes:
+    """A datagram from ALICE to BOB without a secret, with fields of the head replaced."""
+    values = {"magic": b"PX", "version": 1, "type": RECORDS, "key": 0, "flags": 0, "count": 1, "sender": ALICE, "sequence": 1}
+    values |= {"layout": 0, "word": BOB & 0xFFFFFFFF}
+    values |= fields
+    return HEAD.pack(*values.values()) + ITEM
+
+
+def test_the_head_is_the_32_bytes_of_the_design() -> None:
+    data = codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    assert len(data) == HEAD_SIZE + 40
+    assert data[:8] == b"PX\x01\x01\x00\x00\x01\x00"
+    assert data[8:16] == ALICE.to_bytes(8, "little")
+    assert data[16:24] == (7).to_bytes(8, "little")
+    assert data[24:28] == (3).to_bytes(4, "little")
+    assert data[28:32] == BOB.to_bytes(8, "little")[:4]
+
+
+@pytest.mark.parametrize("secret", [None, SECRET, b"k" * 200])
+def test_what_was_packed_is_unpacked(secret: bytes | None) -> None:
+    data = codec(ALICE, secret).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    head = codec(BOB, secret).unpack(data, False)
+    assert head[2:9] == (RECORDS, 1 if secret else 0, 0, 1, ALICE, 7, 3)
+    assert len(data) == HEAD_SIZE + 40 + (TAG_SIZE if secret else 0)
+
+
+def test_every_changed_byte_is_refused_by_the_tag_or_the_key() -> None:
+    data = codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    bob = codec(BOB)
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+        assert bob.unpack(changed, False) == (Refusal.KEY if at == 4 else Refusal.TAG)
+
+
+def test_a_forged_tag_and_another_clusters_secret_are_refused() -> None:
+    data = codec(ALICE, b"another secret").pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    assert codec(BOB).unpack(data, False) == Refusal.TAG
+    assert codec(BOB).unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == Refusal.TAG
+
+
+def test_with_and_without_a_secret_do_not_talk() -> None:
+    assert codec(BOB).unpack(codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == Refusal.KEY
+    assert codec(BOB, None).unpack(codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM]), False) == Refusal.KEY
+
+
+def test_the_tag_covers_the_whole_destination() -> None:
+    twin = EndpointID(BOB ^ (1 << 40))
+    data = codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    assert codec(twin).unpack(data, False) == Refusal.TAG
+    assert codec(CAROL).unpack(data, False) == Refusal.TAG
+
+
+def test_without_a_secret_the_low_half_of_the_destination_is_checked() -> None:
+    data = codec(ALICE, None).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    assert codec(CAROL, None).unpack(data, False) == Refusal.DESTINATION
+
+
+def test_a_heartbeat_may_be_for_any_destination_and_nothing_else_may() -> None:
+    alice = codec(ALICE)
+    for reader in (codec(BOB), codec(CAROL)):
+        assert not isinstance(reader.unpack(alice.pack(HEARTBEAT, FLAG_ANY_DESTINATION, 0, 1, 0, BOB, []), False), str)
+        for type_ in (RECORDS, CONTROL, ACKNOWLEDGEMENT):
+            data = alice.pack(type_, FLAG_ANY_DESTINATION, 1, 1, 0, BOB, [ITEM])
+            assert reader.unpack(data, False) == Refusal.FLAGS
+
+
+def test_a_streams_frame_is_not_taken_from_a_datagram_nor_the_other_way_round() -> None:
+    alice, bob = codec(ALICE), codec(BOB)
+    frame = alice.pack(RECORDS, FLAG_STREAM, 1, 1, 0, BOB, [ITEM])
+    datagram = alice.pack(RECORDS, 0, 1, 1, 0, BOB, [ITEM])
+    assert bob.unpack(frame, False) == Refusal.FLAGS
+    assert bob.unpack(datagram, True) == Refusal.FLAGS
+    assert not isinstance(bob.unpack(frame, True), str)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"magic": b"XP"}, Refusal.MAGIC),
+        ({"version": 2}, Refusal.VERSION),
+        ({"type": 0}, Refusal.TYPE),
+        ({"type": 5}, Refusal.TYPE),
+        ({"flags": 128}, Refusal.FLAGS),
+        ({"count": 0}, Refusal.COUNT),
+        ({"count": 2}, Refusal.COUNT),
+        ({"type": CONTROL, "count": 11}, Refusal.COUNT),
+        ({"sender": 0}, Refusal.SENDER),
+        ({"sender": 1 << 63}, Refusal.SENDER),
+        ({"sender": BOB}, Refusal.SENDER),
+        ({"sequence": 0}, Refusal.SEQUENCE),
+        ({"sequence": LAST_SEQUENCE + 1}, Refusal.SEQUENCE),
+        ({"word": 1}, Refusal.DESTINATION),
+        ({"key": 7}, Refusal.KEY),
+    ],
+)
+def test_a_wrong_field_is_refused_by_reason(fields: dict[str, int], reason: str) -> None:
+    bob = codec(BOB, None)
+    assert not isinstance(bob.unpack(plain(), False), str)
+    assert bob.unpack(plain(**fields), False) == reason
+
+
+def test_short_and_oversized_datagrams_are_refused() -> None:
+    bob = codec(BOB, None, limit=200)
+    for size in range(HEAD_SIZE):
+        assert bob.unpack(plain()[:size], False) == Refusal.SHORT
+    assert bob.unpack(plain() + bytes(200), False) == Refusal.OVERSIZED
+
+
+def test_an_empty_secret_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="secret"):
+        codec(ALICE, b"")
+
+
+def test_control_messages_are_framed_and_truncations_found() -> None:
+    messages = [b"", b"a", b"bc" * 100]
+    data = b"head" + b"".join(join_control(messages))
+    assert split_control(data, 4, len(data), 3) == messages
+    for end in range(4, len(data)):
+        assert split_control(data, 4, end, 3) is None
+    assert split_control(data, 4, len(data), 2) is None
+    assert split_control(data, 4, len(data), 4) is None

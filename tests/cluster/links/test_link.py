@@ -1,0 +1,483 @@
+"""The core of a process's links: what arrives, what settles, what is dropped. No sockets, no waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.links import link as link_module
+from cluster.links.api import PeerState
+from cluster.links.head import RECORDS
+from cluster.links.options import LinkOptions
+from cluster.links.window import INITIAL_BYTES
+from pixiu.ids import EndpointID
+from tests.cluster.links.world import Node, World, make_record
+
+
+@pytest.fixture
+def pair(world: World) -> tuple[Node, Node]:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    bob.know(alice)
+    for node in (alice, bob):
+        node.poll()
+    world.settle()
+    return alice, bob
+
+
+def is_items(data: bytes) -> bool:
+    return data[3] <= 2
+
+
+def test_a_parcel_arrives_whole_and_settles_as_handled(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    records = [make_record(number) for number in range(200)]
+    alice.send(bob, records, token=7)
+    world.settle()
+    assert bob.handler.records == records
+    assert alice.handler.settled == [(7, True)]
+    assert bob.core.stats().total.records_received == 200
+    assert alice.core.stats().total.records_sent == 200
+
+
+def test_an_empty_parcel_settles_as_handled(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [], token=1)
+    world.settle()
+    assert alice.handler.settled == [(1, True)]
+
+
+def test_nothing_leaves_before_the_end_of_the_turn_and_then_it_is_joined(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    for number in range(30):
+        alice.send(bob, [make_record(number)])
+    assert alice.take() == []
+    assert len(alice.turn()) == 1
+    world.settle()
+    assert bob.handler.batches == [30]
+
+
+def test_control_leaves_before_records_and_lane_0_before_lane_1(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1), make_record(2)], lane=1)
+    alice.send(bob, [make_record(3)], lane=0)
+    alice.control(bob, [b"control"])
+    world.settle()
+    assert bob.handler.arrived[0] == "control"
+    assert bob.handler.control == [b"control"]
+    assert bob.handler.keys() == [3, 1, 2]
+
+
+def test_datagrams_keep_to_their_size(world: World) -> None:
+    alice, near, far = world.node(1), world.node(2), world.node(3)
+    far.address = ("192.0.2.1", 7000)
+    alice.know(near, far)
+    records = [make_record(number) for number in range(200)]
+    for other, limit in ((near, 8192), (far, 1400)):
+        alice.send(other, records)
+        sizes = [len(data) for data in alice.turn()]
+        assert limit - 140 < max(sizes) <= limit
+
+
+def test_an_acknowledgement_leaves_only_after_the_turn_in_which_data_was_handled(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    carol = world.node(3)
+    bob.know(alice, carol)
+    world.settle()
+    alice.send(bob, [make_record(1)])
+    alice.turn()
+    world.deliver()
+    bob.send(carol, bob.handler.records)
+    left = bob.turn()
+    assert [data[3] for data in left] == [1, 4], "what the handler handed on leaves first"
+
+
+def test_a_busy_link_acknowledges_every_64_datagrams_or_10_ms(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    acknowledged = []
+    for number in range(130):
+        alice.send(bob, [make_record(number)])
+        alice.turn()
+        world.deliver()
+        if any(data[3] == 4 for data in bob.turn()):
+            acknowledged.append(number)
+    assert acknowledged == [0, 64, 128]
+    world.now += 0.011
+    assert [data[3] for data in bob.turn()] == [4]
+
+
+def test_control_is_acknowledged_in_the_same_turn(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    for token in range(1, 6):
+        alice.control(bob, [b"x"], token=token)
+        alice.turn()
+        world.deliver()
+        assert [data[3] for data in bob.turn()] == [4]
+    world.settle()
+    assert alice.handler.settled == [(token, True) for token in range(1, 6)]
+
+
+def test_a_lost_datagram_settles_its_parcels_as_not_handled_and_no_others(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    for token in (1, 2, 3):
+        alice.send(bob, [make_record(token)], token=token)
+        alice.turn()
+        world.deliver(lambda data, token=token: not (is_items(data) and token == 2))  # type: ignore[misc]
+    world.advance(0.05)
+    assert sorted(alice.handler.settled) == [(1, True), (2, False), (3, True)]
+    assert bob.core.stats().total.lost == 1
+    assert alice.core.stats().total.sent_lost == 1
+
+
+def test_a_parcel_over_several_datagrams_is_handled_only_when_all_of_it_was(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(number) for number in range(150)], token=1)
+    assert len(alice.turn()) == 3
+    dropped = alice.sent.pop(1)
+    world.advance(0.05)
+    assert alice.handler.settled == [(1, False)]
+    bob.receive(dropped[0])
+    assert bob.core.stats().total.reordered > 0
+    assert bob.core.stats().total.lost == 0
+    assert len(bob.handler.records) == 150
+
+
+def test_a_duplicate_is_refused_and_counted(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1), make_record(2)])
+    data = alice.turn()[0]
+    for _ in range(3):
+        bob.receive(data)
+    assert bob.handler.keys() == [1, 2]
+    assert bob.core.stats().total.duplicates == 4
+    assert bob.core.stats().refused == {"duplicate": 2}
+
+
+def test_datagrams_that_overtake_each_other_all_arrive(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    for number in range(10):
+        alice.send(bob, [make_record(number)])
+        alice.turn()
+    alice.sent.reverse()
+    world.deliver()
+    assert bob.handler.keys() == list(range(9, -1, -1))
+    total = bob.core.stats().total
+    assert (total.lost, total.reordered, total.duplicates) == (0, 9, 0)
+
+
+def test_a_heartbeat_reveals_a_lost_tail(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1)], token=1)
+    alice.turn()
+    alice.sent.clear()
+    world.advance(0.2)
+    assert alice.handler.settled == [(1, False)]
+    assert bob.core.stats().total.lost == 1
+
+
+def test_a_lost_acknowledgement_comes_again(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1)], token=1)
+    world.advance(0.05, keep=lambda data: data[3] != 4)
+    assert alice.handler.settled == []
+    world.advance(0.2)
+    assert alice.handler.settled == [(1, True)]
+    assert bob.handler.keys() == [1]
+
+
+def test_a_replayed_acknowledgement_is_refused(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.control(bob, [b"x"], token=1)
+    alice.turn()
+    world.deliver()
+    old = bob.turn()[0]
+    bob.core.receive_buffer_given(2 << 20)
+    alice.control(bob, [b"y"], token=2)
+    world.settle()
+    window = alice.core.stats().peers[bob.id].window_bytes
+    alice.receive(old, bob.address)
+    assert alice.core.stats().peers[bob.id].window_bytes == window == 1 << 20
+    assert alice.core.stats().refused == {"old_counter": 1}
+    assert alice.handler.settled == [(1, True), (2, True)]
+
+
+def test_a_datagram_recorded_for_a_process_is_refused_by_its_successor(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1)])
+    data = alice.turn()[0]
+    successor = world.node(99)
+    successor.receive(data, alice.address)
+    assert successor.handler.records == []
+    assert successor.core.stats().refused == {"tag": 1}
+    carol = world.node(3)
+    carol.receive(data, alice.address)
+    assert carol.core.stats().refused == {"tag": 1}
+
+
+def test_without_a_secret_a_successor_refuses_what_was_meant_for_its_predecessor(world: World) -> None:
+    alice, bob, successor = world.node(1, secret=None), world.node(2, secret=None), world.node(3, secret=None)
+    alice.know(bob)
+    alice.send(bob, [make_record(1)])
+    successor.receive(alice.turn()[0], alice.address)
+    assert successor.core.stats().refused == {"destination": 1}
+    assert successor.core.stats().peers == {}
+
+
+def test_a_forged_datagram_changes_nothing(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    mallory = Node(world, 1, LinkOptions(), b"not the secret!!")
+    mallory.know(bob)
+    mallory.send(bob, [make_record(666)] * 100)
+    for data in mallory.turn():
+        bob.receive(data, alice.address)
+    assert bob.handler.records == []
+    alice.send(bob, [make_record(1)], token=1)
+    world.settle()
+    assert bob.handler.keys() == [1]
+    assert alice.handler.settled == [(1, True)]
+
+
+def test_input_is_warned_of_once_a_minute_for_each_address(world: World, pair: tuple[Node, Node]) -> None:
+    _, bob = pair
+    for _ in range(100):
+        bob.receive(b"nonsense" * 10, ("192.0.2.7", 5))
+    assert len(bob.warnings) == 1
+    assert "nonsense" not in str(bob.warnings)
+    bob.receive(b"nonsense" * 10, ("192.0.2.8", 5))
+    world.now += 61
+    bob.receive(b"nonsense" * 10, ("192.0.2.7", 5))
+    assert len(bob.warnings) == 3
+    assert bob.core.stats().refused == {"key": 102}
+
+
+def test_a_malformed_batch_is_dropped_whole_and_its_sender_learns_it(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    bob.handler.accept = False
+    alice.send(bob, [make_record(1)], token=1)
+    world.settle()
+    bob.handler.accept = True
+    alice.send(bob, [make_record(2)], token=2)
+    world.advance(0.05)
+    assert alice.handler.settled == [(1, False), (2, True)]
+    assert bob.core.stats().refused == {"malformed_records": 1}
+    assert bob.handler.keys() == [2]
+
+
+def test_a_handler_that_raises_does_not_stop_the_link(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    bob.handler.error = RuntimeError("a bug")
+    alice.send(bob, [make_record(1)], token=1)
+    world.settle()
+    bob.handler.error = None
+    alice.send(bob, [make_record(2)], token=2)
+    world.advance(0.05)
+    assert alice.handler.settled == [(1, False), (2, True)]
+    assert bob.core.stats().refused == {"handler_raised": 1}
+
+
+def flood(alice: Node, bob: Node, parcels: int) -> None:
+    for token in range(1, parcels + 1):
+        alice.send(bob, [make_record(token, 1000)], token=token)
+
+
+def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    flood(alice, bob, 200)
+    alice.turn()
+    assert alice.core.stats().peers[bob.id].in_flight_bytes <= INITIAL_BYTES
+    assert alice.core.stats().peers[bob.id].queued_bytes > 0
+    world.advance(0.1)
+    assert bob.handler.keys() == list(range(1, 201))
+    assert alice.handler.settled == [(token, True) for token in range(1, 201)]
+    assert alice.core.stats().peers[bob.id].window_bytes > INITIAL_BYTES
+
+
+def test_records_that_wait_too_long_are_dropped_oldest_first_and_counted(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    carol = world.node(3)
+    alice.know(bob, carol)
+    world.settle()
+    flood(alice, bob, 200)
+    world.advance(0.1, keep=lambda data: False)
+    alice.send(bob, [make_record(500)], token=500)
+    world.advance(0.15, keep=lambda data: False)
+    dropped = [token for token, handled in alice.handler.settled if not handled]
+    assert len(dropped) > 100
+    assert dropped == sorted(dropped)
+    assert 500 not in dropped
+    assert alice.core.stats().dropped == {"push_back": len(dropped)}
+    assert alice.core.stats().peers[bob.id].counts.queue_drops == len(dropped)
+    alice.send(carol, [make_record(1)], token=1000)
+    world.settle()
+    assert carol.handler.keys() == [1], "the slow one does not affect others"
+
+
+def test_a_stalled_receiver_gets_probes_and_the_flow_recovers(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    flood(alice, bob, 100)
+    alice.turn()
+    alice.sent.clear()
+    probes = 0
+    for _ in range(100):
+        world.now += 0.01
+        alice.send(bob, [make_record(7, 1000)])
+        probes += sum(is_items(data) for data in alice.poll())
+        alice.sent.clear()
+    assert 8 <= probes <= 11
+    assert alice.core.state(bob.id) is PeerState.ALIVE
+    world.advance(1.2)
+    bob.handler.records.clear()
+    flood(alice, bob, 50)
+    world.settle()
+    assert bob.handler.keys() == list(range(1, 51))
+
+
+def test_after_3_s_of_silence_all_settles_and_the_peer_is_dead(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    flood(alice, bob, 10)
+    alice.control(bob, [b"x"], token=99)
+    world.advance(3.05, keep=lambda data: False)
+    assert sorted(alice.handler.settled) == [(token, False) for token in [*range(1, 11), 99]]
+    assert alice.core.state(bob.id) is PeerState.DEAD
+    alice.send(bob, [make_record(1)], token=100)
+    alice.turn()
+    assert alice.handler.settled[-1] == (100, False)
+    assert alice.core.stats().dropped == {"peer_dead": 1}
+    world.advance(1.5)
+    alice.send(bob, [make_record(5)], token=101)
+    world.settle()
+    assert alice.handler.settled[-1] == (101, True)
+    assert bob.handler.keys() == [5]
+
+
+def test_a_removed_peer_settles_everything(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    flood(alice, bob, 100)
+    alice.turn()
+    alice.know()
+    alice.turn()
+    assert sorted(alice.handler.settled) == [(token, False) for token in range(1, 101)]
+    assert alice.core.state(bob.id) is PeerState.UNKNOWN
+
+
+def test_a_peer_that_comes_back_after_removal_goes_on_in_its_sequence(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1)], token=1)
+    world.settle()
+    alice.know()
+    alice.know(bob)
+    alice.send(bob, [make_record(2)], token=2)
+    world.advance(0.1)
+    assert alice.handler.settled == [(1, True), (2, True)]
+    assert bob.handler.keys() == [1, 2]
+
+
+def test_an_unknown_peer_settles_at_once(world: World, pair: tuple[Node, Node]) -> None:
+    alice, _ = pair
+    alice.core.send_records(EndpointID(12345), [make_record(1)], 1, 3, world.now)
+    alice.turn()
+    assert alice.handler.settled == [(3, False)]
+    assert alice.core.stats().dropped == {"unknown_peer": 1}
+
+
+def test_a_sender_that_is_not_in_the_view_is_heard_and_can_be_answered(world: World) -> None:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    alice.send(bob, [make_record(1)], token=1)
+    world.settle()
+    assert alice.handler.settled == [(1, True)]
+    assert bob.core.state(alice.id) is PeerState.UNKNOWN
+    bob.send(alice, [make_record(2)], token=2)
+    bob.control(alice, [b"answer"], token=3)
+    world.settle()
+    assert alice.handler.keys() == [2]
+    assert sorted(bob.handler.settled) == [(2, True), (3, True)]
+    assert bob.handler.states == []
+
+
+def test_senders_that_are_not_in_the_view_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_SENDERS", 32)
+    bob = world.node(2)
+    friend = world.node(3)
+    bob.know(friend)
+    for number in range(100, 200):
+        stranger = Node(world, number, LinkOptions(), b"0123456789abcdef")
+        stranger.know(bob)
+        stranger.send(bob, [make_record(number)])
+        for data in stranger.turn():
+            bob.receive(data, stranger.address)
+        world.now += 0.01
+    peers = bob.core.stats().peers
+    assert len(peers) <= 33
+    assert friend.id in peers
+    assert EndpointID(199) in peers
+    assert EndpointID(100) not in peers
+    assert bob.core.stats().total.records_received == 100
+
+
+def test_a_full_queue_drops_and_settles(world: World) -> None:
+    alice, bob = world.node(1, LinkOptions(max_queue_bytes=2 << 20)), world.node(2)
+    alice.know(bob)
+    for token in range(1, 31):
+        alice.send(bob, [make_record(token, 1000)] * 100, token=token)
+    alice.turn()
+    assert (1, False) in alice.handler.settled
+    assert not any(token == 30 for token, _ in alice.handler.settled)
+    assert alice.core.stats().dropped["queue_full"] == alice.core.stats().total.queue_drops > 0
+
+
+def test_a_record_above_the_limit_is_refused(world: World) -> None:
+    alice, bob = world.node(1, LinkOptions(max_record_bytes=50_000)), world.node(2)
+    alice.know(bob)
+    alice.send(bob, [make_record(1), make_record(2, 50_001)], token=1)
+    alice.turn()
+    assert alice.handler.settled == [(1, False)]
+    assert alice.core.stats().dropped == {"too_large": 2}
+
+
+def test_windows_share_half_the_real_buffer_between_the_active_senders(world: World) -> None:
+    bob = world.node(2)
+    bob.core.receive_buffer_given(4 << 20)
+    senders = [world.node(number) for number in (10, 11, 12, 13)]
+    for sender in senders:
+        sender.know(bob)
+        sender.send(bob, [make_record(1)])
+        world.settle()
+    assert senders[-1].core.stats().peers[bob.id].window_bytes == (2 << 20) // 4
+    world.now += 2
+    senders[0].send(bob, [make_record(2)])
+    world.settle()
+    assert senders[0].core.stats().peers[bob.id].window_bytes == 2 << 20
+
+
+def test_the_layout_version_of_a_peer_is_known(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    data = alice.core.codec.pack(RECORDS, 0, 1, 1, 77, bob.id, [make_record(1)])
+    bob.receive(data, alice.address)
+    assert bob.core.layout_of(alice.id) == 77
+    assert bob.handler.keys() == [1]
+
+
+def test_random_loss_duplication_and_reordering_never_lie(world: World, pair: tuple[Node, Node]) -> None:
+    import random
+
+    chance = random.Random(4)
+    alice, bob = pair
+    token = 0
+    for _ in range(600):
+        world.now += 0.004
+        for _ in range(chance.randint(0, 4)):
+            token += 1
+            alice.send(bob, [make_record(token)], token=token, lane=chance.randint(0, 1))
+        for node in (alice, bob):
+            node.poll()
+            traffic = [one for one in node.sent for _ in range(chance.choice((0, 1, 1, 1, 1, 2)))]
+            chance.shuffle(traffic)
+            node.sent = traffic
+        world.deliver()
+    world.advance(5)
+    arrived = bob.handler.keys()
+    assert len(arrived) == len(set(arrived)), "nothing arrives twice"
+    assert sorted(token for token, _ in alice.handler.settled) == list(range(1, token + 1)), "everything settles once"
+    handled = {token for token, good in alice.handler.settled if good}
+    assert handled <= set(arrived), "what is settled as handled was handled"
+    assert len(handled) > token / 2

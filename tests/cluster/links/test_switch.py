@@ -1,0 +1,229 @@
+"""The pure core with a stream that the test plays: a large item goes by stream and the order survives the change."""
+
+from __future__ import annotations
+
+from cluster.links.api import PeerState
+from cluster.links.options import LinkOptions
+from cluster.links.sender import STREAM_WAIT_S
+from pixiu.ids import EndpointID
+from tests.cluster.links.world import Node, World, make_record
+
+
+class Streams:
+    """Carries frames between nodes, when told to."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def node(self, id_: EndpointID) -> Node:
+        return next(node for node in self.world.nodes if node.id == id_)
+
+    def frames(self, node: Node) -> list[tuple[EndpointID, bytes]]:
+        """What left on the stream that a node opened."""
+        left, node.core.outputs.frames = node.core.outputs.frames, []
+        return left
+
+    def carry(self, sender: Node) -> int:
+        """Deliver frames and their acknowledgements. Returns how many frames."""
+        frames = self.frames(sender)
+        for to, frame in frames:
+            assert self.node(to).core.receive_frame(frame, None, "test", self.world.now) == sender.id
+        for node in self.world.nodes:
+            node.turn()
+            replies, node.core.outputs.replies = node.core.outputs.replies, []
+            for to, reply in replies:
+                assert self.node(to).core.receive_frame(reply, node.id, "test", self.world.now) == node.id
+        return len(frames)
+
+
+def pair(world: World, options: LinkOptions | None = None) -> tuple[Node, Node, Streams]:
+    alice, bob = world.node(1, options), world.node(2, options)
+    alice.know(bob)
+    bob.know(alice)
+    world.advance(0.05)
+    return alice, bob, Streams(world)
+
+
+def test_a_large_record_wants_a_stream_and_settles_when_it_was_handled(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.send(bob, [make_record(1, 100_000)], token=1)
+    alice.turn()
+    assert alice.core.outputs.streams == [bob.id]
+    assert streams.frames(alice) == []
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.turn()
+    assert streams.carry(alice) == 1
+    alice.turn()
+    assert bob.handler.records == [make_record(1, 100_000)]
+    assert alice.handler.settled == [(1, True)]
+
+
+def test_order_survives_the_switch_to_the_stream_and_back(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1), make_record(2), make_record(3, 50_000), make_record(4), make_record(5, 60_000)], token=1)
+    alice.send(bob, [make_record(6)], token=2)
+    alice.turn()
+    assert streams.frames(alice) == [], "the datagram before it is not acknowledged yet"
+    for _ in range(10):
+        world.advance(0.02)
+        streams.carry(alice)
+    assert bob.handler.keys() == [1, 2, 3, 4, 5, 6]
+    assert alice.handler.settled == [(1, True), (2, True)]
+
+
+def test_the_switch_waits_at_most_100_ms_for_datagrams_that_nobody_acknowledges(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1), make_record(2, 50_000)])
+    world.advance(0.09, keep=lambda data: False)
+    assert streams.frames(alice) == []
+    world.advance(0.03, keep=lambda data: False)
+    assert len(streams.frames(alice)) == 1
+
+
+def test_what_is_behind_a_large_record_waits_for_the_streams_acknowledgement(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1, 50_000), make_record(2)])
+    world.advance(0.05)
+    assert bob.handler.keys() == []
+    streams.carry(alice)
+    assert bob.handler.keys() == [1]
+    world.advance(0.05)
+    assert bob.handler.keys() == [1, 2]
+
+
+def test_a_large_control_message_goes_by_stream_too(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.control(bob, [b"a", b"b" * 20_000, b"c"], token=1)
+    for _ in range(5):
+        world.advance(0.02)
+        streams.carry(alice)
+    assert bob.handler.control == [b"a", b"b" * 20_000, b"c"]
+    assert alice.handler.settled == [(1, True)]
+
+
+def test_transport_stream_carries_all_records_and_leaves_control_and_heartbeats_on_datagrams(world: World) -> None:
+    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(number) for number in range(5000)], token=1)
+    alice.control(bob, [b"control"])
+    sent = alice.turn()
+    assert {data[3] for data in sent} == {2}
+    while streams.carry(alice):
+        alice.turn()
+    world.settle()
+    assert bob.handler.keys() == list(range(5000))
+    assert bob.handler.control == [b"control"]
+    assert max(bob.handler.batches) > 1000, "frames are larger than datagrams"
+
+
+def test_a_stream_that_breaks_settles_what_was_in_flight_on_it(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1, 50_000)], token=1)
+    alice.turn()
+    streams.frames(alice)
+    alice.core.stream_connected(bob.id, False, world.now)
+    alice.turn()
+    assert alice.handler.settled == [(1, False)]
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(2, 50_000)], token=2)
+    alice.turn()
+    streams.carry(alice)
+    alice.turn()
+    assert alice.handler.settled == [(1, False), (2, True)]
+    assert bob.core.stats().total.lost == 1
+
+
+def test_without_a_stream_a_large_record_is_dropped_after_a_bounded_wait(world: World) -> None:
+    alice, bob, _ = pair(world)
+    alice.send(bob, [make_record(1, 50_000)], token=1)
+    world.advance(STREAM_WAIT_S - 0.1)
+    assert alice.handler.settled == []
+    world.advance(0.2)
+    assert alice.handler.settled == [(1, False)]
+    alice.send(bob, [make_record(2)], token=2)
+    world.advance(0.1)
+    assert bob.handler.keys() == [2]
+
+
+def test_what_waited_for_the_stream_is_not_dropped_when_it_comes(world: World) -> None:
+    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    for number in range(1, 301):
+        alice.send(bob, [make_record(number, 1000)], token=number)
+    world.advance(1.5)
+    alice.core.stream_connected(bob.id, True, world.now)
+    for _ in range(15):
+        world.advance(0.01)
+        streams.carry(alice)
+    assert bob.handler.keys() == list(range(1, 301))
+    assert alice.core.stats().dropped == {}
+
+
+def test_a_stream_that_hangs_is_reset(world: World) -> None:
+    alice, bob, _ = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1, 50_000)], token=1)
+    world.advance(3.2)
+    assert alice.core.outputs.resets == [bob.id]
+    assert alice.handler.settled == [(1, False)]
+
+
+def test_a_frame_of_another_speaker_on_the_same_stream_is_refused(world: World) -> None:
+    alice, bob, streams = pair(world)
+    alice.core.stream_connected(bob.id, True, world.now)
+    alice.send(bob, [make_record(1, 50_000)])
+    alice.turn()
+    (_, frame) = streams.frames(alice)[0]
+    assert bob.core.receive_frame(frame, EndpointID(77), "test", world.now) is None
+    assert bob.core.stats().refused == {"sender": 1}
+    bob.receive(frame, alice.address)
+    assert bob.handler.records == []
+
+
+def test_the_core_never_asks_to_be_woken_at_once_for_ever(world: World) -> None:
+    alice, bob, _ = pair(world)
+    alice.send(bob, [make_record(1), make_record(2, 50_000), make_record(3)], token=1)
+    wakes = 0
+    until = world.now + 4
+    while world.now < until:
+        world.now = max(world.now, alice.core.next_deadline(world.now))
+        alice.poll()
+        alice.core.outputs.datagrams.clear()
+        wakes += 1
+    assert wakes < 200
+    assert alice.handler.settled == [(1, False)]
+
+
+def test_what_waits_for_a_suspect_peer_does_not_arrive_when_it_is_back(world: World) -> None:
+    """Senders have gone to another one meanwhile: it would arrive behind later records."""
+    alice, bob, streams = pair(world, LinkOptions(transport="stream"))
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.8, keep=lambda data: False)
+    alice.core.stream_connected(bob.id, False, world.now)
+    alice.send(bob, [make_record(3)], token=3)
+    while alice.core.state(bob.id) is not PeerState.SUSPECT:
+        world.advance(0.1, keep=lambda data: False)
+    assert alice.handler.settled == [(3, False)]
+    assert alice.core.stats().dropped == {"peer_suspect": 1}
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.5)
+    alice.send(bob, [make_record(5)], token=5)
+    alice.turn()
+    streams.carry(alice)
+    world.settle()
+    assert bob.handler.keys() == [5]
+
+
+def test_a_stream_that_holds_records_of_a_suspect_peer_is_reset(world: World) -> None:
+    alice, bob, _ = pair(world, LinkOptions(transport="stream"))
+    alice.core.stream_connected(bob.id, True, world.now)
+    world.advance(1.8, keep=lambda data: False)
+    alice.send(bob, [make_record(1)], token=1)
+    while alice.core.state(bob.id) is not PeerState.SUSPECT:
+        world.advance(0.1, keep=lambda data: False)
+    assert alice.core.outputs.resets == [bob.id]
+    assert alice.handler.settled == [(1, False)]

@@ -1,0 +1,153 @@
+"""Two or more pure link cores and a network that is a list: a lost datagram is one that nobody delivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.links.api import Peer, PeerState
+from cluster.links.link import LinkCore
+from cluster.links.options import LinkOptions
+from cluster.links.sender import Address
+from pixiu.ids import EndpointID
+from pixiu.wire.record import Kind, encode, split
+
+
+class Recorder:
+    """A handler that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.batches: list[int] = []
+        self.control: list[bytes] = []
+        self.arrived: list[str] = []
+        self.settled: list[tuple[int, bool]] = []
+        self.states: list[tuple[EndpointID, PeerState]] = []
+        self.heartbeats: list[tuple[EndpointID, bool, bytes]] = []
+        self.answer = b""
+        self.accept = True
+        self.error: Exception | None = None
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        if self.error is not None:
+            raise self.error
+        if not self.accept:
+            return False
+        self.records += split(data[start:end], count)
+        self.batches.append(count)
+        self.arrived.append("records")
+        return True
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        self.control += messages
+        self.arrived.append("control")
+        return True
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        self.settled += settled
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        self.states.append((peer, state))
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        self.heartbeats.append((peer, reply, attachment))
+        return self.answer
+
+    def keys(self) -> list[int]:
+        """The SnowflakeIDs of the records, in the order of arrival."""
+        return [int.from_bytes(record[16:24], "little") for record in self.records]
+
+
+class Node:
+    """One core, its handler and its address. `sent` holds the datagrams that have left and were not delivered yet."""
+
+    def __init__(self, world: World, number: int, options: LinkOptions, secret: bytes | None) -> None:
+        self.world = world
+        self.id = EndpointID(number)
+        self.address: Address = ("127.0.0.1", 7000 + number % 1000)
+        self.handler = Recorder()
+        self.warnings: list[dict[str, object]] = []
+        self.core = LinkCore(self.id, options, self.handler, secret=secret, on_warning=self._warn)
+        self.sent: list[tuple[bytes, Address]] = []
+
+    def _warn(self, event: str, **fields: object) -> None:
+        self.warnings.append({"event": event, **fields})
+
+    def peer(self) -> Peer:
+        return Peer(self.id, "test", str(self.address[0]), self.address[1])
+
+    def know(self, *others: Node) -> None:
+        self.core.set_peers({other.id: (other.peer(), other.address) for other in others}, self.world.now)
+
+    def send(self, to: Node, records: list[bytes], lane: int = 1, token: int = 0) -> None:
+        self.core.send_records(to.id, records, lane, token, self.world.now)
+
+    def control(self, to: Node, messages: list[bytes], token: int = 0) -> None:
+        self.core.send_control(to.id, messages, token, self.world.now)
+
+    def receive(self, data: bytes, address: Address = ("127.0.0.1", 9)) -> None:
+        self.core.receive(data, address, self.world.now)
+
+    def turn(self) -> list[bytes]:
+        """End a turn of the loop. Returns the datagrams that left."""
+        now = self.world.now
+        self.core.flush(now)
+        self.core.acknowledge(now)
+        self.core.dispatch(now)
+        return self.take()
+
+    def poll(self) -> list[bytes]:
+        """Do what is due and end the turn."""
+        self.core.poll(self.world.now)
+        return self.turn()
+
+    def take(self) -> list[bytes]:
+        left, self.core.outputs.datagrams = self.core.outputs.datagrams, []
+        self.sent += left
+        return [data for data, _ in left]
+
+
+class World:
+    """Nodes, a clock, and the delivery of what they send."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.nodes: list[Node] = []
+
+    def node(self, number: int, options: LinkOptions | None = None, secret: bytes | None = b"0123456789abcdef") -> Node:
+        node = Node(self, number, options or LinkOptions(), secret)
+        self.nodes.append(node)
+        return node
+
+    def deliver(self, keep: Callable[[bytes], bool] = lambda data: True) -> int:
+        """Deliver what has left, in order, but for what `keep` refuses. Returns how many were delivered."""
+        delivered = 0
+        for node in self.nodes:
+            sent, node.sent = node.sent, []
+            for data, address in sent:
+                for other in self.nodes:
+                    if other.address == address and keep(data):
+                        other.core.receive(data, node.address, self.now)
+                        delivered += 1
+        return delivered
+
+    def settle(self) -> None:
+        """Turns and deliveries until nothing moves."""
+        for _ in range(1000):
+            for node in self.nodes:
+                node.turn()
+            if not self.deliver():
+                return
+        raise AssertionError("the nodes never come to rest")
+
+    def advance(self, seconds: float, step: float = 0.01, keep: Callable[[bytes], bool] = lambda data: True) -> None:
+        """Let time pass in steps, with everything that becomes due."""
+        for _ in range(round(seconds / step)):
+            self.now += step
+            for node in self.nodes:
+                node.poll()
+            self.deliver(keep)
+
+
+def make_record(number: int, size: int = 140) -> bytes:
+    """A room record of `size` bytes whose SnowflakeID is `number`."""
+    return encode(Kind.ROOM, 42, bytes(size - 40), number)

@@ -1,0 +1,303 @@
+"""Streams and snapshots between two replicas over real gRPC; what is wrong with them is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from cluster.replication.events import SnapshotReceived, SnapshotSent
+from cluster.replication.folder import DataFolder
+from cluster.replication.log import SegmentedLog
+from cluster.replication.messages import Append, Appended, Message, Refused
+from cluster.replication.model import Entry, EntryKind, MemberID, Position
+from cluster.replication.options import ReplicationOptions
+from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, Outbox, Peers
+from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.wire import encode_message
+from cluster.runtime.options import ClusterOptions
+from cluster.runtime.server import server_options
+from pixiu.errors import Unavailable
+from pixiu.wire.v1 import replication_pb2 as pb
+
+A, B = MemberID(0xA), MemberID(0xB)
+OPTIONS = ReplicationOptions()
+
+
+class Machine:
+    """A state of one file."""
+
+    applied = flushed = 7
+
+    def apply(self, entries: Any) -> Any:
+        raise AssertionError
+
+    async def snapshot(self, folder: Path) -> int:
+        (folder / "sub").mkdir()
+        (folder / "sub/state").write_bytes(b"x" * 700_000)
+        (folder / "empty").write_bytes(b"")
+        return 7
+
+    async def load(self, folder: Path) -> None:
+        raise AssertionError
+
+
+class Side:
+    """One replica: its streams, its snapshots, and what it heard."""
+
+    def __init__(self, member: MemberID, folder: Path) -> None:
+        self.heard: list[Message] = []
+        self.snapshots: list[SnapshotReceived] = []
+        self.promotions: list[tuple[str, str]] = []
+        self.sent: list[SnapshotSent] = []
+        self.installing = False
+        self.folder = DataFolder(folder, 1 << 20)
+        folder.mkdir()
+        self.server = grpc.aio.server(options=server_options(ClusterOptions()))
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        context: Any = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=self.server)
+        self.peers = Peers(context, OPTIONS, self.heard.append, lambda: member)
+        self.receiver = SnapshotReceiver(self.folder, lambda: self.installing, self._received)
+        self.sender = SnapshotSender(Machine(), self.folder, self.peers, lambda _name, _counter: None, self.sent.append)
+        self.peers.serve(self.receiver.receive, lambda operator, reason: self.promotions.append((operator, reason)))
+
+    def _received(self, event: SnapshotReceived) -> None:
+        self.snapshots.append(event)
+        self.installing = True
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+Pair = tuple[Side, Side]
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    """Two replicas that know each other."""
+    one, two = Side(A, tmp_path / "a"), Side(B, tmp_path / "b")
+    for side, other, member in ((one, two, B), (two, one, A)):
+        await side.server.start()
+        side.peers.set_live({member: (other.address, 1)})
+    yield one, two
+    for side in (one, two):
+        await side.sender.close()
+        await side.peers.close()
+        await side.server.stop(None)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def append(sender: MemberID, counter: int) -> Append:
+    return Append(2, sender, Position(1, counter - 1), [Entry(2, counter, EntryKind.DATA, 5, b"payload")], 0, counter, 1.5)
+
+
+async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(pair: Pair) -> None:
+    one, two = pair
+    for counter in range(1, 50):
+        one.peers.send(B, encode_message(append(A, counter)))
+    await until(lambda: len(two.heard) == 49)
+    assert two.heard == [append(A, counter) for counter in range(1, 50)]
+    two.peers.set_live({A: ("127.0.0.1:1", 1)})  # it cannot reach the leader by itself
+    two.peers._heard[A] = (two.peers._incoming[A], float("inf"))
+    two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
+    await until(lambda: one.heard)
+    assert one.heard == [Appended(2, B, 1, 49, 1.5)]
+
+
+async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
+    one, two = pair
+    one.peers.send(B, encode_message(append(A, 1)))
+    await until(lambda: two.heard)
+    await two.server.stop(None)
+    with pytest.raises(Unavailable):
+        await one.peers.send_snapshot(B, _bytes(b""))
+    again = grpc.aio.server(options=server_options(ClusterOptions()))
+    two.server = again
+    assert again.add_insecure_port(two.address) == two.port
+    two.peers._context = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=again)  # type: ignore[assignment]
+    two.peers.serve(two.receiver.receive, lambda _operator, _reason: None)
+    await again.start()
+
+    def heard() -> bool:
+        one.peers.send(B, encode_message(append(A, 2)))
+        return append(A, 2) in two.heard
+
+    await until(heard)
+
+
+async def test_a_stream_that_went_silent_is_not_relied_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = pair
+    one.peers.send(B, encode_message(append(A, 1)))
+    await until(lambda: two.heard)
+    monkeypatch.setattr("cluster.replication.peers.HEARD_S", -1.0)
+    two.peers.send(A, encode_message(Appended(2, B, 1, 1, 1.5)))
+    await until(lambda: one.heard)
+    assert two.peers._outgoing.keys() == {A}
+
+
+async def test_who_is_not_reachable_or_hangs_costs_a_bounded_queue(pair: Pair) -> None:
+    one, _ = pair
+    one.peers.send(MemberID(0xC), b"x")
+    assert one.peers.counts["messages_dropped_total"] == 1
+    outbox = Outbox()
+    assert sum(outbox.put(b"x") for _ in range(MAX_QUEUED + 10)) == MAX_QUEUED
+    outbox.clear()
+    assert sum(outbox.put(bytes(1 << 20)) for _ in range(100)) == MAX_QUEUED_BYTES >> 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pixiu-partition": "4"}, "this is xiu, partition 3"),
+        ({"pixiu-role": "pi"}, "this is xiu, partition 3"),
+        ({"pixiu-to": f"{0xC:016x}"}, "this is the replica"),
+        ({"pixiu-from": f"{B:016x}"}, "not another replica"),
+        ({"pixiu-from": "x"}, "not a MemberID"),
+    ],
+)
+async def test_a_stream_that_is_meant_for_another_replica_is_refused(pair: Pair, changes: dict[str, str], said: str) -> None:
+    one, two = pair
+    metadata = tuple((dict(one.peers.metadata(B)) | changes).items())
+    async with grpc.aio.insecure_channel(two.address) as channel:
+        call: Any = channel.stream_stream("/pixiu.v1.Replication/Exchange")(metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert said in str(refused.value.details())
+    assert two.heard == []
+
+
+async def test_bytes_that_are_no_message_are_counted_and_the_stream_goes_on(pair: Pair) -> None:
+    one, two = pair
+    foreign = encode_message(Refused(9, MemberID(0xC)))
+    for data in (b"\xff\xff", b"", foreign, encode_message(append(A, 1))):
+        one.peers.send(B, data)
+    await until(lambda: two.heard)
+    assert two.heard == [append(A, 1)]
+    assert two.peers.counts["messages_malformed_total"] == 3
+    two.peers._take(A, bytes(MAX_MESSAGE_BYTES + 1), Outbox())
+    assert two.peers.counts["messages_malformed_total"] == 4
+
+
+async def test_an_operator_must_say_who_and_why_and_name_the_member(pair: Pair) -> None:
+    _, two = pair
+    async with grpc.aio.insecure_channel(two.address) as channel:
+        call: Any = channel.unary_unary("/pixiu.v1.Replication/Promote")
+        for wrong in (
+            pb.PromoteRequest(operator="ann", reason="why", member=A),
+            pb.PromoteRequest(operator="", reason="why", member=B),
+            pb.PromoteRequest(operator="ann", reason="y" * 600, member=B),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(wrong.SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(b"\xff\xff")
+        await call(pb.PromoteRequest(operator="ann", reason="why", member=B).SerializeToString())
+    assert two.promotions == [("ann", "why")]
+
+
+# --- snapshots
+
+
+async def _bytes(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def part(**body: Any) -> bytes:
+    return pb.SnapshotPart(**body).SerializeToString()
+
+
+def begin(size: int = 3) -> bytes:
+    position = pb.ReplicaMessage.Position(epoch=1, counter=7)
+    return part(begin=pb.SnapshotPart.Begin(epoch=2, position=position, bytes=size))
+
+
+def data(path: str = "state", offset: int = 0, content: bytes = b"abc", crc: int = 0x352441C2) -> bytes:
+    return part(data=pb.SnapshotPart.Data(path=path, offset=offset, data=content, crc=crc))
+
+
+def end(files: int = 1, size: int = 3) -> bytes:
+    return part(end=pb.SnapshotPart.End(files=files, bytes=size))
+
+
+async def test_a_snapshot_arrives_whole(pair: Pair, tmp_path: Path) -> None:
+    one, two = pair
+    log = SegmentedLog(tmp_path / "log")
+    log.append([Entry(1, counter, EntryKind.DATA, 0, b"") for counter in range(1, 9)])
+    one.sender.start(log)
+    one.sender.send(B, 2)
+    one.sender.send(B, 2)  # the one under way goes on instead
+    await until(lambda: one.sent)
+    assert one.sent == [SnapshotSent(B, Position(1, 7))]
+    assert two.snapshots == [SnapshotReceived(2, A, Position(1, 7))]
+    assert (two.folder.received / "sub/state").read_bytes() == b"x" * 700_000
+    assert (two.folder.received / "empty").read_bytes() == b""
+    assert two.folder.received_position() == Position(1, 7)
+    assert not list((one.folder.path / "outgoing").iterdir())
+
+
+async def test_a_second_snapshot_is_refused_while_one_is_loaded(pair: Pair) -> None:
+    one, two = pair
+    two.installing = True
+    with pytest.raises(Unavailable, match="another snapshot"):
+        await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))
+    assert two.snapshots == []
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b"\xff\xff"],
+        [data(), end()],
+        [begin()],
+        [begin(), data()],
+        [begin(), end()],
+        [begin(), data(crc=1), end()],
+        [begin(), data(offset=1), end()],
+        [begin(), data(), data(offset=2), end()],
+        [begin(2), data(), end()],
+        [begin(), data(), end(files=2)],
+        [begin(), data("../state"), end()],
+        [begin(), data("/etc/state"), end()],
+        [begin(), data("a/b/c/d/e"), end()],
+        [begin(), data(".hidden"), end()],
+        [begin(1 << 62), data(), end()],
+        [begin(), begin(), data(), end()],
+    ],
+)
+async def test_a_snapshot_that_is_not_whole_or_not_one_is_refused(pair: Pair, parts: list[bytes]) -> None:
+    one, two = pair
+    with pytest.raises(Unavailable):
+        await one.peers.send_snapshot(B, _bytes(*parts))
+    assert two.snapshots == []
+    assert two.folder.received_position() is None
+    await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))  # and the next one is taken
+    assert len(two.snapshots) == 1
+
+
+async def test_a_snapshot_that_cannot_be_made_is_told_after_a_pause(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.replication.snapshots.FAILURE_PAUSE_S", 0.01)
+    one, _ = pair
+
+    async def full(_folder: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    one.sender._machine.snapshot = full  # type: ignore[method-assign, assignment]
+    one.sender.start(SimpleNamespace())  # type: ignore[arg-type]
+    one.sender.send(B, 2)
+    await until(lambda: one.sent)
+    assert one.sent == [SnapshotSent(B, None)]

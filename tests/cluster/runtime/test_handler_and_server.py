@@ -1,0 +1,158 @@
+"""What stands between the links and a service, and the port that gRPC and links share."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster.links.api import LinkHandler, PeerState
+from cluster.links.endpoint import Endpoint
+from cluster.links.options import LinkOptions
+from cluster.runtime.handler import Handler
+from cluster.runtime.options import ClusterOptions, RoleOptions
+from cluster.runtime.server import MIN_MESSAGE_BYTES, Server, bind_both, bracketed, server_options
+from pixiu.errors import ConfigurationError
+from pixiu.ids import EndpointID
+
+PEER = EndpointID(7)
+
+
+class Recorder:
+    """Answers as it is told, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._error = error
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self._error is not None:
+            raise self._error
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+        self._note(peer, data, start, end, count)
+        return True
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+        self._note(peer, messages)
+        return True
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        self._note(peer, settled)
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        self._note(peer, state)
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        self._note(peer, reply, attachment)
+        return b"answer"
+
+
+def everything(handler: LinkHandler) -> list[object]:
+    handler.on_settled(PEER, [(1, True)])
+    handler.on_peer_state(PEER, PeerState.SUSPECT)
+    return [
+        handler.on_records(PEER, b"data", 1, 3, 2),
+        handler.on_control(PEER, [b"m"]),
+        handler.on_heartbeat(PEER, True, b"attached"),
+    ]
+
+
+def test_everything_is_handed_on_as_it_is() -> None:
+    handler, recorder = Handler(), Recorder()
+    handler.service = recorder
+    assert everything(handler) == [True, True, b"answer"]
+    assert recorder.calls == [
+        (PEER, [(1, True)]),
+        (PEER, PeerState.SUSPECT),
+        (PEER, b"data", 1, 3, 2),
+        (PEER, [b"m"]),
+        (PEER, True, b"attached"),
+    ]
+
+
+def test_before_there_is_a_service_everything_is_refused() -> None:
+    assert everything(Handler()) == [False, False, b""]
+
+
+def test_a_service_that_raises_is_counted_and_its_batch_refused() -> None:
+    handler = Handler()
+    handler.service = Recorder(ValueError("a bug"))
+    assert everything(handler) == [False, False, b""]
+    assert handler.counts == {"handler_failures_total": 5}
+
+
+def test_discovery_is_told_of_death_and_life_even_when_the_service_raises() -> None:
+    handler, told = Handler(), list[tuple[str, EndpointID]]()
+    handler.on_dead, handler.on_alive = lambda peer: told.append(("dead", peer)), lambda peer: told.append(("alive", peer))
+    handler.service = Recorder(ValueError("a bug"))
+    for state in (PeerState.SUSPECT, PeerState.DEAD, PeerState.ALIVE, PeerState.UNKNOWN):
+        handler.on_peer_state(PEER, state)
+    assert told == [("dead", PEER), ("alive", PEER)]
+
+
+@pytest.mark.parametrize(("record_bytes", "message_bytes"), [(1024, MIN_MESSAGE_BYTES), (1 << 20, 4 << 20)])
+def test_messages_of_grpc_are_bounded_by_the_largest_record(record_bytes: int, message_bytes: int) -> None:
+    options = dict(server_options(ClusterOptions(max_record_bytes=record_bytes)))
+    assert options["grpc.max_receive_message_length"] == options["grpc.max_send_message_length"] == message_bytes
+    assert options["grpc.so_reuseport"] == 0
+    assert options["grpc.server_handshake_timeout_ms"] == 2000
+
+
+def test_hosts_of_ipv6_stand_in_brackets() -> None:
+    assert (bracketed("::1"), bracketed("127.0.0.1"), bracketed("name")) == ("[::1]", "127.0.0.1", "name")
+
+
+def endpoint() -> Endpoint:
+    return Endpoint(PEER, LinkOptions(), Handler())
+
+
+async def test_port_0_is_one_number_for_tcp_and_udp() -> None:
+    server = Server(ClusterOptions())
+    bound, port = await bind_both(RoleOptions(), server, endpoint)
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        for other in (tcp, udp):
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    await bound.close()
+    await server.grpc.stop(0)
+
+
+class Chosen:
+    """Stands for endpoints that get given ports one after the other."""
+
+    def __init__(self, ports: Iterator[int]) -> None:
+        self._ports = ports
+        self.closed = 0
+
+    def __call__(self) -> Endpoint:
+        async def close() -> None:
+            self.closed += 1
+
+        return cast(Endpoint, SimpleNamespace(bind=lambda host, port: next(self._ports), close=close))
+
+
+async def test_a_port_that_is_free_for_udp_only_is_given_back_and_another_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        free_port = free.getsockname()[1]
+        free.close()
+        chosen = Chosen(iter([taken.getsockname()[1], free_port]))
+        server = Server(ClusterOptions())
+        _, port = await bind_both(RoleOptions(), server, chosen)
+        assert (port, chosen.closed) == (free_port, 1)
+        await server.grpc.stop(0)
+
+
+async def test_when_no_port_does_the_tries_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        chosen = Chosen(iter([port] * 100))
+        with pytest.raises(ConfigurationError, match=r"no port on 127\.0\.0\.1 is free for TCP and UDP after 20 tries .*set port"):
+            await bind_both(RoleOptions(), server := Server(ClusterOptions()), chosen)
+        assert chosen.closed == 20
+        await server.grpc.stop(0)

@@ -1,0 +1,263 @@
+"""What a Xiu does about damage: it answers with what another replica has, and builds its store anew with it.
+
+    a read meets damage ──▶ the same read of another replica, its records' CRCs checked ──▶ the answer
+                        └─▶ once: a copy of the store, damaged places from that replica ──▶ takes the store's place
+
+Nobody to ask, or nobody who has it: STORE_DAMAGED, as without replicas.
+
+Source: DESIGN sections 11, 12 and 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from cluster.runtime.context import Context
+from pixiu.discovery.node import Node
+from pixiu.errors import Overloaded, PixiuError, StoreDamaged, Unavailable
+from pixiu.ids import MAX_MSG_SEQUENCE, hex_id
+from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.wire.record import crc_ok, offsets
+from pixiu.wire.record import split as split_records
+from pixiu.wire.v1 import xiu_pb2
+from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
+from xiu.machine import Machine
+from xiu.reading import MAX_FETCH_BYTES, Found
+from xiu.repair import Checked, Row, verify
+from xiu.store import Store
+
+REPAIR_BEGINS: Final = "store_repair_begins"
+REPAIRED: Final = "store_repaired"
+NOT_REPAIRED: Final = "store_not_repaired"
+READ_ELSEWHERE: Final = "store_read_elsewhere"
+CALL_S: Final = 10.0
+MAX_CALLS: Final = 16
+"""Reads that ask another replica at the same time. Policy: the next ones are STORE_DAMAGED."""
+AGAIN_S: Final = 60.0
+"""Between two repairs that reads begin: what one of them could not do, the next one cannot at once either."""
+BEHIND_S: Final = 10.0
+"""How long a repair waits for a replica that has not applied as much as this one."""
+BEHIND_POLL_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start."""
+
+    reads_repaired: int = 0
+    """Records that were answered from another replica."""
+    repairs: int = 0
+    repairs_failed: int = 0
+    rows_repaired: int = 0
+
+
+class Repairer:
+    """One replica's.
+
+    Args:
+        context: of the process.
+        machine: its state.
+        in_sync: members in sync, in hex, this one among them.
+        catch_up, on_adopted: see `Machine.rebuild`.
+    """
+
+    def __init__(
+        self,
+        context: Context[Any],
+        partition: int,
+        machine: Machine,
+        in_sync: Callable[[], Sequence[str]],
+        catch_up: Callable[[Store], bool],
+        on_adopted: Callable[[], None],
+    ) -> None:
+        self._context, self._partition, self._machine = context, partition, machine
+        self._in_sync, self._catch_up, self._on_adopted = in_sync, catch_up, on_adopted
+        self.counters = Counters()
+        self._calls = 0
+        self._busy = asyncio.Lock()
+        self._next_s = 0.0
+        self._logged = False
+        self._task: asyncio.Task[None] | None = None
+
+    def _peer(self) -> Node | None:
+        """Another replica that has everything that is committed."""
+        own = self._context.membership.node
+        member = own.member if own is not None else 0
+        members = set(self._in_sync())
+        for node in self._context.view.replicas("xiu", self._partition):
+            if node.member != member and hex_id(node.member) in members:
+                return node
+        return None
+
+    # --- reads
+
+    async def fetch(self, msg_ids: Sequence[int], found: list[Found]) -> list[Found]:
+        """The same answers with those that another replica has in the place of STORE_DAMAGED."""
+        missing = [msg_id for msg_id, each in zip(msg_ids, found, strict=False) if each.code == StoreDamaged.code]
+        peer = self._asked()
+        if peer is None:
+            return found
+        self._calls += 1
+        try:
+            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+                stub: Any = XiuStub(channel)
+                reply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=missing, local=True), timeout=CALL_S)
+                there = dict(zip(missing, _records(reply), strict=False))
+        except (grpc.aio.AioRpcError, StoreDamaged):
+            return found
+        finally:
+            self._calls -= 1
+        merged = [there.get(msg_id) or each for msg_id, each in zip(msg_ids, found, strict=False)]
+        self._repaired(sum(new is not old for new, old in zip(merged, found, strict=True)))
+        return _bounded(merged)
+
+    async def scan(self, begin: int, end: int, limit: int) -> AsyncIterator[xiu_pb2.ScanReply]:
+        """The rest of a scan, from another replica. Raises StoreDamaged when there is none, or when it breaks off."""
+        peer = self._asked()
+        if peer is None:
+            raise StoreDamaged(f"the records from sequence {begin:012x} on are damaged, and no other replica is in sync")
+        self._calls += 1
+        try:
+            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+                stub: Any = XiuStub(channel)
+                request = xiu_pb2.ScanRequest(begin=begin, end=end if end < MAX_MSG_SEQUENCE else 0, limit=limit, local=True)
+                async for part in stub.Scan(request):
+                    _check(part.batch, part.count)
+                    self._repaired(part.count)
+                    yield part
+        except grpc.aio.AioRpcError as error:
+            raise StoreDamaged(f"damaged here, and the replica {peer.address} breaks off: {error.details()}") from error
+        finally:
+            self._calls -= 1
+
+    def _asked(self) -> Node | None:
+        """Whom a read that met damage may ask; begins a repair, if it is time."""
+        peer = self._peer() if self._calls < MAX_CALLS else None
+        now = time.monotonic()
+        if peer is not None and not self._busy.locked() and now >= self._next_s:
+            self._next_s = now + AGAIN_S
+            self._task = asyncio.create_task(self._repair_by_itself())
+        return peer
+
+    def _repaired(self, records: int) -> None:
+        self.counters.reads_repaired += records
+        if records and not self._logged:
+            self._logged = True
+            self._context.log.error(READ_ELSEWHERE, text="stored records are damaged; they are read from another replica")
+
+    # --- the store
+
+    async def _repair_by_itself(self) -> None:
+        try:
+            await self.repair()
+        except PixiuError as error:
+            self._context.log.error(NOT_REPAIRED, error=str(error), code=error.code)
+
+    async def repair(self) -> int:
+        """Build the store anew with another replica's rows in the damaged places; how many there were. Raises Unavailable
+        (nobody to ask), Overloaded (another repair is under way), StorageError."""
+        peer = self._peer()
+        if peer is None:
+            raise Unavailable("no other replica of this partition is in sync")
+        if self._busy.locked():
+            raise Overloaded("a repair is under way")
+        async with self._busy:
+            self._context.log.warning(REPAIR_BEGINS, peer=peer.address)
+            try:
+                with grpc.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+                    taken = await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
+            except PixiuError:
+                self.counters.repairs_failed += 1
+                raise
+        self.counters.repairs += 1
+        self.counters.rows_repaired += taken
+        self._logged = False
+        self._context.log.warning(REPAIRED, rows=taken, peer=peer.address)
+        return taken
+
+    async def idle(self) -> None:
+        """Until no repair is under way."""
+        async with self._busy:
+            pass
+
+    async def verify(self, end: int) -> Checked:
+        """Read and check everything. Raises DiskFailed."""
+        cursor = self._machine.store.cursor()
+        return await asyncio.to_thread(verify, cursor, end)
+
+    async def close(self) -> None:
+        """A repair that is under way ends first: it holds the store's files."""
+        await self.idle()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+class Rows:
+    """Another replica's rows, page by page. Blocking.
+
+    Args:
+        channel: to it.
+        applied: what it must have applied.
+    """
+
+    def __init__(self, channel: grpc.Channel, applied: int) -> None:
+        self._stub: Any = XiuStub(channel)
+        self._applied = applied
+
+    def __call__(self, begin: bytes) -> Iterator[Row]:
+        """Rows from a key on. Raises Unavailable, StoreDamaged."""
+        while True:
+            page = self._page(begin)
+            if not page.keys:
+                return
+            if len(page.keys) != len(page.values) or page.keys[0] < begin:
+                raise StoreDamaged("the other replica's rows are not in order")
+            yield from zip(page.keys, page.values, strict=True)
+            begin = page.keys[-1] + b"\0"
+
+    def _page(self, begin: bytes) -> xiu_pb2.RowsReply:
+        limit = time.monotonic() + BEHIND_S
+        while True:
+            try:
+                page: xiu_pb2.RowsReply = self._stub.Rows(xiu_pb2.RowsRequest(begin=begin), timeout=CALL_S)
+            except grpc.RpcError as error:
+                details = getattr(error, "details", str)()
+                raise Unavailable(f"the other replica does not give its rows: {details}") from error
+            if page.applied >= self._applied:
+                return page
+            if time.monotonic() > limit:
+                raise Unavailable(f"the other replica applied {page.applied} entries, this one {self._applied}")
+            time.sleep(BEHIND_POLL_S)
+
+
+def _records(reply: xiu_pb2.FetchReply) -> list[Found | None]:
+    """The records of a fetch elsewhere; None where there is none."""
+    records = iter(_check(reply.batch, sum(not code for code in reply.codes)))
+    return [None if code else Found("", next(records)) for code in reply.codes]
+
+
+def _check(batch: bytes, count: int) -> list[bytes]:
+    """The records of a batch. Raises StoreDamaged when they are not whole."""
+    if offsets(batch, 0, len(batch), count) is None:
+        raise StoreDamaged("the other replica's answer is no batch of records")
+    records = split_records(batch, count)
+    if not all(map(crc_ok, records)):
+        raise StoreDamaged("the other replica's records have wrong CRCs")
+    return records
+
+
+def _bounded(found: list[Found]) -> list[Found]:
+    """As many as one answer may hold."""
+    took = 0
+    for index, each in enumerate(found):
+        took += len(each.record)
+        if took > MAX_FETCH_BYTES and index:
+            return found[:index]
+    return found
