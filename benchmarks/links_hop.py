@@ -22,7 +22,7 @@ import resource
 import secrets
 from multiprocessing.connection import Connection
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID
@@ -45,14 +45,14 @@ class Handler:
         self.unsettled = 0
         self.lost = 0
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         if offsets(data, start, end, count) is None:
-            return False
+            return Outcome.MALFORMED
         self.records += count
-        return True
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        return True
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         self.unsettled -= len(settled)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Running, cluster, cpu_seconds
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
 from pixiu.ids import EndpointID
@@ -78,11 +78,11 @@ class _Sender:
         self.ready = asyncio.Event()
         self.room = asyncio.Event()
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        return True
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        return True
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         for token, handled in settled:

@@ -40,7 +40,7 @@ from broker.events import (
 from broker.feeds import FeedState
 from broker.options import Options
 from broker.router_root import RouterRoot
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.digest import ALL_ROOMS
 from cluster.membership.lww_map import Chunk, LwwMap, Update, decode_messages
@@ -173,20 +173,20 @@ class Service:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another broker's, whose partition the room has left."""
         send = self._context.links.send_records
-        taken: bool | None = True
+        taken = Outcome.TAKEN
         for effect in self._core.step(RecordsReceived(peer, data, start, end, count), self._context.now()):
             if isinstance(effect, SendRecords):
                 send(effect.peer, effect.records, effect.lane)
             elif isinstance(effect, SendControl):
                 self._context.links.send_control(effect.peer, effect.messages)
             else:
-                taken = None if isinstance(effect, NotTaken) else False
+                taken = Outcome.NOT_TAKEN if isinstance(effect, NotTaken) else Outcome.MALFORMED
         return taken
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """Gateway messages and what heals them, from a router; or another broker knows a newer layout."""
         changes: list[Update] = []
         try:
@@ -201,10 +201,10 @@ class Service:
                 elif control.HasField("layout_notice"):
                     self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
-            return False
+            return Outcome.MALFORMED
         if changes:
             self._step(MessagesReceived(peer, changes))
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Nothing is sent with a token: real-time records are not sent again."""

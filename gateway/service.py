@@ -19,7 +19,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.digest import Digest, Rule
 from cluster.membership.lww_map import encode_messages
@@ -242,19 +242,21 @@ class Service:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A broker or a relay sent messages."""
         self._end_turn_soon()
-        return self._core is not None and self._core.records_arrived(RecordsArrived(data, start, end, count))
+        if self._core is None:
+            return Outcome.NOT_TAKEN
+        return Outcome.TAKEN if self._core.records_arrived(RecordsArrived(data, start, end, count)) else Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """A router or relay confirms, asks what is here, knows a newer layout, or refuses this generation; a relay ends a login."""
         for message in messages:
             control = control_pb2.Control()
             try:
                 control.ParseFromString(message)
             except DecodeError:
-                return False
+                return Outcome.MALFORMED
             if control.HasField("gateway_confirm"):
                 newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
                 self._step(Confirmed(peer, list(control.gateway_confirm.ids), newer))
@@ -267,7 +269,7 @@ class Service:
                 self._step(FenceReceived(peer, control.fenced.floor))
             elif control.HasField("layout_notice"):
                 self._context.layout_noticed(control.layout_notice.version)
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Routers and proxies handled parcels, or lost them."""

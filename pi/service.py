@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.replication import proposals
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
@@ -144,13 +144,13 @@ class Service:
 
     # --- what the links call: nothing comes by them
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """No role sends records to Pi."""
-        return False
+        return Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """No role sends control messages to Pi."""
-        return False
+        return Outcome.MALFORMED
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Nothing was sent."""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.runtime.context import Context
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState, gateway_publisher
@@ -141,13 +141,13 @@ class Service:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A gateway's clients published."""
         malformed = self._core.counters.batches_malformed
         self._perform(self._core.step(BatchForwarded(data, start, end, count), self._context.now()))
-        return self._core.counters.batches_malformed == malformed
+        return Outcome.TAKEN if self._core.counters.batches_malformed == malformed else Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """A gateway delivered signals; a relay names messages that nobody took; a broker or relay knows a newer layout."""
         signals: list[int] = []
         offline: list[int] = []
@@ -161,12 +161,12 @@ class Service:
                 elif control.HasField("layout_notice"):
                     self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
-            return False
+            return Outcome.MALFORMED
         if signals:
             self._perform(self._core.step(SignalsDelivered(signals), self._context.now()))
         if offline:
             self._perform(self._core.step(UsersOffline(offline), self._context.now()))
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Brokers and relays handled parcels, or lost them."""

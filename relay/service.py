@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.links.api import Outcome
 from cluster.membership.devices import LoginPolicy
 from cluster.membership.replica_events import ClusterChanged, Event, PeerAlive, PeerDead
 from cluster.membership.replica_service import ReplicaService
@@ -60,17 +61,17 @@ class Service(ReplicaService):
         """Also how many users have a device, and the delivery of mail."""
         return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another relay's, whose partition the user has left."""
         relayed = self._relay.records_received(RecordsReceived(peer, data, start, end, count), self._context.now())
         if relayed is None:
-            return False
+            return Outcome.MALFORMED
         links = self._context.links
         for parcel in relayed.parcels:
             links.send_records(parcel.peer, parcel.records, parcel.lane)
         for control in relayed.controls:
             links.send_control(control.peer, control.messages)
-        return True if relayed.taken else None
+        return Outcome.TAKEN if relayed.taken else Outcome.NOT_TAKEN
 
     def _step(self, event: Event) -> None:
         before = self._relay.state

@@ -29,7 +29,7 @@ LONGEST_BYTES: Final = 2_000
 ZIPF: Final = 1.05
 SILENT_ROOM_EVERY: Final = 4
 """Every so many rooms have no joins and parts in the log, as some archives have none."""
-TARGET: Final = Path(__file__).resolve().parent.parent / "pixiu" / "data" / "sample_chat.jsonl.gz"
+TARGET: Final = Path(__file__).resolve().parent.parent / "pixiu" / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
 
 ALPHABETS: Final[tuple[tuple[str, str], ...]] = (
     ("bdfgklmnprstvz", "aeiou"),

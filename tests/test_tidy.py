@@ -166,8 +166,9 @@ def test_public_things_are_documented() -> None:
         if not ast.get_docstring(module):
             bare.append(source)
         for node in module.body:
-            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if named and not node.name.startswith("_") and not ast.get_docstring(node):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not node.name.startswith("_") and not ast.get_docstring(node):
                 bare.append(f"{source}:{node.name}")
     assert not bare
 

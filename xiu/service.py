@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.proposals import Level, Proposal
 from cluster.replication.replica import Replica
@@ -193,13 +193,13 @@ class Service:
 
     # What the links call: nobody sends a Xiu datagrams.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Records come by stream only."""
-        return False
+        return Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """Nothing is expected."""
-        return False
+        return Outcome.MALFORMED
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Nothing was sent."""

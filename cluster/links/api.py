@@ -35,15 +35,24 @@ class Peer:
     port: int
 
 
+class Outcome(Enum):
+    """What became of a batch or of control messages that a link handed over."""
+
+    TAKEN = "taken"
+    NOT_TAKEN = "not_taken"
+    """Some of it could not be handled: the sender's parcel settles as not handled, and it may send elsewhere."""
+    MALFORMED = "malformed"
+    """Dropped whole and counted; the sender's parcel settles as not handled."""
+
+
 class LinkHandler(Protocol):
     """What a role's shell gives to its links. Called in the event loop; must not raise and must not block."""
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
-        """`count` records lie in data[start:end]. False: the batch is malformed; it is dropped whole and counted. None: some of it
-        could not be handled. In both cases the sender's parcel settles as not handled."""
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        """`count` records lie in data[start:end]."""
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """Serialized `Control` messages. False: one does not parse; counted as malformed."""
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """Serialized `Control` messages; MALFORMED when one does not parse."""
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """What became of parcels that were sent with a token: (token, True) when the peer has handled all of it,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from cluster.links import acknowledgement, heartbeat
-from cluster.links.api import LinkHandler, Peer, PeerState
+from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.head import (
     ACKNOWLEDGEMENT,
     FLAG_ANY_DESTINATION,
@@ -359,17 +359,19 @@ class LinkCore:
         try:
             if records:
                 taken = self._handler.on_records(link.id, data, HEAD_SIZE, end, count)
-                if taken:
+                if taken is Outcome.TAKEN:
                     counts.records_received += count
                     return
-                refusal = Refusal.NOT_TAKEN if taken is None else refusal
             else:
                 receiver.urgent = True
                 refusal = Refusal.MALFORMED_CONTROL
                 messages = split_control(data, HEAD_SIZE, end, count)
-                if messages is not None and self._handler.on_control(link.id, messages):
+                taken = self._handler.on_control(link.id, messages) if messages is not None else Outcome.MALFORMED
+                if taken is Outcome.TAKEN:
                     counts.control_received += count
                     return
+            if taken is Outcome.NOT_TAKEN:
+                refusal = Refusal.NOT_TAKEN
         except Exception as error:
             # A handler must not raise; when it does, the datagram is not handled and the loop goes on.
             refusal, raised = Refusal.HANDLER_RAISED, type(error).__name__

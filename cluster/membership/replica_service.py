@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.digest import ALL_ROOMS
 from cluster.membership.lww_map import Chunk, Update, decode_messages
@@ -186,11 +186,11 @@ class ReplicaService:
 
     # What the links call.
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Nobody sends records to a router; relays take them."""
-        return False
+        return Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """Gateway messages. A confirmation for what was passed on to another partition, and notices, need nothing."""
         changes: list[Update] = []
         try:
@@ -205,10 +205,10 @@ class ReplicaService:
                 elif is_anti_entropy(control):
                     self._step(HealingReceived(peer, control))
         except DecodeError:
-            return False
+            return Outcome.MALFORMED
         if changes:
             self._step(MessagesReceived(peer, changes))
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Forwards arrived, or were lost."""

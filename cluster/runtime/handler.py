@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.links.api import LinkHandler, PeerState
+from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.runtime import log
 from pixiu.ids import EndpointID, hex_id
 
@@ -25,21 +25,21 @@ class Handler(LinkHandler):
         self.on_alive: Callable[[EndpointID], None] = _ignore
         self.counts = {"handler_failures_total": 0}
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
-        """Hand on a batch; False when the service is not there or fails, or what it says."""
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        """Hand on a batch; NOT_TAKEN when the service is not there or fails, or what it says."""
         try:
-            return self.service is not None and self.service.on_records(peer, data, start, end, count)
+            return self.service.on_records(peer, data, start, end, count) if self.service is not None else Outcome.NOT_TAKEN
         except Exception as error:
             self._failed("on_records", error)
-            return False
+            return Outcome.NOT_TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        """Hand on control messages; False when the service cannot take them."""
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """Hand on control messages; NOT_TAKEN when the service is not there or fails, or what it says."""
         try:
-            return self.service is not None and self.service.on_control(peer, messages)
+            return self.service.on_control(peer, messages) if self.service is not None else Outcome.NOT_TAKEN
         except Exception as error:
             self._failed("on_control", error)
-            return False
+            return Outcome.NOT_TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Hand on what became of parcels."""

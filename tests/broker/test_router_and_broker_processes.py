@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.links.api import LinkHandler, Peer, PeerState
+from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.membership.lww_map import Update, encode_messages
 from cluster.runtime.options import ClusterOptions, RoleOptions, link_options
@@ -45,14 +45,14 @@ class Played(LinkHandler):
         self.endpoint = Endpoint(self.endpoint_id, link_options(CLUSTER, RoleOptions()), self)
         self.port = self.endpoint.bind("127.0.0.1", 0)
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         self.records += split(data[start:end], count)
-        return True
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         for data in messages:
             self.confirmed.update(control_pb2.Control.FromString(data).gateway_confirm.ids)
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         self.settled.update(settled)

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry, EntryKind, Position
 from cluster.replication.replica import Replica
@@ -173,11 +173,11 @@ class Service:
     def on_view(self, view: View) -> None:
         """Replication sees its replicas by itself."""
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        return False
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        return Outcome.MALFORMED
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        return False
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        return Outcome.MALFORMED
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Nothing is sent."""

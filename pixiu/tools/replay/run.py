@@ -67,7 +67,7 @@ class Result:
 
 def sample_path() -> Path:
     """The log that ships with the project."""
-    return Path(__file__).resolve().parent.parent / "data" / "sample_chat.jsonl.gz"
+    return Path(__file__).resolve().parent / "data" / "sample_chat.jsonl.gz"
 
 
 def load_plan(choice: LogChoice) -> Plan:

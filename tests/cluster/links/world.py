@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from cluster.links.sender import Address
@@ -27,20 +27,20 @@ class Recorder:
         self.accept = True
         self.error: Exception | None = None
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         if self.error is not None:
             raise self.error
         if not self.accept:
-            return False
+            return Outcome.MALFORMED
         self.records += split(data[start:end], count)
         self.batches.append(count)
         self.arrived.append("records")
-        return True
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         self.control += messages
         self.arrived.append("control")
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         self.settled += settled

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.runtime.context import Context
 from cluster.runtime.fields import bounded, choice
 from cluster.runtime.options import PartitionedOptions
@@ -76,11 +76,11 @@ class Idle:
     def health(self) -> dict[str, object]:
         return {"pid": os.getpid()}
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
-        return True
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
-        return True
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         pass

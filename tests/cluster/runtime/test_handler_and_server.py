@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.links.api import LinkHandler, PeerState
+from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
 from cluster.runtime.handler import Handler
@@ -33,13 +33,13 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         self._note(peer, data, start, end, count)
-        return True
+        return Outcome.TAKEN
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         self._note(peer, messages)
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         self._note(peer, settled)
@@ -65,7 +65,7 @@ def everything(handler: LinkHandler) -> list[object]:
 def test_everything_is_handed_on_as_it_is() -> None:
     handler, recorder = Handler(), Recorder()
     handler.service = recorder
-    assert everything(handler) == [True, True, b"answer"]
+    assert everything(handler) == [Outcome.TAKEN, Outcome.TAKEN, b"answer"]
     assert recorder.calls == [
         (PEER, [(1, True)]),
         (PEER, PeerState.SUSPECT),
@@ -76,13 +76,13 @@ def test_everything_is_handed_on_as_it_is() -> None:
 
 
 def test_before_there_is_a_service_everything_is_refused() -> None:
-    assert everything(Handler()) == [False, False, b""]
+    assert everything(Handler()) == [Outcome.NOT_TAKEN, Outcome.NOT_TAKEN, b""]
 
 
 def test_a_service_that_raises_is_counted_and_its_batch_refused() -> None:
     handler = Handler()
     handler.service = Recorder(ValueError("a bug"))
-    assert everything(handler) == [False, False, b""]
+    assert everything(handler) == [Outcome.NOT_TAKEN, Outcome.NOT_TAKEN, b""]
     assert handler.counts == {"handler_failures_total": 5}
 
 

@@ -8,7 +8,7 @@ import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.lww_map import encode_messages
 from gateway.signals import MemoryTable
@@ -70,10 +70,11 @@ class GatewayProcess(Process):
         """See `Process`."""
         self.step(ge.Tick())
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
         self.world.watch.arrived(self, data[start:end])
-        return self.core.records_arrived(ge.RecordsArrived(data, start, end, count))
+        taken = self.core.records_arrived(ge.RecordsArrived(data, start, end, count))
+        return Outcome.TAKEN if taken else Outcome.MALFORMED
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """See `Process`."""
@@ -178,10 +179,10 @@ class ProxyProcess(Process):
         """See `Process`."""
         self.step(pe.Tick())
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
         self.step(pe.BatchForwarded(data, start, end, count))
-        return True
+        return Outcome.TAKEN
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """See `Process`."""

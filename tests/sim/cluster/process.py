@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.head import HEAD
 from cluster.links.link import LinkCore
 from pixiu.ids import EndpointID
@@ -91,9 +91,9 @@ class Process:
         """The core's time has come."""
         raise NotImplementedError
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A batch came."""
-        return False
+        return Outcome.MALFORMED
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """Control messages came."""
@@ -113,15 +113,15 @@ class Process:
 
     # --- what the links call: what goes wrong inside must not be taken for a malformed datagram
 
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `LinkHandler`."""
-        taken: bool | None = self._guard(lambda: self.take_records(peer, data, start, end, count))
-        return taken
+        taken: Outcome | None = self._guard(lambda: self.take_records(peer, data, start, end, count))
+        return Outcome.NOT_TAKEN if taken is None else taken
 
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> bool:
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """See `LinkHandler`."""
         self._guard(lambda: self.take_control(peer, messages))
-        return True
+        return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `LinkHandler`."""

@@ -10,7 +10,7 @@ import broker.core
 import broker.events as be
 import cluster.membership.replica_events as re
 import relay.core
-from cluster.links.api import PeerState
+from cluster.links.api import Outcome, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
 from cluster.membership.replica_core import ReplicaCore
@@ -206,7 +206,7 @@ class RelayProcess(ReplicaProcess):
         """See `Process`."""
         return ("relay", "proxy", "broker", "gateway")
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
         relayed = self.core.records_received(RecordsReceived(peer, data, start, end, count), self.world.now)
         assert relayed is not None, "a relay calls a whole batch malformed"
@@ -215,7 +215,7 @@ class RelayProcess(ReplicaProcess):
             self.links.send_records(parcel.peer, parcel.records, parcel.lane, 0, self.world.now)
         for control in relayed.controls:
             self.links.send_control(control.peer, control.messages, 0, self.world.now)
-        return True if relayed.taken else None
+        return Outcome.TAKEN if relayed.taken else Outcome.NOT_TAKEN
 
 
 class BrokerProcess(StoreProcess):
@@ -277,13 +277,13 @@ class BrokerProcess(StoreProcess):
             )
         )
 
-    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> bool | None:
+    def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
         effects = self.core.step(be.RecordsReceived(peer, data, start, end, count), self.world.now)
         self.world.watch.handled(self, peer, data[start:end], effects)
         for effect in effects:
             self.perform(effect)
-        return None if any(isinstance(effect, be.NotTaken) for effect in effects) else True
+        return Outcome.NOT_TAKEN if any(isinstance(effect, be.NotTaken) for effect in effects) else Outcome.TAKEN
 
     def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """See `Process`."""

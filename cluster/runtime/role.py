@@ -1,0 +1,230 @@
+"""The one shell of every role: runs cores, performs their effects by a table, keeps their timers and tasks.
+
+    link, stream, view, timer ──▶ Runner.step(event) ──▶ core.step ──▶ effects ──▶ performs[type(effect)]
+                                        │
+                                        ├── once at the end of the event loop's turn: `EndOfTurn`, where the core wants it
+                                        └── the timer: `Tick` at core.next_deadline()
+
+A role with several cores (a proxy: records, mail, notices) has a `Runner` for each in one `RoleShell`. A role's `Service`
+extends `RoleShell`; one that takes nothing by links leaves the link methods as they are here.
+
+Source: docs/architecture.md, "The contract".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from cluster.links.api import Links, Outcome, PeerState
+from cluster.runtime.contract import NEVER, Core, SendControl, SendRecords, Settle
+from pixiu.ids import EndpointID
+from pixiu.rpc.deadline_timer import DeadlineTimer
+
+MIN_TICK_S: Final = 0.001
+"""A timer rings no sooner than this after it was set: no event loop is more exact."""
+
+EventT = TypeVar("EventT")
+EffectT = TypeVar("EffectT")
+KindT = TypeVar("KindT")
+
+
+class Effects(Generic[EffectT]):
+    """Which function performs which effect. Types are checked where one is entered: `effects.on(Reply, self._reply)`."""
+
+    def __init__(self) -> None:
+        self.performs: dict[type, Callable[..., None]] = {}
+
+    def on(self, kind: type[KindT], perform: Callable[[KindT], None]) -> None:
+        """Enter a function for an effect; each effect has one."""
+        assert kind not in self.performs, kind
+        self.performs[kind] = perform
+
+
+class Runner(Generic[EventT, EffectT]):
+    """Runs one core.
+
+    Args:
+        core: None until there is one (a gateway's needs its lease first); events before that are dropped.
+        now: monotonic seconds.
+        tick: makes the event of the timer; None for a core without deadlines.
+        end_of_turn: makes the event that joins what came in one turn of the event loop; None for a core that joins nothing.
+        performed: called after the effects of a step, where something is flushed once for all of them.
+    """
+
+    def __init__(
+        self,
+        core: Core[EventT, EffectT] | None,
+        now: Callable[[], float],
+        *,
+        tick: EventT | None = None,
+        end_of_turn: EventT | None = None,
+        performed: Callable[[], None] | None = None,
+    ) -> None:
+        self.core = core
+        self.effects: Effects[EffectT] = Effects()
+        self._performs = self.effects.performs
+        self._performs[Settle] = self._settle
+        self._now, self._performed = now, performed
+        self._tick_event, self._end_of_turn = tick, end_of_turn
+        self._timer = DeadlineTimer(self._tick, MIN_TICK_S)
+        self._turn: asyncio.Handle | None = None
+        self._outcome = Outcome.TAKEN
+        self._stopped = False
+
+    def step(self, event: EventT) -> None:
+        """Give an event to the core and perform what it answers. Nothing happens after `stop`."""
+        core = self.core
+        if core is None or self._stopped:
+            return
+        performs = self._performs
+        for effect in core.step(event, self._now()):
+            performs[type(effect)](effect)
+        if self._performed is not None:
+            self._performed()
+        if self._end_of_turn is not None:
+            self.end_turn_soon()
+        elif self._tick_event is not None:
+            self._set_timer(core)
+
+    def take(self, event: EventT) -> Outcome:
+        """The same for what a link hands over: what the core says became of it; NOT_TAKEN while there is no core."""
+        if self.core is None or self._stopped:
+            return Outcome.NOT_TAKEN
+        self._outcome = Outcome.TAKEN
+        self.step(event)
+        return self._outcome
+
+    def end_turn_soon(self) -> None:
+        """Have the core's `EndOfTurn` come when this turn of the event loop ends."""
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def stop(self) -> None:
+        """Cancel the timer and the turn; the core takes nothing more."""
+        self._stopped = True
+        self._timer.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def send_by(self, links: Links) -> None:
+        """Perform `SendRecords` and `SendControl` by these links."""
+        records, control = links.send_records, links.send_control
+
+        def send_records(effect: SendRecords) -> None:
+            records(effect.peer, effect.records, effect.lane, effect.token)
+
+        def send_control(effect: SendControl) -> None:
+            control(effect.peer, effect.messages, effect.token)
+
+        self.effects.on(SendRecords, send_records)
+        self.effects.on(SendControl, send_control)
+
+    def _settle(self, effect: Settle) -> None:
+        self._outcome = effect.outcome
+
+    def _set_timer(self, core: Core[EventT, EffectT]) -> None:
+        deadline = core.next_deadline()
+        if deadline != NEVER:
+            self._timer.set(deadline)
+
+    def _tick(self) -> None:
+        if self._tick_event is not None:
+            self.step(self._tick_event)
+
+    def _end_turn(self) -> None:
+        self._turn = None
+        core = self.core
+        if core is None or self._stopped or self._end_of_turn is None:
+            return
+        performs = self._performs
+        for effect in core.step(self._end_of_turn, self._now()):
+            performs[type(effect)](effect)
+        if self._performed is not None:
+            self._performed()
+        if self._tick_event is not None:
+            self._set_timer(core)
+
+
+class RoleShell:
+    """What every role's `Service` extends: tasks whose failure ends the process, and links that nobody uses.
+
+    Args:
+        crash: ends the process with this error (`Context.crash`).
+    """
+
+    def __init__(self, crash: Callable[[BaseException], None]) -> None:
+        self._crash = crash
+        self._runners: list[Runner[Any, Any]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, runner: Runner[EventT, EffectT]) -> Runner[EventT, EffectT]:
+        """Add a core's runner: it is stopped with the shell."""
+        self._runners.append(runner)
+        return runner
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this beside everything; its failure ends the process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def every(self, interval_s: float, work: Callable[[], Awaitable[None] | None]) -> None:
+        """Do this again and again, `interval_s` seconds between the end of one and the next; a failure ends the process."""
+
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                waiting = work()
+                if waiting is not None:
+                    await waiting
+
+        self.spawn(loop())
+
+    def stop_runners(self) -> None:
+        """No core takes anything more."""
+        for runner in self._runners:
+            runner.stop()
+
+    async def cancel_tasks(self) -> None:
+        """End what `spawn` and `every` began, and wait until it has ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    # What links call, for roles to which nobody sends by links.
+
+    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        """No records are expected."""
+        return Outcome.MALFORMED
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """No control messages are expected."""
+        return Outcome.MALFORMED
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Nothing was sent with a token."""
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """Nobody's state matters."""
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """Nothing is added to heartbeats."""
+        return b""
+
+
+def totals(counters: object, prefix: str = "") -> Mapping[str, object]:
+    """A dataclass of counters, or a mapping of them, as samples: {prefix}{name}_total."""
+    if isinstance(counters, Mapping):
+        return {f"{prefix}{name}_total": value for name, value in counters.items()}
+    assert dataclasses.is_dataclass(counters)
+    return {f"{prefix}{field.name}_total": getattr(counters, field.name) for field in dataclasses.fields(counters)}
