@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from broker.events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Event,
-    HealingReceived,
     MalformedBatch,
     MessagesReceived,
     NotTaken,
@@ -40,7 +40,7 @@ from broker.events import (
 from broker.fanout import Fanout, Target
 from broker.feeds import Feed, FeedState
 from broker.multicast import AddressedFanout, Relays, Way
-from cluster.membership.anti_entropy import Outcome as Healed
+from cluster.membership.anti_entropy import Outcome as Repair
 from cluster.membership.anti_entropy import Puller
 from cluster.membership.instance_purge import InstancePurge
 from cluster.membership.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
@@ -120,8 +120,8 @@ class Core:
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
         self.feeds: dict[int, Feed] = {}
-        self.keeper = Puller(self.membership, heartbeat_s)
-        self.vanished = InstancePurge(self.membership, gone_gateway_s)
+        self.puller = Puller(self.membership, heartbeat_s)
+        self.instance_purge = InstancePurge(self.membership, gone_gateway_s)
         self.counters = Counters()
         self._heartbeat_s = heartbeat_s
         self._grace_s = 2 * poll_interval_s
@@ -145,7 +145,7 @@ class Core:
             PeerDead: self._on_dead,
             PeerAlive: self._on_alive,
             SubscriptionReply: self._on_subscription_reply,
-            HealingReceived: self._on_healing,
+            AntiEntropyReceived: self._on_anti_entropy,
             AbsenceReceived: self._on_absence,
             SnapshotChunk: self._on_snapshot_chunk,
             SnapshotFinished: self._on_snapshot_finished,
@@ -197,7 +197,7 @@ class Core:
 
     def _ways(self, room: int) -> tuple[Way, ...]:
         assert self.relays is not None
-        return self.relays.ways(room, (key.uin for key in self.membership.live_keys(room)))
+        return self.relays.ways(room, (key.member for key in self.membership.live_keys(room)))
 
     def _use_relays(self) -> None:
         if self.relays is not None and self._view is not None:
@@ -329,7 +329,7 @@ class Core:
             return
         if event.subscribed:
             if event.digest is not None and not event.digest.as_of:
-                self._heal(event.peer, Healed(self.keeper.on_digest(event.peer, event.digest, now)), effects)
+                self._repair(event.peer, Repair(self.puller.on_digest(event.peer, event.digest, now)), effects)
             return
         # A reply that was under way while the snapshot was taken is no news.
         if now - feed.finished_at > 2 * self._heartbeat_s:
@@ -384,11 +384,11 @@ class Core:
 
     # --- what messages lost
 
-    def _on_healing(self, event: HealingReceived, now: float, effects: list[Effect]) -> None:
+    def _on_anti_entropy(self, event: AntiEntropyReceived, now: float, effects: list[Effect]) -> None:
         if self._of_source(event.peer) is not None:
-            self._heal(event.peer, self.keeper.take(event.peer, event.control, now), effects)
+            self._repair(event.peer, self.puller.take(event.peer, event.control, now), effects)
 
-    def _heal(self, peer: EndpointID, outcome: Healed, effects: list[Effect]) -> None:
+    def _repair(self, peer: EndpointID, outcome: Repair, effects: list[Effect]) -> None:
         if outcome.messages:
             effects.append(SendControl(peer, outcome.messages))
         self._note_seen(outcome.applied.changes)
@@ -414,7 +414,7 @@ class Core:
         self._apply(event.messages, now)
 
     def _apply(self, messages: list[Update], now: float) -> None:
-        own = [message for message in messages if self._serves(message.room)]
+        own = [message for message in messages if self._serves(message.group)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
         self._note_seen(applied.changes)
@@ -423,14 +423,14 @@ class Core:
     def _changed(self, outcome: Applied | Purged) -> None:
         """What is cached for rooms is over: where gateways are sent to, when those changed; else when any member did."""
         if self.relays is None:
-            self.fanout.forget(outcome.rooms)
+            self.fanout.forget(outcome.groups)
         else:
-            self.fanout.forget({c.room for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
+            self.fanout.forget({c.group for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
 
     def _note_seen(self, changes: list[Update]) -> None:
         for feed in self.feeds.values():
             if feed.seen is not None:
-                feed.seen.update(Key(c.room, c.uin, gateway_instance(c.id)) for c in changes if c.login)
+                feed.seen.update(Key(c.group, c.member, gateway_instance(c.id)) for c in changes if c.login)
 
     # --- time
 
@@ -444,7 +444,7 @@ class Core:
         if self._housekeeping_at <= now:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self.membership.expire(now)
-            for purged in self.vanished.purge(self._gateways, now) if self._view is not None else ():
+            for purged in self.instance_purge.purge(self._gateways, now) if self._view is not None else ():
                 self._changed(purged)
         self._update_feeds(now, effects)
 

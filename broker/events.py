@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from cluster.membership.replica_events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     Gateway,
-    HealingReceived,
     MessagesReceived,
     PeerAlive,
     PeerDead,
@@ -29,13 +29,13 @@ from pixiu.ids import EndpointID
 
 __all__ = [
     "AbsenceReceived",
+    "AntiEntropyReceived",
     "BecomeInit",
     "BecomeRunning",
     "ClusterChanged",
     "Effect",
     "Event",
     "Gateway",
-    "HealingReceived",
     "MalformedBatch",
     "MessagesReceived",
     "NotTaken",
@@ -90,7 +90,7 @@ Event = (
     | RecordsReceived
     | MessagesReceived
     | SubscriptionReply
-    | HealingReceived
+    | AntiEntropyReceived
     | AbsenceReceived
     | SnapshotChunk
     | SnapshotFinished

@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 from broker.core import Core, State
 from broker.events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Event,
     Gateway,
-    HealingReceived,
     MessagesReceived,
     NotTaken,
     PeerAlive,
@@ -42,7 +42,7 @@ from broker.options import Options
 from broker.router_root import RouterRoot
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
-from cluster.membership.digest import ALL_ROOMS
+from cluster.membership.digest import ALL_GROUPS
 from cluster.membership.lww_map import Chunk, LwwMap, Update, decode_messages
 from cluster.membership.snapshot_client import SnapshotReader
 from cluster.runtime.context import Context
@@ -103,7 +103,7 @@ class Service:
         self._step(Tick())
         await self._ready.wait()
         membership = self._core.membership
-        self._context.log.info(MEMBERSHIP_READY, members=len(membership), rooms=membership.rooms)
+        self._context.log.info(MEMBERSHIP_READY, members=len(membership), rooms=membership.groups)
 
     async def drain(self) -> None:
         """Serve on until proxies use another replica."""
@@ -134,8 +134,8 @@ class Service:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
-            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
-            "rooms": core.membership.rooms,
+            "members_digest": str(core.membership.digest.total(ALL_GROUPS)),
+            "rooms": core.membership.groups,
             "feeds": {str(partition): feed.state.value for partition, feed in sorted(core.feeds.items())},
             "degraded": degraded,
         }
@@ -197,7 +197,7 @@ class Service:
                 elif control.HasField("absence"):
                     self._step(AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
                 elif is_anti_entropy(control):
-                    self._step(HealingReceived(peer, control))
+                    self._step(AntiEntropyReceived(peer, control))
                 elif control.HasField("layout_notice"):
                     self._context.layout_noticed(control.layout_notice.version)
         except DecodeError:
@@ -278,15 +278,15 @@ class Service:
             ("", core.counters),
             ("", core.fanout.counters),
             ("membership_", core.membership.counters),
-            ("", core.keeper.counters),
+            ("", core.puller.counters),
         ]
         for prefix, counters in counted:
             samples |= {f"{prefix}{name}_total": value for name, value in asdict(counters).items()}
         return samples | {
             "members": len(core.membership),
             "members_by_instance{instance}": dict(islice(core.membership.members_by_instance().items(), MAX_INSTANCES_SHOWN)),
-            "gateways_purged_total": core.vanished.purged_gateways,
-            "rooms": core.membership.rooms,
+            "gateways_purged_total": core.instance_purge.purged_gateways,
+            "rooms": core.membership.groups,
             "tombstones": core.membership.tombstones,
             "membership_complete": core.state is State.RUNNING,
             "feeds_live": sum(feed.state is FeedState.LIVE for feed in core.feeds.values()),

@@ -215,7 +215,7 @@ class Core(ReplicaCore):
             gateway = self._gateways.get(rival.instance)
             if gateway is None:
                 continue
-            data = [_replaced(change.room, rival, winner)]
+            data = [_replaced(change.group, rival, winner)]
             self.replaced += 1
             effects.append(SendControl(gateway.endpoint, data, self.forwards.send(gateway.endpoint, data, Group(None, []))))
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from cluster.membership.anti_entropy import Outcome as Healed
+from cluster.membership.anti_entropy import Outcome as Repair
 from cluster.membership.anti_entropy import encode_absence
 from cluster.membership.forwards import Forwards, Group, Outcome
 from cluster.membership.isolation import Isolation
@@ -25,12 +25,12 @@ from cluster.membership.lww_map import Applied, LwwMap, Update, encode_messages
 from cluster.membership.replica_anti_entropy import ReplicaAntiEntropy
 from cluster.membership.replica_events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Event,
-    HealingReceived,
     LoadStore,
     MessagesReceived,
     PeerAlive,
@@ -105,7 +105,7 @@ class ReplicaCore:
         self.state = State.STARTING
         self.membership = membership if membership is not None else LwwMap()
         self.subscribers = Subscribers(heartbeat_s * dead_after)
-        self.healing = ReplicaAntiEntropy(self.membership, heartbeat_s, gone_gateway_s)
+        self.anti_entropy = ReplicaAntiEntropy(self.membership, heartbeat_s, gone_gateway_s)
         self.forwards = Forwards()
         self.counters = Counters()
         self.store_error: str | None = None
@@ -130,7 +130,7 @@ class ReplicaCore:
         self._unsynced: set[EndpointID] = set()
         """Whose snapshot broke off: they count us as subscribed from its first part on, but we lack the rest."""
         self._attachments: dict[EndpointID, bytes] = {}
-        self._contact = Isolation()
+        self._isolation = Isolation()
         self._purge_at: float | None = None
         self._notices = LayoutNotices()
         self._housekeeping_at = 0.0
@@ -141,7 +141,7 @@ class ReplicaCore:
             MessagesReceived: self._on_messages,
             Settled: self._on_settled,
             SubscriptionReply: self._on_subscription_reply,
-            HealingReceived: self._on_healing,
+            AntiEntropyReceived: self._on_anti_entropy,
             AbsenceReceived: self._on_absence,
             SnapshotRequested: self._on_snapshot_requested,
             StoreOpened: self._on_store_opened,
@@ -162,7 +162,7 @@ class ReplicaCore:
     def heartbeat(self, peer: EndpointID, partition: int, partitions: int, now: float) -> control_pb2.SubscriptionState:
         """A subscriber's heartbeat with its partition rule; returns what the reply says."""
         subscribed = self.subscribers.heartbeat(peer, partition, partitions, now)
-        digest = self.healing.digest(partition, partitions) if subscribed and self.state is State.RUNNING else None
+        digest = self.anti_entropy.digest(partition, partitions) if subscribed and self.state is State.RUNNING else None
         return control_pb2.SubscriptionState(subscribed=subscribed, digest=digest)
 
     def next_deadline(self) -> float | None:
@@ -193,7 +193,7 @@ class ReplicaCore:
         if not first and event.partitions > old.partitions:
             self._purge_at = now + self._grace_s
         outcome = Outcome()
-        self.healing.set_rule(self.partition, event.partitions)
+        self.anti_entropy.set_rule(self.partition, event.partitions)
         for endpoint in [e for e in old.replicas if e not in replicas] + sorted(old.brokers - event.brokers):
             self._lose(endpoint, outcome)
             self._synced_at.pop(endpoint, None)
@@ -201,18 +201,18 @@ class ReplicaCore:
         gateways = {gateway.endpoint for gateway in event.gateways}
         self._dead &= replicas.keys() | event.brokers | gateways
         for endpoint in sorted({gateway.endpoint for gateway in old.gateways} - gateways):
-            self.healing.keeper.forget(endpoint)
+            self.anti_entropy.puller.forget(endpoint)
         self._choose_peers()
         for gateway in event.gateways:
             self._persist_purge(self.membership.raise_floor(gateway.instance, gateway.generation).keys, effects)
         self._confirm(outcome, effects)
         self._set_attachments(effects)
-        self._check_contact(now, effects)
+        self._check_isolation(now, effects)
         self._go_on(now, effects)
 
     def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
         self._dead.add(event.peer)
-        self._check_contact(now, effects)
+        self._check_isolation(now, effects)
         outcome = Outcome()
         self._lose(event.peer, outcome)
         self._choose_peers()
@@ -225,7 +225,7 @@ class ReplicaCore:
         self._dead.discard(event.peer)
         self._choose_peers()
         self._set_attachments(effects)
-        self._check_contact(now, effects)
+        self._check_isolation(now, effects)
         self._go_on(now, effects)
 
     def _lose(self, endpoint: EndpointID, outcome: Outcome) -> None:
@@ -370,7 +370,7 @@ class ReplicaCore:
         if self.state is not State.RUNNING or self._view is None:
             return
         if event.digest is not None:
-            self._heal(event.peer, self.healing.on_digest(event.peer, event.digest, self._view, now), effects)
+            self._repair(event.peer, self.anti_entropy.on_digest(event.peer, event.digest, self._view, now), effects)
         if self._source is not None:
             return
         if event.subscribed and event.peer not in self._unsynced:
@@ -422,9 +422,9 @@ class ReplicaCore:
         Source: seed 004 §5 and §5.2 step 8; DESIGN section 9.
         """
         view = self._view or ClusterView()
-        valid = [m for m in event.messages if 0 < m.id <= MAX_ID and m.room <= MAX_ID and m.uin <= MAX_ID]
+        valid = [m for m in event.messages if 0 < m.id <= MAX_ID and m.group <= MAX_ID and m.member <= MAX_ID]
         self.counters.messages_malformed += len(event.messages) - len(valid)
-        own = [m for m in valid if serves(self.partition, m.room, view.partitions)]
+        own = [m for m in valid if serves(self.partition, m.group, view.partitions)]
         sender = view.replicas.get(event.peer)
         group = Group(None if sender is not None else event.peer, [m.id for m in valid])
         if sender is None:
@@ -461,7 +461,7 @@ class ReplicaCore:
             rule = (subscriber.partition % subscriber.partitions, subscriber.partitions)
             parts = encoded.get(rule)
             if parts is None:
-                wanted = [m for m in messages if subscriber.wants(m.room)]
+                wanted = [m for m in messages if subscriber.wants(m.group)]
                 parts = encoded[rule] = everything if len(wanted) == len(messages) else encode_messages(wanted)
             if parts:
                 effects.append(SendControl(subscriber.endpoint, parts, self.forwards.send(subscriber.endpoint, parts, group)))
@@ -477,9 +477,9 @@ class ReplicaCore:
         self.counters.messages_stale_sender += len(messages)
         by_target: dict[EndpointID, list[Update]] = {}
         for message in messages:
-            replicas = self._running(message.room % view.partitions)
+            replicas = self._running(message.group % view.partitions)
             if replicas:
-                by_target.setdefault(EndpointID(rendezvous_order(message.room, replicas)[0]), []).append(message)
+                by_target.setdefault(EndpointID(rendezvous_order(message.group, replicas)[0]), []).append(message)
             else:
                 self.counters.messages_unroutable += 1
                 group.ids.remove(message.id)
@@ -492,11 +492,11 @@ class ReplicaCore:
 
     # --- what messages lost
 
-    def _on_healing(self, event: HealingReceived, now: float, effects: list[Effect]) -> None:
+    def _on_anti_entropy(self, event: AntiEntropyReceived, now: float, effects: list[Effect]) -> None:
         if self.state is State.RUNNING and self._view is not None:
-            self._heal(event.peer, self.healing.take(event.peer, event.control, self._view, now), effects)
+            self._repair(event.peer, self.anti_entropy.take(event.peer, event.control, self._view, now), effects)
 
-    def _heal(self, peer: EndpointID, outcome: Healed, effects: list[Effect]) -> None:
+    def _repair(self, peer: EndpointID, outcome: Repair, effects: list[Effect]) -> None:
         if outcome.messages:
             effects.append(SendControl(peer, outcome.messages))
         self._persist_purge(outcome.purged.keys, effects)
@@ -507,7 +507,7 @@ class ReplicaCore:
 
     def _on_absence(self, event: AbsenceReceived, now: float, effects: list[Effect]) -> None:
         """Negative feedback: drop what is not newer, here, at the peers, and at the brokers of each."""
-        if self.state is not State.RUNNING or self._view is None or not self.healing.valid_absence(event):
+        if self.state is not State.RUNNING or self._view is None or not self.anti_entropy.valid_absence(event):
             return
         self._persist(self.membership.absent(event.as_of, event.rooms, now), effects)
         from_peer = event.peer in self._view.replicas
@@ -518,12 +518,12 @@ class ReplicaCore:
         message = encode_absence(event.as_of, event.rooms)
         effects.extend(SendControl(target, [message]) for target in targets if target != event.peer)
 
-    def _check_contact(self, now: float, effects: list[Effect]) -> None:
+    def _check_isolation(self, now: float, effects: list[Effect]) -> None:
         """Out of contact for so long that tombstones may be over: start again as Init. Source: DESIGN section 10."""
         if self._view is None:
             return
         running = [r.endpoint for r in self._view.replicas.values() if r.running and r.partition == self.partition]
-        too_long = self._contact.regained_late([e for e in running if e not in self._dead], running, now)
+        too_long = self._isolation.regained_late([e for e in running if e not in self._dead], running, now)
         # Of several that were alone the lowest serves on, so that the others have somebody to load from.
         if too_long and self.state is State.RUNNING and self.endpoint > min(running):
             self.state = State.SYNCING
@@ -591,8 +591,8 @@ class ReplicaCore:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self.counters.subscriptions_ended += len(self.subscribers.expire(now))
             self._persist_purge(self.membership.expire(now), effects)
-            self._check_contact(now, effects)
+            self._check_isolation(now, effects)
             if self._view is not None:
-                for purged in self.healing.vanished.purge({gateway.instance for gateway in self._view.gateways}, now):
+                for purged in self.anti_entropy.instance_purge.purge({gateway.instance for gateway in self._view.gateways}, now):
                     self._persist_purge(purged.keys, effects)
         self._go_on(now, effects)

@@ -94,7 +94,7 @@ class SubscriptionReply:
 
 
 @dataclass(frozen=True, slots=True)
-class HealingReceived:
+class AntiEntropyReceived:
     """One of the messages of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
 
     peer: EndpointID
@@ -176,7 +176,7 @@ Event = (
     | MessagesReceived
     | Settled
     | SubscriptionReply
-    | HealingReceived
+    | AntiEntropyReceived
     | AbsenceReceived
     | SnapshotRequested
     | StoreOpened

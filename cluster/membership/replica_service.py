@@ -18,17 +18,17 @@ from google.protobuf.message import DecodeError
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
-from cluster.membership.digest import ALL_ROOMS
+from cluster.membership.digest import ALL_GROUPS
 from cluster.membership.lww_map import Chunk, Update, decode_messages
 from cluster.membership.replica_core import ReplicaCore
 from cluster.membership.replica_events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Event,
     Gateway,
-    HealingReceived,
     LoadStore,
     MessagesReceived,
     PeerAlive,
@@ -121,7 +121,7 @@ class ReplicaService:
             self._writer.start().add_done_callback(self._writer_ended)
         self._step(StoreOpened(age))
         await self._ready.wait()
-        self._context.log.info(MAP_READY, entries=len(self._core.membership), keys=self._core.membership.rooms)
+        self._context.log.info(MAP_READY, entries=len(self._core.membership), keys=self._core.membership.groups)
 
     async def drain(self) -> None:
         """Wait until gateways use another replica and everything that was passed on is settled."""
@@ -152,8 +152,8 @@ class ReplicaService:
         return {
             "membership": core.state.value,
             "members": len(core.membership),
-            "members_digest": str(core.membership.digest.total(ALL_ROOMS)),
-            "rooms": core.membership.rooms,
+            "members_digest": str(core.membership.digest.total(ALL_GROUPS)),
+            "rooms": core.membership.groups,
             "peers": len(core.peers),
             "subscribers": len(core.subscribers),
             "forwards_under_way": len(core.forwards),
@@ -203,7 +203,7 @@ class ReplicaService:
                 elif control.HasField("layout_notice"):
                     self._context.layout_noticed(control.layout_notice.version)
                 elif is_anti_entropy(control):
-                    self._step(HealingReceived(peer, control))
+                    self._step(AntiEntropyReceived(peer, control))
         except DecodeError:
             return Outcome.MALFORMED
         if changes:
@@ -315,17 +315,17 @@ class ReplicaService:
             ("", core.counters),
             ("forwards_", core.forwards.counters),
             ("membership_", core.membership.counters),
-            ("", core.healing.keeper.counters),
+            ("", core.anti_entropy.puller.counters),
         ]
         for prefix, counters in counted:
             samples |= {f"{prefix}{name}_total": value for name, value in asdict(counters).items()}
         return samples | {
             "members": len(core.membership),
             "members_by_instance{instance}": dict(islice(core.membership.members_by_instance().items(), MAX_INSTANCES_SHOWN)),
-            "listing_pages_sent_total": core.healing.holder.pages_sent,
-            "gateways_purged_total": core.healing.vanished.purged_gateways,
-            "gateways_fenced_total": core.healing.fenced,
-            "rooms": core.membership.rooms,
+            "listing_pages_sent_total": core.anti_entropy.source.pages_sent,
+            "gateways_purged_total": core.anti_entropy.instance_purge.purged_gateways,
+            "gateways_fenced_total": core.anti_entropy.fenced,
+            "rooms": core.membership.groups,
             "tombstones": core.membership.tombstones,
             "subscribers": len(core.subscribers),
             "forwards_under_way": len(core.forwards),

@@ -8,12 +8,12 @@ from typing import TypeVar
 from broker.core import Core, State
 from broker.events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Gateway,
-    HealingReceived,
     MessagesReceived,
     PeerDead,
     RecordsReceived,
@@ -70,14 +70,14 @@ def sent_to(core: Core, room: int, now: float = 5.0) -> list[EndpointID]:
 
 def heartbeat(core: Core, router: LwwMap, as_of: int, now: float, peer: EndpointID = ROUTER) -> list[Effect]:
     """One answer of a router, and all that follows."""
-    holder = Source(router, lambda *_: as_of)
-    effects = core.step(SubscriptionReply(peer, True, holder.digest(Rule(0, 1))), now)
+    source = Source(router, lambda *_: as_of)
+    effects = core.step(SubscriptionReply(peer, True, source.digest(Rule(0, 1))), now)
     every = list(effects)
     while asked := [
         c for e in of(SendControl, effects) for c in map(control_pb2.Control.FromString, e.messages) if is_anti_entropy(c)
     ]:
-        answers = [answer for control in asked for answer in holder.answer(control)]
-        effects = [e for a in answers for e in core.step(HealingReceived(peer, control_pb2.Control.FromString(a)), now)]
+        answers = [answer for control in asked for answer in source.answer(control)]
+        effects = [e for a in answers for e in core.step(AntiEntropyReceived(peer, control_pb2.Control.FromString(a)), now)]
         every += effects
     return every
 
@@ -111,7 +111,7 @@ def test_only_the_router_that_feeds_it_is_compared_with() -> None:
     page = control_pb2.ListingPage(partitions=1, instance=INSTANCE, as_of=as_of, last=True)
     for bucket in range(64):
         page.bucket = bucket
-        core.step(HealingReceived(STRANGER, control_pb2.Control(listing_page=page)), 1.0)
+        core.step(AntiEntropyReceived(STRANGER, control_pb2.Control(listing_page=page)), 1.0)
     assert heartbeat(core, LwwMap(), as_of, 2.0, STRANGER) == []
     assert sent_to(core, 42) == [GATEWAY]
 

@@ -240,9 +240,9 @@ def test_a_gateway_that_is_gone_for_long_is_dropped() -> None:
     core.step(ClusterChanged(1, 1, 1, 1, gone.routers, (), ()), 2.0)
     core.step(Tick(), 3.0)
     core.step(Tick(), 3602.0)
-    assert core.membership.rooms == 1
+    assert core.membership.groups == 1
     core.step(Tick(), 3603.5)
-    assert core.membership.rooms == 0
+    assert core.membership.groups == 0
 
 
 def test_the_deadline_is_always_ahead_after_a_tick() -> None:

@@ -158,7 +158,7 @@ def test_a_broker_gets_only_the_rooms_of_its_partition() -> None:
     subscribe(core, BROKER, 0, 2)
     subscribe(core, OTHER_BROKER, 1, 2)
     effects = core.step(MessagesReceived(GATEWAY, [login(1, 4), login(2, 5), login(3, 7)]), 1.0)
-    assert {effect.peer: [m.room for m in body(effect)] for effect in of(SendControl, effects)} == {
+    assert {effect.peer: [m.group for m in body(effect)] for effect in of(SendControl, effects)} == {
         BROKER: [4],
         OTHER_BROKER: [5, 7],
     }
@@ -379,7 +379,7 @@ def test_a_rule_that_names_fewer_rooms_is_taken_over_and_another_ends_the_subscr
     subscribe(core, BROKER, 1, 2)
     assert core.heartbeat(BROKER, 1, 4, 1.0).subscribed
     effects = core.step(MessagesReceived(GATEWAY, [login(1, 3), login(2, 5)]), 1.0)
-    assert [m.room for effect in of(SendControl, effects) for m in body(effect)] == [5]
+    assert [m.group for effect in of(SendControl, effects) for m in body(effect)] == [5]
     assert not core.heartbeat(BROKER, 1, 2, 2.0).subscribed
 
 

@@ -13,12 +13,12 @@ from cluster.membership.isolation import OUT_OF_CONTACT_S
 from cluster.membership.lww_map import Key, LwwMap, Update, decode_messages
 from cluster.membership.replica_events import (
     AbsenceReceived,
+    AntiEntropyReceived,
     BecomeInit,
     BecomeRunning,
     ClusterChanged,
     Effect,
     Gateway,
-    HealingReceived,
     MessagesReceived,
     PeerAlive,
     PeerDead,
@@ -77,21 +77,21 @@ def running(*replicas: Replica) -> Core:
 
 
 class Gate:
-    """The holder in a gateway: what is on it, and its last ID."""
+    """The source in a gateway: what is on it, and its last ID."""
 
     def __init__(self, *changes: Update, instance: int = INSTANCE, generation: int = 1) -> None:
         self.own = LwwMap(tombstone_s=0.0)
         self.own.apply(changes, 0.0)
         self.as_of = gateway_msg_id(instance, generation, 100)
-        self.holder = Source(self.own, lambda asked, _: self.as_of if asked == instance else 0)
+        self.source = Source(self.own, lambda asked, _: self.as_of if asked == instance else 0)
 
     def heartbeat(self, core: Core, now: float, peer: EndpointID = GATEWAY) -> list[Effect]:
         """One answer of the gateway, and all that follows."""
-        effects = core.step(SubscriptionReply(peer, True, self.holder.digest(RULE, self.as_of)), now)
+        effects = core.step(SubscriptionReply(peer, True, self.source.digest(RULE, self.as_of)), now)
         every = list(effects)
         while asked := [c for c in controls(effects, peer) if is_anti_entropy(c)]:
-            answers = [answer for control in asked for answer in self.holder.answer(control)]
-            effects = [e for a in answers for e in core.step(HealingReceived(peer, control_pb2.Control.FromString(a)), now)]
+            answers = [answer for control in asked for answer in self.source.answer(control)]
+            effects = [e for a in answers for e in core.step(AntiEntropyReceived(peer, control_pb2.Control.FromString(a)), now)]
             every += effects
         return every
 
@@ -138,7 +138,7 @@ def test_a_gateway_speaks_for_its_own_instance_only() -> None:
     page = control_pb2.ListingPage(partitions=1, instance=OTHER, bucket=0, as_of=gate.as_of, last=True)
     for bucket in range(64):
         page.bucket = bucket
-        assert core.step(HealingReceived(GATEWAY, control_pb2.Control(listing_page=page)), 4.0) == []
+        assert core.step(AntiEntropyReceived(GATEWAY, control_pb2.Control(listing_page=page)), 4.0) == []
     assert len(core.membership) == 1
 
 
@@ -153,7 +153,7 @@ def test_brokers_are_told_what_the_router_verified_and_may_remove_by_it() -> Non
         asked = control_pb2.ListingRequest(partitions=1, instance=INSTANCE)
         for bucket in range(64):
             asked.buckets.add(bucket=bucket)
-        answered = controls(core.step(HealingReceived(BROKER, control_pb2.Control(listing_request=asked)), 1.0), BROKER)
+        answered = controls(core.step(AntiEntropyReceived(BROKER, control_pb2.Control(listing_request=asked)), 1.0), BROKER)
         return {control.listing_page.as_of for control in answered}
 
     assert as_of() == {0}
@@ -169,7 +169,7 @@ def test_a_router_that_is_not_running_neither_answers_nor_asks() -> None:
     assert core.state is State.SYNCING
     assert Gate(login(1, 42)).heartbeat(core, 1.0) == []
     asked = control_pb2.Control(digest_request=control_pb2.DigestRequest(partitions=1))
-    assert core.step(HealingReceived(PEER, asked), 1.0) == []
+    assert core.step(AntiEntropyReceived(PEER, asked), 1.0) == []
 
 
 def test_peers_make_up_for_what_one_of_them_missed() -> None:
@@ -234,7 +234,7 @@ def test_a_gateway_that_was_purged_by_mistake_is_told() -> None:
     core.step(view(), 6.0)
     (told,) = controls(Gate(login(1, 42)).heartbeat(core, 7.0), GATEWAY)
     assert told.fenced.floor == gateway_msg_id(INSTANCE, 2, 0)
-    assert core.healing.fenced == 1
+    assert core.anti_entropy.fenced == 1
 
 
 def test_a_live_gateway_raises_the_floor_of_its_instance() -> None:

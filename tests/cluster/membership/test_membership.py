@@ -46,10 +46,10 @@ def test_a_login_makes_a_member_and_the_room_s_list_changes_once() -> None:
     membership = LwwMap()
     applied = membership.apply([login(1, 42, 7), login(2, 42, 8), login(3, 42, 7, instance=3)], 0.0)
     assert len(applied.changes) == 3
-    assert applied.rooms == [42]
+    assert applied.groups == [42]
     assert membership.gateways(42) == (1, 3)
     assert membership.members(42) == len(membership) == 3
-    assert membership.apply([login(4, 42, 9)], 0.0).rooms == []
+    assert membership.apply([login(4, 42, 9)], 0.0).groups == []
 
 
 def test_a_repeated_and_an_overtaken_message_change_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_floor_drops_lower_generations_and_refuses_them_from_then_on() -> None
     membership.apply([login(1, 1, 7, 1, 1), login(2, 2, 8, 1, 1), login(1, 2, 9, 1, 2), login(1, 1, 7, 2, 1)], 0.0)
     purged = membership.raise_floor(1, 2)
     assert sorted(purged.keys) == [Key(1, 7, 1), Key(2, 8, 1)]
-    assert purged.rooms == [1]
+    assert purged.groups == [1]
     assert membership.gateways(1) == (2,)
     assert membership.gateways(2) == (1,)
     assert membership.apply([login(99, 5, 5, 1, 1)], 0.0).changes == []
@@ -142,7 +142,7 @@ def test_a_sweep_drops_what_a_snapshot_did_not_have() -> None:
     membership.apply([login(1, 0, 1), login(2, 0, 2), login(3, 1, 3), login(4, 2, 4)], 0.0)
     swept = membership.sweep(0, 2, {Key(0, 1, 1)})
     assert sorted(swept.keys) == [Key(0, 2, 1), Key(2, 4, 1)]
-    assert swept.rooms == [2]
+    assert swept.groups == [2]
     assert membership.gateways(1) == (1,)
 
 

@@ -74,7 +74,7 @@ class HastyFeedback(Watched):
         instance = gateway_instance(as_of)
         gone = []
         for room in rooms:
-            for uin in list(self._rooms.get(room, {}).get(instance, {})):
+            for uin in list(self._groups.get(room, {}).get(instance, {})):
                 self._remove(room, uin, instance)
                 gone.append(Update(as_of, room, uin, False))
         return Applied(gone, list(rooms))
@@ -132,7 +132,7 @@ class EndlessRouter(router.core.Core):
         super()._take(event, now, effects)
         sender = self._view.replicas.get(event.peer) if self._view is not None else None
         if self._view is not None and sender is not None:
-            foreign = [m for m in event.messages if not serves(self.partition, m.room, self._view.partitions)]
+            foreign = [m for m in event.messages if not serves(self.partition, m.group, self._view.partitions)]
             if foreign:
                 self._pass_on(event.peer, foreign, self._view, Group(None, []), now, effects)
 

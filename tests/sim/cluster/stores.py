@@ -65,7 +65,7 @@ class StoreProcess(Process):
                 self.world.counts["feedback"] += 1
                 self.step(events.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
             elif is_anti_entropy(control):
-                self.step(events.HealingReceived(peer, control))
+                self.step(events.AntiEntropyReceived(peer, control))
         if changes:
             self.step(events.MessagesReceived(peer, changes))
 
@@ -163,7 +163,7 @@ class ReplicaProcess(StoreProcess):
             if isinstance(item, Key):
                 stored.pop(item, None)
             else:
-                stored[Key(item.room, item.uin, gateway_instance(item.id))] = item
+                stored[Key(item.group, item.member, gateway_instance(item.id))] = item
         kept = LwwMap()
         kept.apply(stored.values(), 0.0)
         for chunk in kept.snapshot():
@@ -315,7 +315,7 @@ class BrokerProcess(StoreProcess):
         assert self.loaded is not None, "a broker serves that has taken no snapshot"
         for change in self.loaded:
             instance = gateway_instance(change.id)
-            known = self.core.membership.get(change.room, change.uin, instance)
+            known = self.core.membership.get(change.group, change.member, instance)
             old = change.id < self.core.membership.floor(instance)
             assert old or (known is not None and known[0] >= change.id), "a broker serves that lacks what its snapshot had"
         self.set_state("Running")

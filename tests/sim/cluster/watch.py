@@ -94,7 +94,7 @@ class Watch:
         not for this router's partition is with a router that serves it."""
         ids = [i for data in messages for i in control_pb2.Control.FromString(data).gateway_confirm.ids]
         for change in [self.said[i] for i in ids]:
-            if serves(process.core.partition, change.room, process.view.count("router")):
+            if serves(process.core.partition, change.group, process.view.count("router")):
                 for target in self._world.running(BrokerProcess):
                     self._confirmed_at(process, target, change)
             else:
@@ -104,21 +104,21 @@ class Watch:
         feed = target.core.feeds.get(process.core.partition)
         if target.endpoint not in process.core.subscribers or feed is None:
             return
-        wants = serves(target.core.partition, change.room, target.view.count("broker"))
+        wants = serves(target.core.partition, change.group, target.view.count("broker"))
         if feed.source == process.endpoint and feed.state is FeedState.LIVE and wants:
-            known = target.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            known = target.core.membership.get(change.group, change.member, gateway_instance(change.id))
             old = change.id < target.core.membership.floor(gateway_instance(change.id))
-            old = old or (target.endpoint, change.room, change.uin) in self._world.scrambled
+            old = old or (target.endpoint, change.group, change.member) in self._world.scrambled
             assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
             self.checked["confirmations"] += 1
 
     def _passed_on(self, process: RouterProcess, change: Update) -> None:
-        partition = change.room % process.view.count("router")
-        mine = process.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+        partition = change.group % process.view.count("router")
+        mine = process.core.membership.get(change.group, change.member, gateway_instance(change.id))
         if mine is not None and mine[0] >= change.id:
             return  # it came just before the layout changed, and was this router's own then
         for other in self._world.alive(RouterProcess):
-            known = other.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            known = other.core.membership.get(change.group, change.member, gateway_instance(change.id))
             floor = other.core.membership.floor(gateway_instance(change.id))
             if other.core.partition == partition and (other.core.queued or change.id < floor or (known and known[0] >= change.id)):
                 self.checked["passed on"] += 1
@@ -406,5 +406,5 @@ def entries(membership: LwwMap, rooms: Iterable[int]) -> list[tuple[int, int, in
         for key in membership.live_keys(room):
             value = membership.get(*key)
             assert value is not None
-            found.append((value[0], key.room, key.uin, membership.value(*key)))
+            found.append((value[0], key.group, key.member, membership.value(*key)))
     return sorted(found)
