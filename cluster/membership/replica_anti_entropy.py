@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from cluster.membership.anti_entropy import Outcome, Puller, Source, rule_of
 from cluster.membership.digest import Rule, common_rule
-from cluster.membership.instance_purge import InstancePurge
+from cluster.membership.events import AbsenceReceived
 from cluster.membership.lww_map import LwwMap
-from cluster.membership.replica_events import AbsenceReceived
-from cluster.membership.replica_state import ClusterView
+from cluster.membership.member_state import ClusterView
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.v1 import control_pb2
 
@@ -23,15 +22,13 @@ class ReplicaAntiEntropy:
 
     Args:
         membership: its map.
-        heartbeat_s: seconds between heartbeats.
-        gone_gateway_s: see `InstancePurge`.
+        puller: of the same map.
     """
 
-    def __init__(self, membership: LwwMap, heartbeat_s: float, gone_gateway_s: float) -> None:
+    def __init__(self, membership: LwwMap, puller: Puller) -> None:
         self._membership = membership
-        self.puller = Puller(membership, heartbeat_s)
-        self.source = Source(membership, self.puller.verified.as_of)
-        self.instance_purge = InstancePurge(membership, gone_gateway_s)
+        self.puller = puller
+        self.source = Source(membership, puller.verified.as_of)
         self.fenced = 0
         """Times a gateway was told that its generation is over."""
 

@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import broker.events as be
 from broker.feeds import FeedState
 from cluster.links.api import PeerState
 from cluster.links.head import CONTROL, RECORDS
+from cluster.membership.events import Effect
 from cluster.membership.lww_map import LwwMap, Update
+from cluster.runtime.contract import SendControl, SendRecords
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import vrooms_of
 from pixiu.placement.partition import serves
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.uin_list import take_apart
 from pixiu.wire.v1 import control_pb2
-from relay.events import Relayed
 from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.registry import POLL_S
@@ -134,16 +134,16 @@ class Watch:
         assert all((message.id, key) in self._handled for key in keys), "a message was accepted that nobody has handled"
         self.checked["accepted chat" if message.kind is Kind.CHAT else "accepted big" if big else "accepted"] += 1
 
-    def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[be.Effect]) -> None:
+    def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[Effect]) -> None:
         """A broker got records, and sends this."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
         lists: dict[tuple[int, int], list[tuple[EndpointID, int]]] = {}
         for effect in effects:
-            if isinstance(effect, be.SendRecords):
+            if isinstance(effect, SendRecords):
                 for record, (_, id_, key) in zip(effect.records, records_of(b"".join(effect.records)), strict=True):
                     sent.setdefault((id_, key), []).append(effect.peer)
                     lists.setdefault((id_, key), []).extend((effect.peer, uin) for uin in users_of(record))
-            elif isinstance(effect, be.SendControl):
+            elif isinstance(effect, SendControl):
                 self._noticed[process.endpoint, effect.peer] = self._world.now
         here = Counter((id_, key) for _, id_, key in records_of(data))
         for id_, key in here:
@@ -205,13 +205,16 @@ class Watch:
                 assert target.endpoint in targets, f"a broker left out a gateway that has long had a member of {key}"
                 self.checked["sent"] += 1
 
-    def relayed(self, process: RelayProcess, data: bytes, relayed: Relayed) -> None:
+    def relayed(self, process: RelayProcess, data: bytes, effects: list[Effect]) -> None:
         """A relay got records, and sends this: to where a user is, from the moment at which the user was told so."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
-        for parcel in relayed.parcels:
-            for _, id_, key in records_of(b"".join(parcel.records)):
-                sent.setdefault((id_, key), []).append(parcel.peer)
-        noticed = Counter(i for c in relayed.controls for i in offline_of(c.messages))
+        noticed: Counter[int] = Counter()
+        for effect in effects:
+            if isinstance(effect, SendRecords):
+                for _, id_, key in records_of(b"".join(effect.records)):
+                    sent.setdefault((id_, key), []).append(effect.peer)
+            elif isinstance(effect, SendControl):
+                noticed.update(offline_of(effect.messages))
         self._offline.update(noticed)
         lost: Counter[int] = Counter()
         for record, (kind, id_, key) in zip(split(data), records_of(data), strict=True):
