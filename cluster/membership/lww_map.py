@@ -394,12 +394,6 @@ class LwwMap:
         self.counters.tombstones_expired += len(gone)
         return gone
 
-    def next_expiry(self) -> float | None:
-        """When the oldest tombstone's time is over, monotonic seconds; None without tombstones."""
-        for _, until in self._tombstones.values():
-            return until
-        return None
-
     def purge_partition(self, partition: int, partitions: int) -> Purged:
         """Drop every register whose group the partition does not serve (after a doubling).
 
