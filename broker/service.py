@@ -119,7 +119,7 @@ class Service(MemberService):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another broker's, whose partition the room has left."""
-        return self._runner.take(RecordsReceived(peer, data, start, end, count))
+        return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """A router, gateway or broker died or came back."""

@@ -74,7 +74,7 @@ class Service(ReplicaService):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another relay's, whose partition the user has left."""
-        return self._runner.take(RecordsReceived(peer, data, start, end, count))
+        return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def _become(self, state: NodeState) -> None:
         super()._become(state)
