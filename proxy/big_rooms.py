@@ -39,7 +39,7 @@ MAX_WAITING_BYTES: Final = 8 << 20
 """Bytes that wait for all big rooms. Policy: as above."""
 MAX_BURST_S: Final = 0.002
 """VRooms that may be served at once after a late timer, as seconds of the rate."""
-LEAST_WAIT_S: Final = 0.001
+MIN_WAIT_S: Final = 0.001
 """A timer is not set for less."""
 
 
@@ -135,7 +135,7 @@ class BigRooms(Generic[Owner]):
                 self._turns.append(room)
             else:
                 del self._rooms[room.id]
-        self._due = now + max(self._pace.wait_s(now), LEAST_WAIT_S)
+        self._due = now + max(self._pace.wait_s(now), MIN_WAIT_S)
         return parcels, finished
 
     def settled(self, token: int, handled: bool) -> list[Finished[Owner]]:

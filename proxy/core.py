@@ -17,7 +17,7 @@ from typing import Final
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.wire.record import CHAT, FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.destinations import Destinations, Target
@@ -51,11 +51,6 @@ NOBODY = EndpointID(0)
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
-FIRST_LANE_BELOW = 64
-"""A record type below this is in lane 0 (its top two bits are the lane)."""
-ROOM: Final = int(Kind.ROOM)
-SIGNAL: Final = int(Kind.SIGNAL)
-CHAT: Final = int(Kind.CHAT)
 ALL_KINDS: Final = frozenset({"room", "chat"})
 """Of the records that come here; mail has a pipeline of its own, `proxy.mail`."""
 

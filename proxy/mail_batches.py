@@ -10,11 +10,10 @@ from typing import Final
 from pixiu import errors
 from pixiu.ids import MAX_ID, MSG_SEQUENCE_BITS
 from pixiu.wire.inbox_appends import MAX_RECEIVERS
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, MAIL, ROUTE, SIZE_FIELD, Flag
 from proxy.mail_events import MailReceived, Result, StoredRun
 from proxy.mail_state import Parcel, Request, Writer
 
-MAIL: Final = int(Kind.MAIL)
 PARCEL_BYTES: Final = 256 << 10
 """A parcel that has as much takes no more records."""
 PERMANENT: Final = frozenset({

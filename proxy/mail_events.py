@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from pixiu.ids import msg_lane
+
 
 class Level(IntEnum):
     """How safe mail is to be when it is confirmed; the same numbers as Xiu's and Pi's. Source: DESIGN section 2."""
@@ -243,7 +245,7 @@ class InboxesGrew:
         """(UIN, lane, InboxSeq, MsgID, record) of each; InboxSeq 0: not known here."""
         for at, (uin, msg_id, index) in enumerate(zip(self.uins, self.msg_ids, self.indexes, strict=True)):
             start = self.ends[index - 1] if index else 0
-            yield uin, msg_id >> 54 & 3, self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
+            yield uin, msg_lane(msg_id), self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
 
 
 Effect = Connect | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from pixiu.ids import msg_lane
 from pixiu.placement.partition import rendezvous
 from proxy.mail_events import InboxesGrew
 
-AGAIN_S: Final = (0.05, 0.2, 0.8)
+RETRY_S: Final = (0.05, 0.2, 0.8)
 """Pauses before a notice is sent again; after the last one it is given up."""
 UNKNOWN_S: Final = 0.05
 """Mail that was confirmed below level replicated is in the inbox a moment later, and told of so much later."""
@@ -57,7 +58,7 @@ class Notice(NamedTuple):
     @property
     def inbox(self) -> tuple[int, int]:
         """Whose, and which lane."""
-        return self.uin, self.msg_id >> 54 & 3
+        return self.uin, msg_lane(self.msg_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class NoticeCounters:
     """Inboxes that grew."""
     notices_sent: int = 0
     """Repeats included."""
-    notices_again: int = 0
+    notices_retried: int = 0
     notices_given_up: int = 0
     notices_overflowed: int = 0
     """Not told: too many waited."""
@@ -98,7 +99,7 @@ class Notices:
         self._owners: Mapping[int, Sequence[int]] = {}
         self._partitions = 0
         self._turn: list[Notice] = []
-        self._later: tuple[deque[tuple[float, Notice]], ...] = tuple(deque() for _ in (UNKNOWN_S, *AGAIN_S))
+        self._later: tuple[deque[tuple[float, Notice]], ...] = tuple(deque() for _ in (UNKNOWN_S, *RETRY_S))
         """By pause, so that each is in order of time."""
         self._unanswered: dict[int, dict[int, tuple[float, Sequence[Notice]]]] = {}
         """Relay → number of a batch → when it was sent, and what is in it."""
@@ -156,14 +157,14 @@ class Notices:
         for notice in notices:
             self._drop(notice)
             if notice.uin in others:
-                self._again(notice, now)
+                self._retry(notice, now)
 
     def broken(self, relay: int, now: float) -> None:
         """What was not answered may be lost."""
         for _, notices in self._unanswered.pop(relay, {}).values():
             for notice in notices:
                 self._drop(notice)
-                self._again(notice, now)
+                self._retry(notice, now)
 
     def flush(self, now: float) -> list[SendNotices | LeaveRelay]:
         """What to say now: what came in this turn, and what is due again."""
@@ -183,7 +184,7 @@ class Notices:
                 by_owner.setdefault(rendezvous(notice.uin, relays), []).append(notice)
             else:
                 self._drop(notice)
-                self._again(notice, now)
+                self._retry(notice, now)
         for relay, notices in by_owner.items():
             out += [self._batch(relay, notices[at : at + MAX_BATCH], now) for at in range(0, len(notices), MAX_BATCH)]
         return out
@@ -214,11 +215,11 @@ class Notices:
     def _keep(self, notice: Notice, queue: int, now: float) -> None:
         self._count += 1
         self._bytes += len(notice.record)
-        self._later[queue].append((now + (UNKNOWN_S, *AGAIN_S)[queue], notice))
+        self._later[queue].append((now + (UNKNOWN_S, *RETRY_S)[queue], notice))
 
-    def _again(self, notice: Notice, now: float) -> None:
-        if notice.tries < len(AGAIN_S):
-            self.counters.notices_again += 1
+    def _retry(self, notice: Notice, now: float) -> None:
+        if notice.tries < len(RETRY_S):
+            self.counters.notices_retried += 1
             self._keep(notice._replace(tries=notice.tries + 1), 1 + notice.tries, now)
             return
         self.counters.notices_given_up += 1

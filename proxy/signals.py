@@ -17,12 +17,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pixiu.placement.partition import rendezvous_order
-from pixiu.wire.record import SIZE_FIELD, Kind
+from pixiu.wire.record import SIGNAL, SIZE_FIELD
 from proxy.events import Replica
 
 AWAITED_GENERATION: Final = 65_536
 """Signals awaited by publishers before a new generation begins; the last one or two are remembered, the oldest go first."""
-SIGNAL: Final = int(Kind.SIGNAL)
 
 
 def replica_of_copy(replicas: Sequence[Replica], signal: int, copy: int) -> int:

@@ -23,6 +23,7 @@ import grpc.aio
 
 from cluster.rpc.xiu_fetcher import Fetcher
 from cluster.runtime.context import Context
+from pixiu.ids import msg_lane
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens
@@ -100,7 +101,7 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[Notice] | None:
         said = int.from_bytes(record[:SIZE_FIELD], "little")
         if size and (said < LEAST_SIZE or said + SIZE_FIELD != size):
             return None
-        found.append(Notice(uin, msg_id >> 54 & 3, seq, msg_id, record))
+        found.append(Notice(uin, msg_lane(msg_id), seq, msg_id, record))
     return found
 
 

@@ -56,7 +56,7 @@ class Saving:
     def due(self, now: float) -> list[SaveCursors]:
         """The calls to make now."""
         for number in [number for number, (at, _) in self._under_way.items() if at <= now]:
-            self._again(number, now)
+            self._retry(number, now)
         calls: list[SaveCursors] = []
         while self._waiting and now >= self._due_at and len(self._under_way) < self._limits.acknowledge_calls:
             keys = list(self._waiting)[: self._limits.acknowledge_batch]
@@ -74,7 +74,7 @@ class Saving:
         if number not in self._under_way:
             return []
         if results is None or len(results) != len(self._under_way[number][1]):
-            self._again(number, now)
+            self._retry(number, now)
             return []
         _, items = self._under_way.pop(number)
         self._failures = 0
@@ -90,7 +90,7 @@ class Saving:
                 refused.append((item, failure))
         return refused
 
-    def _again(self, number: int, now: float) -> None:
+    def _retry(self, number: int, now: float) -> None:
         _, items = self._under_way.pop(number)
         for item in items:
             self._put_back(number, item)

@@ -14,9 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
+from pixiu.wire.record import INBOX_LANES
 from relay.delivery.events import Acknowledgement, Asked, Listing, Login, Missing, Notice, Read
-from relay.delivery.limits import LANES, Limits
+from relay.delivery.limits import Limits
 from relay.delivery.states import Cause, State
 from relay.delivery.window import WINDOW, Lane, Plan
 
@@ -33,10 +34,10 @@ class SessionHost(Protocol):
         """A number that nobody had."""
 
     def queue(self, session: Session) -> None:
-        """Wait for a place: `Cause.PLACED` comes."""
+        """Wait for a slot: `Cause.SLOT_GRANTED` comes."""
 
     def leave(self, session: Session) -> None:
-        """Give the place back."""
+        """Give the slot back."""
 
     def open(self, session: Session) -> None:
         """Ask Pi for a session number."""
@@ -66,25 +67,25 @@ class SessionHost(Protocol):
 class Session:
     """One device. `on` takes what happens; see `TABLE`."""
 
-    def __init__(self, uin: int, device: int, desk: SessionHost) -> None:
+    def __init__(self, uin: int, device: int, host: SessionHost) -> None:
         self.uin, self.device = uin, device
         self.state = State.OFFLINE
         self.number = 0
         """Of Pi; 0: none yet."""
         self.gateway = self.connection = 0
-        self.lanes = [self.make_lane() for _ in range(LANES)]
+        self.lanes = [self.make_lane() for _ in range(INBOX_LANES)]
         self.token = 0
         """New with everything that is asked, and never used again in this relay: an answer with another one is to a question
         that is no longer open."""
         self.deadline = math.inf
         self.opening = True
-        """It waits for, or has, a place among those that are opened."""
-        self._desk = desk
+        """It waits for, or has, a slot among those that are opened."""
+        self._host = host
         self._pausing = False
         self._failures = 0
         self._asked: list[Read] = []
         self._plans: list[Plan] = []
-        self._resend_at = self._poll_at = self._again_at = math.inf
+        self._resend_at = self._poll_at = self._reread_at = math.inf
         self._resends = 0
 
     def make_lane(self) -> Lane:
@@ -118,7 +119,7 @@ class Session:
             self.deadline = math.inf
         elif self.state is State.SENDING:
             blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
-            self.deadline = min(self._poll_at, self._again_at, self._resend_at, *blocked)
+            self.deadline = min(self._poll_at, self._reread_at, self._resend_at, *blocked)
 
     def on_time(self, now: float) -> None:
         """The deadline is due."""
@@ -126,8 +127,8 @@ class Session:
             self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
         elif self._resend_at <= now:
             self.on(Cause.UNACKNOWLEDGED, None, now)
-        elif min(self._poll_at, self._again_at) <= now:
-            self._again_at = math.inf
+        elif min(self._poll_at, self._reread_at) <= now:
+            self._reread_at = math.inf
             self.on(Cause.POLL, None, now)
         else:
             self._look(now)
@@ -142,17 +143,17 @@ class Session:
         return 0.5 + (mixed >> 40) / (1 << 25)
 
     def _pause_s(self, failures: int) -> float:
-        limits = self._desk.limits
+        limits = self._host.limits
         return min(limits.max_pause_s, limits.pause_s * float(1 << min(failures, 10))) * self._jitter(failures)
 
     # --- coming and going
 
     def _log_in(self, login: Login, now: float) -> None:
-        """Wait for a place among the sessions that are opened."""
-        self._desk.hurry(now)
+        """Wait for a slot among the sessions that are opened."""
+        self._host.hurry(now)
         self.gateway, self.connection = login.gateway, login.connection
         self.number = self._failures = self._resends = 0
-        self.token = self._desk.next_token()
+        self.token = self._host.next_token()
         self._resend_at = self._poll_at = math.inf
         for lane in self.lanes:
             lane.open()
@@ -161,9 +162,9 @@ class Session:
 
     def _log_out(self, what: object, now: float) -> None:
         """Save what was acknowledged, not what was sent. What the device acknowledged last may still be under way."""
-        self._desk.hurry(now)
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        self._host.hurry(now)
+        self._host.leave(self)
+        self.token = self._host.next_token()
 
     def _end(self, what: object, now: float) -> None:
         """Save what was acknowledged, and forget the rest: Pi takes nothing of this session any more."""
@@ -173,22 +174,22 @@ class Session:
     # --- waiting
 
     def _queue(self, what: object, now: float) -> None:
-        """Wait for a place."""
-        self._desk.queue(self)
-        self._wait(self._desk.limits.place_timeout_s, now)
+        """Wait for a slot."""
+        self._host.queue(self)
+        self._wait(self._host.limits.slot_timeout_s, now)
 
     def _pause(self, what: object, now: float) -> None:
-        """Give the place back and pause."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        """Give the slot back and pause."""
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self._wait(self._pause_s(self._failures), now, pausing=True)
         self._failures += 1
 
     def _open(self, what: object, now: float) -> None:
         """Ask Pi for a session number."""
-        self.token = self._desk.next_token()
-        self._desk.open(self)
-        self._wait(self._desk.limits.call_timeout_s, now)
+        self.token = self._host.next_token()
+        self._host.open(self)
+        self._wait(self._host.limits.call_timeout_s, now)
 
     def _opened(self, number: int, now: float) -> None:
         """Read all lanes from the stored cursors."""
@@ -198,19 +199,19 @@ class Session:
 
     def _read(self, what: object, now: float) -> None:
         """Read from Pi what the windows take, lane 0 first."""
-        self.token = self._desk.next_token()
+        self.token = self._host.next_token()
         self._plans = []
-        limits = self._desk.limits
+        limits = self._host.limits
         # The first read is of a whole window, since it is all that says what of it was acknowledged before.
         self._asked = [
             Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent)) if lane.known else Read(number, None, WINDOW)
             for number, lane in enumerate(self.lanes)
             if not lane.known or lane.worth_a_fetch(now)
         ]
-        if not self._asked:  # it was acknowledged, or sent, while it waited for its place
+        if not self._asked:  # it was acknowledged, or sent, while it waited for its slot
             self.on(Cause.LISTED_NONE, None, now)
             return
-        self._desk.read(self, self._asked)
+        self._host.read(self, self._asked)
         self._wait(limits.call_timeout_s, now)
 
     def listed(self, listings: Sequence[Listing], now: float) -> None:
@@ -218,31 +219,31 @@ class Session:
         if len(listings) != len(self._asked):
             self.on(Cause.FAILED, None, now)
             return
-        self._plans, budget = [], self._desk.limits.fetch_entries
+        self._plans, budget = [], self._host.limits.fetch_entries
         for read, listing in zip(self._asked, listings, strict=True):
             plan = self.lanes[read.lane].plan(read.lane, listing, read.num, budget)
             budget -= sum(1 for _, msg_id in plan.items if msg_id)
             self._plans.append(plan)
-        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
         wanted = any(msg_id for plan in self._plans for _, msg_id in plan.items)
         self.on(Cause.LISTED if wanted else Cause.LISTED_NONE, None, now)
 
     def _fetch(self, what: object, now: float) -> None:
         """Ask Xiu for the records."""
-        self.token = self._desk.next_token()
-        self._desk.fetch(self, [msg_id for plan in self._plans for _, msg_id in plan.items if msg_id])
-        self._wait(self._desk.limits.call_timeout_s, now)
+        self.token = self._host.next_token()
+        self._host.fetch(self, [msg_id for plan in self._plans for _, msg_id in plan.items if msg_id])
+        self._wait(self._host.limits.call_timeout_s, now)
 
     def _nothing_to_fetch(self, what: object, now: float) -> None:
-        """Tell gaps, if there are any, and give the place back."""
+        """Tell gaps, if there are any, and give the slot back."""
         self._send([], now)
 
     # --- sending
 
     def _send(self, answers: Sequence[bytes | Missing], now: float) -> None:
-        """Send the records in order, gap markers for what is gone, and give the place back."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        """Send the records in order, gap markers for what is gone, and give the slot back."""
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self.opening, self._failures = False, 0
         chunks: list[bytes] = []
         records = iter(answers)
@@ -267,22 +268,22 @@ class Session:
                 lane.sent_up_to(plan.end)
         self._plans = []
         if chunks:
-            self._desk.deliver(self.gateway, chunks)
+            self._host.deliver(self.gateway, chunks)
         self._look(now)
 
     def _chunk(self, number: int, seq: int, msg_id: int, record: bytes, now: float) -> bytes:
         lane = self.lanes[number]
         if not lane.unacknowledged:
             self._set_resend(now)
-        flags = AGAIN if seq <= lane.marked else 0
+        flags = REDELIVERED if seq <= lane.marked else 0
         if not record:
             flags |= GAP
-            self._desk.sent_gap()
+            self._host.sent_gap()
         lane.sent_up_to(seq)
         return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
 
     def _set_resend(self, now: float) -> None:
-        limits = self._desk.limits
+        limits = self._host.limits
         self._resend_at = now + min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
 
     def kind_of(self, notice: Notice, now: float) -> Cause:
@@ -291,9 +292,9 @@ class Session:
             return Cause.NOTIFIED_SOME
         if self.state is not State.SENDING or not self.lanes[notice.lane].takes(notice.seq):
             return Cause.NOTIFIED
-        if not self._desk.sendable(self.gateway, now):
+        if not self._host.sendable(self.gateway, now):
             return Cause.NOTIFIED
-        whole = notice.record and len(notice.record) <= self._desk.limits.record_bytes
+        whole = notice.record and len(notice.record) <= self._host.limits.record_bytes
         return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
 
     def _send_notified(self, notice: Notice, now: float) -> None:
@@ -301,10 +302,10 @@ class Session:
         chunk = self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)
         lane = self.lanes[notice.lane]
         lane.last = max(lane.last, notice.seq)
-        self._desk.deliver(self.gateway, [chunk])
+        self._host.deliver(self.gateway, [chunk])
 
     def _fetch_notified(self, notice: Notice, now: float) -> None:
-        """Wait for a place to fetch the record; Pi has nothing to add."""
+        """Wait for a slot to fetch the record; Pi has nothing to add."""
         self._note(notice, now)
         self._plans = [Plan(notice.lane, [(notice.seq, notice.msg_id)], notice.seq)]
         self._queue(None, now)
@@ -323,7 +324,7 @@ class Session:
         """Remember that there is more, and to ask again a moment later: a read that is under way may be older, and the entry
         may not be in the inbox yet."""
         self.lanes[notice.lane].unread = True
-        self._again_at = now + self._desk.limits.again_s
+        self._reread_at = now + self._host.limits.reread_s
 
     def _note_some_and_look(self, notice: Notice, now: float) -> None:
         """The same, and fetch at once."""
@@ -332,14 +333,14 @@ class Session:
 
     def _look(self, now: float) -> None:
         """Fetch if there is something that the windows take."""
-        if self.state is not State.SENDING or not self._desk.sendable(self.gateway, now):
+        if self.state is not State.SENDING or not self._host.sendable(self.gateway, now):
             return
         if any(lane.worth_a_fetch(now) for lane in self.lanes):
             self.on(Cause.BEHIND, None, now)
 
     def _poll(self, what: object, now: float) -> None:
         """Ask Pi whether there is more."""
-        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
         for lane in self.lanes:
             lane.unread = True
         self._look(now)
@@ -348,9 +349,9 @@ class Session:
         """The gateway's stream takes deliveries again."""
         self._look(now)
 
-    def read_again(self, at: float) -> None:
+    def reread(self, at: float) -> None:
         """Ask Pi once more then: somebody else may have been told of what came in the meantime."""
-        self._again_at = at
+        self._reread_at = at
 
     # --- acknowledgements
 
@@ -359,7 +360,7 @@ class Session:
         lane = self.lanes[item.lane]
         if lane.acknowledge(item.up_to, item.bits):
             cursor = lane.cursor
-            self._desk.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
+            self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
             self._resends = 0
             self._resend_at = math.inf
             if any(each.unacknowledged for each in self.lanes):
@@ -368,7 +369,7 @@ class Session:
     def acknowledge_behind(self, item: Acknowledgement, now: float) -> None:
         """What the device acknowledged before its logout, and what comes behind it."""
         self._acknowledge(item, now)
-        self._desk.hurry(now)
+        self._host.hurry(now)
 
     def _acknowledge_and_look(self, item: Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
@@ -377,8 +378,8 @@ class Session:
 
     def _rewind(self, what: object, now: float) -> None:
         """Send again what is not acknowledged."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self._plans = []
         self._resends += 1
         for lane in self.lanes:
@@ -386,7 +387,7 @@ class Session:
         self._set_resend(now)
         if not any(lane.unacknowledged for lane in self.lanes):
             self._resend_at = math.inf
-        self._poll_at = min(self._poll_at, now + self._desk.limits.poll_s)
+        self._poll_at = min(self._poll_at, now + self._host.limits.poll_s)
         self._look(now)
 
 
@@ -395,11 +396,11 @@ _OFF, _ON, _IDS, _MESSAGES, _SENDING = State.OFFLINE, State.ONLINE, State.GETTIN
 TABLE: dict[tuple[State, Cause], _Row] = {
     (_OFF, Cause.LOGIN): (_ON, Session._log_in),
     (_OFF, Cause.HEARTBEAT): (_ON, Session._log_in),
-    (_ON, Cause.PLACED): (_ON, Session._open),
+    (_ON, Cause.SLOT_GRANTED): (_ON, Session._open),
     (_ON, Cause.OPENED): (_IDS, Session._opened),
     (_ON, Cause.FAILED): (_ON, Session._pause),
     (_ON, Cause.PAUSED_ENOUGH): (_ON, Session._queue),
-    (_IDS, Cause.PLACED): (_IDS, Session._read),
+    (_IDS, Cause.SLOT_GRANTED): (_IDS, Session._read),
     (_IDS, Cause.LISTED): (_MESSAGES, Session._fetch),
     (_IDS, Cause.LISTED_NONE): (_SENDING, Session._nothing_to_fetch),
     (_ON, Cause.NOTIFIED_SOME): (_ON, Session._note_some),
@@ -408,7 +409,7 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (_IDS, Cause.ACKNOWLEDGED): (_IDS, Session._acknowledge),
     (_IDS, Cause.FAILED): (_IDS, Session._pause),
     (_IDS, Cause.PAUSED_ENOUGH): (_IDS, Session._queue),
-    (_MESSAGES, Cause.PLACED): (_MESSAGES, Session._fetch),
+    (_MESSAGES, Cause.SLOT_GRANTED): (_MESSAGES, Session._fetch),
     (_MESSAGES, Cause.FETCHED): (_SENDING, Session._send),
     (_MESSAGES, Cause.NOTIFIED): (_MESSAGES, Session._note),
     (_MESSAGES, Cause.NOTIFIED_SOME): (_MESSAGES, Session._note_some),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pixiu.wire.record import INBOX_LANES
 from relay.delivery.events import (
     Acknowledged,
     Acknowledgement,
@@ -49,7 +50,7 @@ from relay.delivery.events import (
     StreamReady,
     Tick,
 )
-from relay.delivery.limits import LANES, Limits
+from relay.delivery.limits import Limits
 from relay.delivery.saving import Saving
 from relay.delivery.session import Session
 from relay.delivery.slots import Slots
@@ -151,7 +152,7 @@ class Deliveries:
         self._handlers[type(event)](event, now)
         while granted := [*self._opening.grant(), *self._fetching.grant()]:
             for session in granted:
-                self._on(session, Cause.PLACED, None, now)
+                self._on(session, Cause.SLOT_GRANTED, None, now)
         for session in self._touched:
             session.set_deadline(now)
             self._schedule(session)
@@ -173,7 +174,7 @@ class Deliveries:
 
     @property
     def busy(self) -> int:
-        """Sessions that have a place: they open, or fetch."""
+        """Sessions that have a slot: they open, or fetch."""
         return self._opening.held + self._fetching.held
 
     @property
@@ -209,12 +210,12 @@ class Deliveries:
         return self._token
 
     def queue(self, session: Session) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         self.leave(session)
         (self._opening if session.opening else self._fetching).ask(session)
 
     def leave(self, session: Session) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         self._opening.leave(session)
         self._fetching.leave(session)
 
@@ -314,7 +315,7 @@ class Deliveries:
         self._at.setdefault(login.gateway, {})[session] = None
         self._on(session, cause, login, now)
         if taken_over:
-            session.read_again(now + self.limits.settle_s)
+            session.reread(now + self.limits.settle_s)
 
     def _on_logged_in(self, event: LoggedIn, now: float) -> None:
         for login in event.logins:
@@ -367,7 +368,7 @@ class Deliveries:
         for notice in event.notices:
             if not self._owns(notice.uin):
                 elsewhere[notice.uin] = None
-            elif 0 <= notice.lane < LANES:
+            elif 0 <= notice.lane < INBOX_LANES:
                 for session in self._of_user.get(notice.uin, ()):
                     self._notify(session, notice, now)
         self._confirmed.append(ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
@@ -384,7 +385,7 @@ class Deliveries:
         for item in event.acknowledgements:
             device = Device(item.uin, item.device)
             session = self.sessions.get(device) or self._leaving.get(device)
-            if session is None or item.session != session.number or not 0 <= item.lane < LANES:
+            if session is None or item.session != session.number or not 0 <= item.lane < INBOX_LANES:
                 self.counters.acknowledgements_old += 1
             elif session.state is State.OFFLINE:
                 session.acknowledge_behind(item, now)

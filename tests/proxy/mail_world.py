@@ -17,7 +17,7 @@ from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.mail import Effect as SenderEffect
 from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
-from pixiu.ids import msg_id, snowflake
+from pixiu.ids import msg_id, msg_lane, snowflake
 from pixiu.wire.record import Kind, encode, split
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -224,7 +224,7 @@ class PiModel:
         results = []
         for number, uin in pairs:
             assert uin % len(self._world.pis) == self.partition
-            inbox = self.inboxes.setdefault((uin, number >> 54 & 3), [])
+            inbox = self.inboxes.setdefault((uin, msg_lane(number)), [])
             if number in inbox:
                 results.append(inbox.index(number) + 1)
             elif uin in self.full:

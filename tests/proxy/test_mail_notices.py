@@ -8,12 +8,12 @@ from pixiu.placement.partition import rendezvous
 from proxy import mail_notices
 from proxy.mail_events import InboxesGrew
 from proxy.mail_notices import (
-    AGAIN_S,
     ANSWER_S,
     GIVEN_UP_S,
     MAX_BATCH,
     MAX_BATCH_BYTES,
     MAX_RECORD_BYTES,
+    RETRY_S,
     UNKNOWN_S,
     LeaveRelay,
     Notices,
@@ -62,7 +62,7 @@ def test_what_is_not_answered_is_told_again_after_pauses_and_then_given_up() -> 
     notices = running(A)
     notices.grown(grew(7), 0.0)
     now = 0.0
-    for pause in AGAIN_S:
+    for pause in RETRY_S:
         (batch,) = sent(notices, now)
         assert [notice.uin for notice in batch.notices] == [7]
         notices.broken(A, now)
@@ -73,7 +73,7 @@ def test_what_is_not_answered_is_told_again_after_pauses_and_then_given_up() -> 
     notices.broken(A, now)
     assert sent(notices, now + 10) == []
     assert (notices.waiting, notices.waiting_bytes, notices.counters.notices_given_up) == (0, 0, 1)
-    assert notices.counters.notices_again == len(AGAIN_S)
+    assert notices.counters.notices_retried == len(RETRY_S)
 
 
 def test_what_was_given_up_is_told_to_the_next_owner() -> None:
@@ -81,7 +81,7 @@ def test_what_was_given_up_is_told_to_the_next_owner() -> None:
     for seq in (1, 2):
         notices.grown(grew(7, seqs=[seq]), 0.0)
     now = 0.0
-    for pause in (*AGAIN_S, 0.0):
+    for pause in (*RETRY_S, 0.0):
         sent(notices, now)
         notices.broken(A, now)
         now += pause
@@ -98,7 +98,7 @@ def test_what_was_given_up_long_ago_is_not_told() -> None:
     notices = running()
     notices.grown(grew(7), 0.0)
     now = 0.0
-    for pause in (*AGAIN_S, 0.0):
+    for pause in (*RETRY_S, 0.0):
         assert sent(notices, now) == []
         now += pause
     assert notices.counters.notices_given_up == 1
@@ -113,7 +113,7 @@ def test_users_that_are_served_elsewhere_are_told_to_the_owner_of_the_moment() -
     notices.taken(A, batch.number, [8, 9], 0.0)
     notices.taken(A, batch.number, [7], 0.0)  # it was answered
     notices.owners(1, {0: (B,)}, 0.0)
-    (again,) = sent(notices, AGAIN_S[0])
+    (again,) = sent(notices, RETRY_S[0])
     assert (again.relay, [notice.uin for notice in again.notices]) == (B, [8])
     assert again.number != batch.number
 
@@ -125,9 +125,9 @@ def test_a_relay_that_goes_or_hangs_is_left() -> None:
     assert notices.next_deadline() == ANSWER_S
     assert notices.flush(ANSWER_S - 0.001) == []
     assert notices.flush(ANSWER_S) == [LeaveRelay(A)]
-    (batch,) = sent(notices, ANSWER_S + AGAIN_S[0])
+    (batch,) = sent(notices, ANSWER_S + RETRY_S[0])
     assert notices.owners(1, {0: (B,)}, 10.0) == [LeaveRelay(A)]
-    (again,) = sent(notices, 10.0 + AGAIN_S[1])
+    (again,) = sent(notices, 10.0 + RETRY_S[1])
     assert (batch.relay, again.relay) == (A, B)
 
 

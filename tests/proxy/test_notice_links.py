@@ -124,7 +124,7 @@ async def test_a_stream_that_ends_costs_nothing_but_time(proxy: Proxy, relay: Re
     proxy.mail(7)
     await told(relay, 7)
     await forgotten(proxy)
-    assert proxy.links.core.counters.notices_again == 2
+    assert proxy.links.core.counters.notices_retried == 2
     assert proxy.links.core.counters.notices_given_up == 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.roles import until
@@ -107,7 +107,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_not_acknowledge
     world.gateway.acknowledges = True
     world.gateway.end_streams()
     await seen(world, 1, 2, 3, 1, 2, 3)
-    assert [bool(delivery.flags & AGAIN) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
+    assert [bool(delivery.flags & REDELIVERED) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
     await saved(world, 3)
     assert len(world.gateway.devices) == 2
     assert world.service.samples()["mail_gateway_streams_broken_total"] == 1

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pixiu.wire.envelope import AGAIN, GAP, Delivery
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery
+from pixiu.wire.record import INBOX_LANES
 from relay.delivery.events import Acknowledgement
-from relay.delivery.limits import LANES
 from relay.delivery.states import State
 from relay.delivery.window import WINDOW
 
@@ -70,10 +70,10 @@ class Watch:
         if len(sent.open) > WINDOW and sum(number > floor for number in sent.open) > WINDOW:
             self.bad("window not kept", (delivery[:7], len(sent.open)))
         key = (relay.start, uin, device, lane, seq)
-        if not delivery.flags & GAP and (key in self._ever) != bool(delivery.flags & AGAIN):
+        if not delivery.flags & GAP and (key in self._ever) != bool(delivery.flags & REDELIVERED):
             self.bad("marked wrongly", delivery[:7])
         self._ever.add(key)
-        if delivery.flags & AGAIN:
+        if delivery.flags & REDELIVERED:
             self.counts["sent again"] += 1
         if delivery.flags & GAP:
             self._gap(delivery)
@@ -153,7 +153,7 @@ class Watch:
         """What is not as it must be when the faults are over."""
         world, found = self.world, []
         for (uin, device), client in world.clients.items():
-            for lane in range(LANES):
+            for lane in range(INBOX_LANES):
                 last, up_to = world.pi.last(uin, lane), world.pi.up_to(uin, device, lane)
                 if up_to < last:
                     what = "not delivered" if last not in client.got[lane] else "not acknowledged"
