@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from cluster.runtime.contract import NEVER, SendRecords
 from cluster.runtime.token_bucket import TokenBucket
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
-from proxy.events import SendRecords
 
 Owner = TypeVar("Owner")
 
@@ -102,9 +102,9 @@ class BigRooms(Generic[Owner]):
         return len(self._parcels) + len(self._turns)
 
     @property
-    def deadline(self) -> float | None:
-        """When `run` has something to do, monotonic seconds; None where nothing waits."""
-        return self._due if self._turns else None
+    def deadline(self) -> float:
+        """When `run` has something to do, monotonic seconds; `NEVER` where nothing waits."""
+        return self._due if self._turns else NEVER
 
     def offer(self, record: bytes, owner: Owner | None) -> float:
         """Take a message. 0 when it was taken, else the seconds after which trying again may help.

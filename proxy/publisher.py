@@ -18,7 +18,7 @@ import grpc.aio
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
-from proxy.events import Failure, Reply
+from proxy import events as ev
 from proxy.options import Options
 from proxy.worker_leases import Lender
 
@@ -64,7 +64,7 @@ class PublisherStream:
         self._sizes: deque[tuple[int, int]] = deque()
         self._unresolved = 0
         self._up_to = 0
-        self._failures: list[Failure] = []
+        self._failures: list[ev.Failure] = []
         self._extra: list[wire_pb2.PublishReply] = []
         self._delivered: list[int] = []
         self._wake = asyncio.Event()
@@ -90,7 +90,7 @@ class PublisherStream:
         if self._unresolved >= self._window:
             self._room.clear()
 
-    def resolved(self, reply: Reply) -> None:
+    def resolved(self, reply: ev.Reply) -> None:
         """The core's reply."""
         self._up_to = reply.up_to
         self._failures.extend(reply.failures)
