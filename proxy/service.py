@@ -25,6 +25,7 @@ from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
+from proxy import mail_events as mail_ev
 from proxy.core import Core
 from proxy.mail_service import MailService
 from proxy.options import Options
@@ -81,6 +82,8 @@ class Service(RoleShell):
         self._weights = Weights()
         self._presence = PresenceService(lambda: context.view)
         self.mail = MailService(context)
+        self.run(self.mail.runner)
+        self.run(self.mail.notices.runner)
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
@@ -226,7 +229,7 @@ class Service(RoleShell):
         self._records.step(brokers)
         relays = view.layout.partitions("relay") if "relay" in view.layout.roles else 0
         self._records.step(ev.RelaysChanged(relays, self._replicas("relay") if relays else ()))
-        self.mail.notices.owners(relays, self._owners(relays))
+        self.mail.notices.runner.step(mail_ev.OwnersChanged(relays, self._owners(relays)))
 
     def _replicas(self, role: str) -> tuple[ev.Replica, ...]:
         view, links = self._context.view, self._context.links

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from cluster.runtime.contract import END_OF_TURN
 from pixiu.placement.partition import rendezvous
+from proxy import mail_events as ev
 from proxy import mail_notices
-from proxy.mail_events import InboxesGrew
 from proxy.mail_notices import (
     ANSWER_S,
     GIVEN_UP_S,
@@ -15,31 +16,53 @@ from proxy.mail_notices import (
     MAX_RECORD_BYTES,
     RETRY_S,
     UNKNOWN_S,
-    LeaveRelay,
     Notices,
-    SendNotices,
 )
 
 A, B = 11, 12
 NORMAL = 1 << 54
 
 
-def grew(*uins: int, seqs: Sequence[int] = (1,), record: bytes = b"r" * 60, msg_id: int = NORMAL) -> InboxesGrew:
+def grew(*uins: int, seqs: Sequence[int] = (1,), record: bytes = b"r" * 60, msg_id: int = NORMAL) -> ev.InboxesGrew:
     """One mail to these."""
     wanted = list(seqs) * len(uins) if len(seqs) == 1 else list(seqs)
-    return InboxesGrew(uins, wanted, [msg_id] * len(uins), record, [len(record)], [0] * len(uins))
+    return ev.InboxesGrew(uins, wanted, [msg_id] * len(uins), record, [len(record)], [0] * len(uins))
 
 
-def running(*relays: int, partitions: int = 1) -> Notices:
+class Driven(Notices):
+    """The core, and its events as calls."""
+
+    def grown(self, event: ev.InboxesGrew, now: float) -> None:
+        """Inboxes grew."""
+        assert self.step(event, now) == []
+
+    def owners(self, partitions: int, relays: Mapping[int, Sequence[int]], now: float) -> list[ev.NoticesEffect]:
+        """Other relays run."""
+        return self.step(ev.OwnersChanged(partitions, relays), now)
+
+    def taken(self, relay: int, number: int, elsewhere: Sequence[int], now: float) -> None:
+        """A relay answers."""
+        assert self.step(ev.NoticesTaken(relay, number, elsewhere), now) == []
+
+    def broken(self, relay: int, now: float) -> None:
+        """A stream ends."""
+        assert self.step(ev.RelayLost(relay), now) == []
+
+    def flush(self, now: float) -> list[ev.NoticesEffect]:
+        """The turn ends."""
+        return self.step(END_OF_TURN, now)
+
+
+def running(*relays: int, partitions: int = 1) -> Driven:
     """A proxy that knows its relays."""
-    notices = Notices()
+    notices = Driven()
     notices.owners(partitions, dict.fromkeys(range(partitions), relays), 0.0)
     return notices
 
 
-def sent(notices: Notices, now: float) -> list[SendNotices]:
+def sent(notices: Driven, now: float) -> list[ev.SendNotices]:
     """What is said now."""
-    return [effect for effect in notices.flush(now) if isinstance(effect, SendNotices)]
+    return [effect for effect in notices.flush(now) if isinstance(effect, ev.SendNotices)]
 
 
 def test_what_one_turn_brings_leaves_as_one_batch_a_relay_to_the_owner_of_each_user() -> None:
@@ -124,9 +147,9 @@ def test_a_relay_that_goes_or_hangs_is_left() -> None:
     sent(notices, 0.0)
     assert notices.next_deadline() == ANSWER_S
     assert notices.flush(ANSWER_S - 0.001) == []
-    assert notices.flush(ANSWER_S) == [LeaveRelay(A)]
+    assert notices.flush(ANSWER_S) == [ev.LeaveRelay(A)]
     (batch,) = sent(notices, ANSWER_S + RETRY_S[0])
-    assert notices.owners(1, {0: (B,)}, 10.0) == [LeaveRelay(A)]
+    assert notices.owners(1, {0: (B,)}, 10.0) == [ev.LeaveRelay(A)]
     (again,) = sent(notices, 10.0 + RETRY_S[1])
     assert (batch.relay, again.relay) == (A, B)
 
@@ -164,6 +187,6 @@ def test_what_is_beyond_the_bound_is_counted() -> None:
 
 
 def test_a_cluster_without_relays_tells_nobody() -> None:
-    notices = Notices()
+    notices = Driven()
     notices.grown(grew(7), 0.0)
     assert (notices.flush(0.0), notices.waiting) == ([], 0)
