@@ -10,13 +10,13 @@ logout acknowledges is what the device acknowledged, order and gaps go by InboxS
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from cluster.runtime.contract import NEVER
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import INBOX_LANES
-from relay.delivery.events import Acknowledgement, Asked, Listing, Login, Missing, Notice, Read
+from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.states import Cause, State
 from relay.delivery.window import WINDOW, Lane, Plan
@@ -42,7 +42,7 @@ class SessionHost(Protocol):
     def open(self, session: Session) -> None:
         """Ask Pi for a session number."""
 
-    def read(self, session: Session, reads: Sequence[Read]) -> None:
+    def read(self, session: Session, reads: Sequence[ev.Read]) -> None:
         """Ask Pi for entries."""
 
     def fetch(self, session: Session, msg_ids: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class SessionHost(Protocol):
     def sendable(self, gateway: int, now: float) -> bool:
         """Whether its stream takes deliveries."""
 
-    def save(self, item: Acknowledgement, now: float) -> None:
+    def save(self, item: ev.Acknowledgement, now: float) -> None:
         """Acknowledge to Pi."""
 
     def hurry(self, now: float) -> None:
@@ -77,15 +77,15 @@ class Session:
         self.token = 0
         """New with everything that is asked, and never used again in this relay: an answer with another one is to a question
         that is no longer open."""
-        self.deadline = math.inf
+        self.deadline = NEVER
         self.opening = True
         """It waits for, or has, a slot among those that are opened."""
         self._host = host
         self._pausing = False
         self._failures = 0
-        self._asked: list[Read] = []
+        self._asked: list[ev.Read] = []
         self._plans: list[Plan] = []
-        self._resend_at = self._poll_at = self._reread_at = math.inf
+        self._resend_at = self._poll_at = self._reread_at = NEVER
         self._resends = 0
 
     def make_lane(self) -> Lane:
@@ -93,9 +93,9 @@ class Session:
         return Lane()
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> ev.Asked:
         """What an answer echoes."""
-        return Asked(self.uin, self.device, self.token)
+        return ev.Asked(self.uin, self.device, self.token)
 
     @property
     def waits_for_answer(self) -> bool:
@@ -116,7 +116,7 @@ class Session:
     def set_deadline(self, now: float) -> None:
         """Called after whatever happened."""
         if self.state is State.OFFLINE:
-            self.deadline = math.inf
+            self.deadline = NEVER
         elif self.state is State.SENDING:
             blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
             self.deadline = min(self._poll_at, self._reread_at, self._resend_at, *blocked)
@@ -128,7 +128,7 @@ class Session:
         elif self._resend_at <= now:
             self.on(Cause.UNACKNOWLEDGED, None, now)
         elif min(self._poll_at, self._reread_at) <= now:
-            self._reread_at = math.inf
+            self._reread_at = NEVER
             self.on(Cause.POLL, None, now)
         else:
             self._look(now)
@@ -148,13 +148,13 @@ class Session:
 
     # --- coming and going
 
-    def _log_in(self, login: Login, now: float) -> None:
+    def _log_in(self, login: ev.Login, now: float) -> None:
         """Wait for a slot among the sessions that are opened."""
         self._host.hurry(now)
         self.gateway, self.connection = login.gateway, login.connection
         self.number = self._failures = self._resends = 0
         self.token = self._host.next_token()
-        self._resend_at = self._poll_at = math.inf
+        self._resend_at = self._poll_at = NEVER
         for lane in self.lanes:
             lane.open()
         self.opening = True
@@ -204,7 +204,9 @@ class Session:
         limits = self._host.limits
         # The first read is of a whole window, since it is all that says what of it was acknowledged before.
         self._asked = [
-            Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent)) if lane.known else Read(number, None, WINDOW)
+            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent))
+            if lane.known
+            else ev.Read(number, None, WINDOW)
             for number, lane in enumerate(self.lanes)
             if not lane.known or lane.worth_a_fetch(now)
         ]
@@ -214,7 +216,7 @@ class Session:
         self._host.read(self, self._asked)
         self._wait(limits.call_timeout_s, now)
 
-    def listed(self, listings: Sequence[Listing], now: float) -> None:
+    def listed(self, listings: Sequence[ev.Listing], now: float) -> None:
         """Pi has answered."""
         if len(listings) != len(self._asked):
             self.on(Cause.FAILED, None, now)
@@ -240,7 +242,7 @@ class Session:
 
     # --- sending
 
-    def _send(self, answers: Sequence[bytes | Missing], now: float) -> None:
+    def _send(self, answers: Sequence[bytes | ev.Missing], now: float) -> None:
         """Send the records in order, gap markers for what is gone, and give the slot back."""
         self._host.leave(self)
         self.token = self._host.next_token()
@@ -251,11 +253,11 @@ class Session:
             lane = self.lanes[plan.lane]
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
-                answer = next(records, None) if msg_id else Missing.GONE
-                if answer is Missing.NOT_YET or answer is Missing.LATER:
+                answer = next(records, None) if msg_id else ev.Missing.GONE
+                if answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     lane.blocked_until = now + self._pause_s(lane.failures)
                     lane.failures += 1
-                if answer is None or answer is Missing.NOT_YET or answer is Missing.LATER:
+                if answer is None or answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     # The lane goes on from here; what other lanes have behind it in the answer still counts.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
@@ -286,7 +288,7 @@ class Session:
         limits = self._host.limits
         self._resend_at = now + min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
 
-    def kind_of(self, notice: Notice, now: float) -> Cause:
+    def kind_of(self, notice: ev.Notice, now: float) -> Cause:
         """What a notice is to this session."""
         if not notice.seq:
             return Cause.NOTIFIED_SOME
@@ -297,36 +299,36 @@ class Session:
         whole = notice.record and len(notice.record) <= self._host.limits.record_bytes
         return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
 
-    def _send_notified(self, notice: Notice, now: float) -> None:
+    def _send_notified(self, notice: ev.Notice, now: float) -> None:
         """Send the record."""
         chunk = self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)
         lane = self.lanes[notice.lane]
         lane.last = max(lane.last, notice.seq)
         self._host.deliver(self.gateway, [chunk])
 
-    def _fetch_notified(self, notice: Notice, now: float) -> None:
+    def _fetch_notified(self, notice: ev.Notice, now: float) -> None:
         """Wait for a slot to fetch the record; Pi has nothing to add."""
         self._note(notice, now)
         self._plans = [Plan(notice.lane, [(notice.seq, notice.msg_id)], notice.seq)]
         self._queue(None, now)
 
-    def _note(self, notice: Notice, now: float) -> None:
+    def _note(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes: the next fetch gets it."""
         lane = self.lanes[notice.lane]
         lane.last = max(lane.last, notice.seq)
 
-    def _note_and_look(self, notice: Notice, now: float) -> None:
+    def _note_and_look(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes, and fetch if something is missing."""
         self._note(notice, now)
         self._look(now)
 
-    def _note_some(self, notice: Notice, now: float) -> None:
+    def _note_some(self, notice: ev.Notice, now: float) -> None:
         """Remember that there is more, and to ask again a moment later: a read that is under way may be older, and the entry
         may not be in the inbox yet."""
         self.lanes[notice.lane].unread = True
         self._reread_at = now + self._host.limits.reread_s
 
-    def _note_some_and_look(self, notice: Notice, now: float) -> None:
+    def _note_some_and_look(self, notice: ev.Notice, now: float) -> None:
         """The same, and fetch at once."""
         self._note_some(notice, now)
         self._look(now)
@@ -355,23 +357,23 @@ class Session:
 
     # --- acknowledgements
 
-    def _acknowledge(self, item: Acknowledgement, now: float) -> None:
+    def _acknowledge(self, item: ev.Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, and save the cursor."""
         lane = self.lanes[item.lane]
         if lane.acknowledge(item.up_to, item.bits):
             cursor = lane.cursor
             self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
             self._resends = 0
-            self._resend_at = math.inf
+            self._resend_at = NEVER
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 
-    def acknowledge_behind(self, item: Acknowledgement, now: float) -> None:
+    def acknowledge_behind(self, item: ev.Acknowledgement, now: float) -> None:
         """What the device acknowledged before its logout, and what comes behind it."""
         self._acknowledge(item, now)
         self._host.hurry(now)
 
-    def _acknowledge_and_look(self, item: Acknowledgement, now: float) -> None:
+    def _acknowledge_and_look(self, item: ev.Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
         self._acknowledge(item, now)
         self._look(now)
@@ -386,7 +388,7 @@ class Session:
             lane.rewind()
         self._set_resend(now)
         if not any(lane.unacknowledged for lane in self.lanes):
-            self._resend_at = math.inf
+            self._resend_at = NEVER
         self._poll_at = min(self._poll_at, now + self._host.limits.poll_s)
         self._look(now)
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.runtime.contract import TICK
 from pixiu.errors import ConfigurationError
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
 from pixiu.wire.record import INBOX_LANES, Kind, encode
@@ -49,7 +50,7 @@ class Bench:
     def tick(self) -> None:
         """Time goes on to the next deadline."""
         self.now = max(self.now, self.table.next_deadline())
-        self.tell(ev.Tick())
+        self.tell(TICK)
 
     def take(self, kind: type[E]) -> E:
         """What was asked for: exactly one of a kind."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pixiu.wire.envelope import GAP, Delivery
 from pixiu.wire.record import INBOX_LANES
-from relay.delivery.events import Acknowledgement, Login
+from relay.delivery import events as ev
 
 if TYPE_CHECKING:
     from tests.sim.delivery.world import Relay, World
@@ -22,7 +22,7 @@ class Connection:
 
     def __init__(self, client: Client, gateway: Gateway, number: int) -> None:
         self.client, self.gateway = client, gateway
-        self.login = Login(client.uin, client.device, gateway.endpoint, number)
+        self.login = ev.Login(client.uin, client.device, gateway.endpoint, number)
         self.open = True
         self.session = 0
         self.relay: Relay | None = None
@@ -89,9 +89,9 @@ class Gateway:
         self.world.acknowledge(connection.relay, self.endpoint, self._item(connection, lane, up_to, bits))
 
     @staticmethod
-    def _item(connection: Connection, lane: int, up_to: int, bits: int) -> Acknowledgement:
+    def _item(connection: Connection, lane: int, up_to: int, bits: int) -> ev.Acknowledgement:
         client = connection.client
-        return Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits)
+        return ev.Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits)
 
     def lie(self, connection: Connection, lane: int) -> None:
         """A client acknowledges what it cannot have."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery
 from pixiu.wire.record import INBOX_LANES
-from relay.delivery.events import Acknowledgement
+from relay.delivery import events as ev
 from relay.delivery.states import State
 from relay.delivery.window import WINDOW
 
@@ -110,14 +110,14 @@ class Watch:
 
     # --- acknowledgements
 
-    def acknowledged(self, relay: Relay, item: Acknowledgement) -> None:
+    def acknowledged(self, relay: Relay, item: ev.Acknowledgement) -> None:
         """A relay is told what a device has got."""
         sent = self.lane(relay.start, item.uin, item.device, item.session, item.lane)
         named = {seq for seq in sent.open if seq <= item.up_to or item.bits >> (seq - item.up_to - 1) & 1}
         sent.open -= named
         sent.done |= named
 
-    def saves(self, relay: Relay, item: Acknowledgement) -> None:
+    def saves(self, relay: Relay, item: ev.Acknowledgement) -> None:
         """A cursor leaves a relay."""
         sent = self.lane(relay.start, item.uin, item.device, item.session, item.lane)
         if item.up_to < sent.saved_up_to:
@@ -130,7 +130,7 @@ class Watch:
                 self.bad("acknowledged beyond what was sent", item)
                 return
 
-    def taken(self, item: Acknowledgement) -> None:
+    def taken(self, item: ev.Acknowledgement) -> None:
         """Pi is about to take a cursor."""
         pi, client = self.world.pi, self.world.clients[item.uin, item.device]
         if client.rogue:

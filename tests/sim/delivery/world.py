@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from cluster.runtime.contract import TICK
 from pixiu.wire.envelope import split
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -212,7 +213,7 @@ class World:
         self.digest = crc32(b"%d %.6f " % (relay.number, self.now) + said, self.digest)
 
     def _tick(self, relay: Relay, start: int) -> None:
-        self._arrive(relay, start, ev.Tick())
+        self._arrive(relay, start, TICK)
 
     # --- calls to Pi and Xiu: the request or the answer may be lost, or refused
 
