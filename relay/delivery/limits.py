@@ -38,7 +38,7 @@ class Limits:
     """Before what failed is tried again; doubles up to `max_pause_s`, with jitter."""
     max_pause_s: float = 5.0
     resend_s: float = 10.0
-    """After so long without an acknowledgement what is unacknowledged is sent again; doubles up to `max_resend_s`."""
+    """After so long without an acknowledgement what is unacknowledged is redelivered; doubles up to `max_resend_s`."""
     max_resend_s: float = 60.0
     hold_s: float = 30.0
     """A gateway whose stream broke gets nothing for so long, or until the stream is there again."""

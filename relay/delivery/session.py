@@ -2,7 +2,7 @@
 
 `TABLE` says which state follows which; docs/delivery_states.md draws it. Every state but OffLine has a deadline.
 One fetch is under way at a time: it begins with a read of Pi and ends with the records of Xiu, and what is told meanwhile
-raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be sent again is fetched again.
+raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be redelivered is fetched again.
 
 Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail"). Departs from the article where DESIGN section 18 says so: what a
 logout acknowledges is what the device acknowledged, order and gaps go by InboxSeq, and it is the relay that delivers.
@@ -368,7 +368,7 @@ class Session:
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 
-    def acknowledge_behind(self, item: ev.Acknowledgement, now: float) -> None:
+    def acknowledge_after_logout(self, item: ev.Acknowledgement, now: float) -> None:
         """What the device acknowledged before its logout, and what comes behind it."""
         self._acknowledge(item, now)
         self._host.hurry(now)
@@ -379,7 +379,7 @@ class Session:
         self._look(now)
 
     def _rewind(self, what: object, now: float) -> None:
-        """Send again what is not acknowledged."""
+        """Redeliver what is not acknowledged."""
         self._host.leave(self)
         self.token = self._host.next_token()
         self._plans = []

@@ -357,7 +357,7 @@ class Deliveries:
             if session is None or item.session != session.number or not 0 <= item.lane < INBOX_LANES:
                 self.counters.acknowledgements_old += 1
             elif session.state is State.OFFLINE:
-                session.acknowledge_behind(item, now)
+                session.acknowledge_after_logout(item, now)
             else:
                 self._on(session, Cause.ACKNOWLEDGED, item, now)
 

@@ -89,7 +89,7 @@ class Lane:
         return changed
 
     def rewind(self) -> None:
-        """What is not acknowledged is to be sent again."""
+        """What is not acknowledged is to be redelivered."""
         self.marked = max(self.marked, self.reach)
         self.last = max(self.last, self.reach, self.sent)
         self.sent = self.cursor.up_to
