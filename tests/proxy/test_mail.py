@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
 from pi.operations import APPEND, Appends, Fanout, decode
 from pi.operations import Writer as PiWriter
 from pi.operations import encode as encode_operations
@@ -434,6 +434,22 @@ def test_a_store_that_says_nothing_is_left_and_a_silent_pi_ends_its_writers() ->
     pipeline.step(TICK)
     assert [effect.store for effect in pipeline.take(ev.Disconnect)] == [PI]
     assert len(pipeline.take(ev.EndWriter)) == 1
+
+
+def test_the_next_deadline_is_the_end_of_a_pause_a_stall_or_the_time_to_confirm() -> None:
+    pipeline = Pipeline()
+    assert pipeline.core.next_deadline() == NEVER
+    pipeline.mail(record(1, 7), position=1)
+    assert pipeline.core.next_deadline() == pipeline.now + mail_requests.STALL_S
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "busy"))
+    assert pipeline.core.next_deadline() == pipeline.now + mail.PAUSE_S
+    pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU], "gone"))
+    pipeline.turn()
+    assert pipeline.core.next_deadline() == pipeline.now + TIMEOUT_S, "nothing to send to, and nobody who owes an answer"
+    pipeline.step(ev.WriterClosed(1))
+    pipeline.turn()
+    assert pipeline.core.next_deadline() == NEVER
 
 
 def test_a_changed_layout_ends_every_stream() -> None:
