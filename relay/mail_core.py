@@ -21,7 +21,6 @@ from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, 
 from pixiu.wire.v1 import pi_pb2
 from relay import mail_events as ev
 from relay.delivery import events as dv
-from relay.delivery.limits import Limits
 from relay.delivery.sessions import Deliveries
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of
 from relay.mail_devices import MailDevices
@@ -54,12 +53,11 @@ class MailCore:
 
     Args:
         devices: who takes mail here.
-        limits: of the deliveries, validated.
+        deliveries: to the users whom `devices` owns.
     """
 
-    def __init__(self, devices: MailDevices, limits: Limits) -> None:
-        self.devices = devices
-        self.deliveries = Deliveries(devices.owns, limits)
+    def __init__(self, devices: MailDevices, deliveries: Deliveries) -> None:
+        self.devices, self.deliveries = devices, deliveries
         self._cluster: ev.ClusterChanged | None = None
         self._pis = 0
         self._gateways: frozenset[int] = frozenset()

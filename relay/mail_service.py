@@ -26,6 +26,7 @@ from relay import mail_events as ev
 from relay.core import Core
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
+from relay.delivery.sessions import Deliveries
 from relay.gateway_streams import GatewayStreams
 from relay.mail_answers import notices_of, records_of
 from relay.mail_core import MailCore
@@ -57,13 +58,11 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         self._context, self._relay = context, core
         options = context.options
         self.devices = MailDevices(devices, core.gateway_at, context.endpoint_id)
-        self.core = MailCore(
-            self.devices,
-            Limits(
-                opening=options.mail_opening, fetching=options.mail_fetching, max_sessions=options.max_mail_sessions,
-                record_bytes=options.mail_notice_bytes,
-            ),
+        limits = Limits(
+            opening=options.mail_opening, fetching=options.mail_fetching, max_sessions=options.max_mail_sessions,
+            record_bytes=options.mail_notice_bytes,
         )  # fmt: skip
+        self.core = MailCore(self.devices, Deliveries(self.devices.owns, limits))
         self._channels = Channels()
         self._pi = PiLinks(lambda: context.view, self._channels, context.crash)
         self._fetcher = Fetcher(lambda: context.view, self._channels)

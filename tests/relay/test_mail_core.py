@@ -19,6 +19,7 @@ from relay import mail_core
 from relay import mail_events as ev
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
+from relay.delivery.sessions import Deliveries
 from relay.mail_core import HEARTBEAT_S, SETTLE_S, WALK_PAUSE_S, MailCore
 from relay.mail_devices import MailDevices, TrackedDevices
 
@@ -60,7 +61,8 @@ class Relay:
         self._changes = 0
         self.reachable = True
         self.data = TrackedDevices(lambda: None)
-        self.core = MailCore(MailDevices(self.data, lambda _: GATEWAY if self.reachable else None, RELAY), Limits())
+        devices = MailDevices(self.data, lambda _: GATEWAY if self.reachable else None, RELAY)
+        self.core = MailCore(devices, Deliveries(devices.owns, Limits()))
         self.cluster(pis=pis, owners=owners)
         if ready:
             self.step(dv.StreamReady(GATEWAY))
