@@ -25,6 +25,7 @@ GAP: Final = 1
 """No record: what the device has not got of this lane, up to this InboxSeq, is gone. It is acknowledged as mail is."""
 AGAIN: Final = 2
 """It was sent to the device before, and may have arrived. In a gap marker it says nothing."""
+FLAGS_AT: Final = 31
 
 assert ENVELOPE.size == ENVELOPE_SIZE
 
@@ -49,9 +50,44 @@ def encode(msg_id: int, seq: int, uin: int, session: int, device: int, lane: int
     return ENVELOPE.pack(msg_id, seq, uin, session, device, lane, flags) + record
 
 
+class Envelope(NamedTuple):
+    """An envelope read in place: its fields, and it and its record as they came, to be passed on."""
+
+    msg_id: int
+    seq: int
+    """InboxSeq."""
+    uin: int
+    session: int
+    device: int
+    lane: int
+    flags: int
+    data: bytes
+    """Envelope and record; of a gap marker the envelope alone."""
+
+    @property
+    def record(self) -> memoryview:
+        """The record; empty in a gap marker."""
+        return memoryview(self.data)[ENVELOPE_SIZE:]
+
+    def redelivered(self) -> Envelope:
+        """The same, marked as sent before."""
+        flags = self.flags | AGAIN
+        return self._replace(flags=flags, data=self.data[:FLAGS_AT] + bytes((flags,)) + self.data[FLAGS_AT + 1 :])
+
+
 def split(data: bytes, count: int) -> list[Delivery]:
     """A batch's deliveries. Raises `MalformedData`: then nothing of it is to be believed."""
-    found: list[Delivery] = []
+    return [Delivery(*fields, data[start + ENVELOPE_SIZE : end]) for fields, start, end in _walk(data, count)]
+
+
+def envelopes(data: bytes, count: int) -> list[Envelope]:
+    """The same for a hop, which passes them on. Raises `MalformedData`."""
+    return [Envelope(*fields, data[start:end]) for fields, start, end in _walk(data, count)]
+
+
+def _walk(data: bytes, count: int) -> list[tuple[tuple[int, int, int, int, int, int, int], int, int]]:
+    """(fields, where it begins, where its record ends) of each envelope."""
+    found = []
     position, end = 0, len(data)
     for _ in range(count):
         after = position + ENVELOPE_SIZE
@@ -62,10 +98,8 @@ def split(data: bytes, count: int) -> list[Delivery]:
             size = int.from_bytes(data[after : after + SIZE_FIELD], "little")
             if size < LEAST_SIZE or after + SIZE_FIELD + size > end or after + HEADER_SIZE > end:
                 raise MalformedData("a batch of deliveries ends within a record")
-            position, after = after, after + SIZE_FIELD + size
-            found.append(Delivery._make((*fields, data[position:after])))
-        else:
-            found.append(Delivery._make((*fields, b"")))
+            after += SIZE_FIELD + size
+        found.append((fields, position, after))
         position = after
     if position != end:
         raise MalformedData(f"a batch of deliveries has {end - position} bytes behind its last one")

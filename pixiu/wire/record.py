@@ -40,6 +40,10 @@ ROUTE_SIZE: Final = 32
 WALK: Final = struct.Struct("<IHB9xQQ")
 """The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
 
+IDENTITY: Final = struct.Struct("<QQ")
+IDENTITY_AT: Final = 16
+"""SnowflakeID and key, which make two copies of a message one: what a receiver reads at `IDENTITY_AT` to drop the second."""
+
 assert HEADER.size == HEADER_SIZE
 assert WALK.size == ROUTE_SIZE
 assert STAMP.size == STAMP_SIZE
@@ -168,7 +172,7 @@ def split(data: bytes, count: int) -> list[bytes]:
     return [data[found[i] : found[i + 1]] for i in range(count)]
 
 
-def body_bounds(record: bytes) -> tuple[int, int] | None:
+def body_bounds(record: bytes | memoryview) -> tuple[int, int] | None:
     """Where the body of one whole record begins and ends; None when lengths do not fit. Never raises."""
     end = len(record)
     start = HEADER_SIZE + (record[8] | record[9] << 8)
@@ -181,13 +185,24 @@ def body_bounds(record: bytes) -> tuple[int, int] | None:
     return start, end
 
 
-def body_of(record: bytes) -> bytes:
+def body_of(record: bytes | memoryview) -> bytes:
     """The body of one whole record; empty when lengths do not fit. Never raises."""
     start, end = body_bounds(record) or (0, 0)
-    return record[start:end]
+    return bytes(record[start:end])
 
 
-def crc_ok(record: bytes) -> bool:
+def intact_body(record: bytes) -> bytes | None:
+    """The body of one whole record; None when its lengths or its CRC are wrong. Never raises."""
+    bounds = body_bounds(record)
+    if bounds is None:
+        return None
+    start, end = bounds
+    body = record[start:end]
+    checked = body if start == HEADER_SIZE else memoryview(record)[HEADER_SIZE:end]
+    return body if crc32(checked) == int.from_bytes(record[12:16], "little") else None
+
+
+def crc_ok(record: bytes | memoryview) -> bool:
     """Whether a whole record's CRC fits its extension and body."""
     bounds = body_bounds(record)
     return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(record[12:16], "little")
