@@ -190,7 +190,12 @@ class MembershipReporter:
 
     def flush(self, now: float) -> list[ev.Effect]:
         """Send what is due."""
-        return [*self._changes_due(now), *self._absences_due(now)]
+        effects: list[ev.Effect] = []
+        if self._timers or self._repeats:
+            effects += self._changes_due(now)
+        if self.feedback:
+            effects += self._absences_due(now)
+        return effects
 
     def _changes_due(self, now: float) -> list[ev.SendMembership]:
         """A parcel for each replica."""
