@@ -26,7 +26,7 @@ from gateway.mail_lane import LANES, MailLane
 from pixiu.errors import MalformedData
 from pixiu.mqtt.mail import lane_of
 from pixiu.wire.envelope import AGAIN, ENVELOPE_SIZE, GAP, Envelope, envelopes
-from pixiu.wire.record import MAX_RECORD_BYTES, crc_ok
+from pixiu.wire.record import MAX_RECORD_BYTES, intact_body
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
@@ -267,7 +267,7 @@ class MailBook:
             self._soon(recipient, item.lane)
             return
         gap = bool(item.flags & GAP)
-        if not gap and not crc_ok(item.record):
+        if not gap and intact_body(item.data[ENVELOPE_SIZE:]) is None:
             counters.damaged += 1
             lane.hold_back(item.seq)
             return
@@ -286,7 +286,10 @@ class MailBook:
             counters.again += 1
             item = item.redelivered()
         counters.delivered += not gap
-        writes.setdefault(connection, ev.WriteMail(connection, [], False)).deliveries.append(item)
+        write = writes.get(connection)
+        if write is None:
+            write = writes[connection] = ev.WriteMail(connection, [], False)
+        write.deliveries.append(item)
 
     def _start(self, recipient: _Recipient, item: Envelope) -> None:
         """A higher session: begin anew."""

@@ -25,7 +25,7 @@ from pixiu.mqtt.mail import Mail
 from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect
 from pixiu.mqtt.server import ServerSession
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
-from pixiu.wire.envelope import AGAIN, Envelope
+from pixiu.wire.envelope import AGAIN, ENVELOPE_SIZE, Envelope
 from pixiu.wire.record import body_of
 
 WRITE_BYTES = 64 << 10
@@ -169,7 +169,7 @@ class MQTTConnection(asyncio.Protocol):
     def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
         """Write mail, as the client takes it."""
         if self._session is not None:
-            mails = [Mail(item.lane, item.seq, body_of(item.record), bool(item.flags & AGAIN)) for item in deliveries]
+            mails = [Mail(item.lane, item.seq, body_of(item.data[ENVELOPE_SIZE:]), bool(item.flags & AGAIN)) for item in deliveries]
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
 
     def answer(self, request: int, known: bool) -> None:

@@ -14,7 +14,8 @@ Source: DESIGN section 5 ("Delivery envelope").
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pixiu.errors import MalformedData
 from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD
@@ -26,6 +27,8 @@ GAP: Final = 1
 AGAIN: Final = 2
 """It was sent to the device before, and may have arrived. In a gap marker it says nothing."""
 FLAGS_AT: Final = 31
+
+ItemT = TypeVar("ItemT")
 
 assert ENVELOPE.size == ENVELOPE_SIZE
 
@@ -64,11 +67,6 @@ class Envelope(NamedTuple):
     data: bytes
     """Envelope and record; of a gap marker the envelope alone."""
 
-    @property
-    def record(self) -> memoryview:
-        """The record; empty in a gap marker."""
-        return memoryview(self.data)[ENVELOPE_SIZE:]
-
     def redelivered(self) -> Envelope:
         """The same, marked as sent before."""
         flags = self.flags | AGAIN
@@ -77,17 +75,17 @@ class Envelope(NamedTuple):
 
 def split(data: bytes, count: int) -> list[Delivery]:
     """A batch's deliveries. Raises `MalformedData`: then nothing of it is to be believed."""
-    return [Delivery(*fields, data[start + ENVELOPE_SIZE : end]) for fields, start, end in _walk(data, count)]
+    return _walk(data, count, Delivery._make, ENVELOPE_SIZE)
 
 
 def envelopes(data: bytes, count: int) -> list[Envelope]:
     """The same for a hop, which passes them on. Raises `MalformedData`."""
-    return [Envelope(*fields, data[start:end]) for fields, start, end in _walk(data, count)]
+    return _walk(data, count, Envelope._make, 0)
 
 
-def _walk(data: bytes, count: int) -> list[tuple[tuple[int, int, int, int, int, int, int], int, int]]:
-    """(fields, where it begins, where its record ends) of each envelope."""
-    found = []
+def _walk(data: bytes, count: int, make: Callable[[Iterable[Any]], ItemT], skip: int) -> list[ItemT]:
+    """What is made of the fields of each envelope and its bytes, from `skip` on."""
+    found: list[ItemT] = []
     position, end = 0, len(data)
     for _ in range(count):
         after = position + ENVELOPE_SIZE
@@ -99,7 +97,7 @@ def _walk(data: bytes, count: int) -> list[tuple[tuple[int, int, int, int, int, 
             if size < LEAST_SIZE or after + SIZE_FIELD + size > end or after + HEADER_SIZE > end:
                 raise MalformedData("a batch of deliveries ends within a record")
             after += SIZE_FIELD + size
-        found.append((fields, position, after))
+        found.append(make((*fields, data[position + skip : after])))
         position = after
     if position != end:
         raise MalformedData(f"a batch of deliveries has {end - position} bytes behind its last one")

@@ -172,7 +172,7 @@ def split(data: bytes, count: int) -> list[bytes]:
     return [data[found[i] : found[i + 1]] for i in range(count)]
 
 
-def body_bounds(record: bytes | memoryview) -> tuple[int, int] | None:
+def body_bounds(record: bytes) -> tuple[int, int] | None:
     """Where the body of one whole record begins and ends; None when lengths do not fit. Never raises."""
     end = len(record)
     start = HEADER_SIZE + (record[8] | record[9] << 8)
@@ -185,10 +185,10 @@ def body_bounds(record: bytes | memoryview) -> tuple[int, int] | None:
     return start, end
 
 
-def body_of(record: bytes | memoryview) -> bytes:
+def body_of(record: bytes) -> bytes:
     """The body of one whole record; empty when lengths do not fit. Never raises."""
     start, end = body_bounds(record) or (0, 0)
-    return bytes(record[start:end])
+    return record[start:end]
 
 
 def intact_body(record: bytes) -> bytes | None:
@@ -202,7 +202,7 @@ def intact_body(record: bytes) -> bytes | None:
     return body if crc32(checked) == int.from_bytes(record[12:16], "little") else None
 
 
-def crc_ok(record: bytes | memoryview) -> bool:
+def crc_ok(record: bytes) -> bool:
     """Whether a whole record's CRC fits its extension and body."""
     bounds = body_bounds(record)
     return bounds is not None and crc32(memoryview(record)[HEADER_SIZE : bounds[1]]) == int.from_bytes(record[12:16], "little")
