@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.runtime.contract import SendRecords, Settled
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
 from gateway.core import Core as Gateway
-from gateway.events import EndOfTurn, Join, Opened, ProxiesChanged, RecordsArrived, SendDelivered
+from gateway.events import Join, Opened, ProxiesChanged, SendDelivered
 from gateway.events import Replica as Peer
 from gateway.signal_table import SharedTable
 from gateway.signals import MemoryTable, SignalTable
@@ -77,13 +77,13 @@ def at_gateway(data: list[bytes], per_turn: int, table: SignalTable) -> float:
     core.step(ProxiesChanged((Peer(EndpointID(1), 0),)), 0.0)
     core.step(Opened(1, 7, True), 0.0)
     core.step(Join(1, 1, [(ROOM, None)]), 0.0)
-    core.step(EndOfTurn(), 0.0)
+    core.step(END_OF_TURN, 0.0)
 
     def work() -> None:
         for batch in data:
             for _ in range(COPIES):
-                core.records_arrived(RecordsArrived(batch, 0, len(batch), per_turn))
-                effects = core.step(EndOfTurn(), 0.0)
+                core.step(RecordsReceived(EndpointID(2), batch, 0, len(batch), per_turn), 0.0)
+                effects = core.step(END_OF_TURN, 0.0)
                 assert isinstance(effects[-1], SendDelivered)
 
     return microseconds(work)

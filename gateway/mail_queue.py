@@ -40,11 +40,11 @@ class MailQueue:
         self._chunks.extend(chunks)
         return len(self._chunks) <= MAX_WAITING
 
-    def take(self, most_bytes: int) -> list[bytes]:
+    def take(self, max_bytes: int) -> list[bytes]:
         """Entries of up to so many bytes together; at least one."""
         taken: list[bytes] = []
         size = 0
-        while self._chunks and (not taken or size + len(self._chunks[0]) <= most_bytes):
+        while self._chunks and (not taken or size + len(self._chunks[0]) <= max_bytes):
             size += len(self._chunks[0])
             taken.append(self._chunks.popleft())
         return taken

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived
+from gateway.core import MALFORMED
 from gateway.core import Core as GatewayCore
-from gateway.events import EndOfTurn, RecordsArrived
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
@@ -60,8 +61,8 @@ def test_every_parser_gives_the_same_verdict_on_a_batch(batch: tuple[bytes, int]
         assert found is None
     core, gateway = proxy(), GatewayCore(instance=0, generation=1)
     forward(core, data, count)
-    whole = gateway.records_arrived(RecordsArrived(data, 0, len(data), count))
-    gateway.step(EndOfTurn(), 0.0)
+    whole = gateway.step(RecordsReceived(EndpointID(1), data, 0, len(data), count), 0.0) != [MALFORMED]
+    gateway.step(END_OF_TURN, 0.0)
     assert whole == (found is not None) == (core.counters.batches_malformed == 0)
     for part in parts:
         try:

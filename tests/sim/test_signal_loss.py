@@ -27,7 +27,7 @@ import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.membership.lww_map import Update
-from cluster.runtime.contract import RecordsReceived, SendRecords, Settled
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
@@ -80,7 +80,7 @@ class World:
         core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in PROXIES)), 0.0)
         core.step(ge.Opened(1, UIN, False), 0.0)
         core.step(ge.Join(1, 1, [(ROOM, None)]), 0.0)
-        core.step(ge.EndOfTurn(), 0.0)
+        core.step(END_OF_TURN, 0.0)
         return core
 
     def lost(self) -> bool:
@@ -134,8 +134,8 @@ class World:
 
     def at_gateway(self, records: list[bytes]) -> None:
         data = b"".join(records)
-        assert self.gateway.records_arrived(ge.RecordsArrived(data, 0, len(data), len(records)))
-        for effect in self.gateway.step(ge.EndOfTurn(), self.now):
+        assert not self.gateway.step(RecordsReceived(BROKERS[0], data, 0, len(data), len(records)), self.now)
+        for effect in self.gateway.step(END_OF_TURN, self.now):
             match effect:
                 case ge.Deliver(_, written, number):
                     assert number == 1
