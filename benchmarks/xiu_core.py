@@ -21,9 +21,10 @@ from cluster.replication.events import Accepted, Committed, Leading, Propose
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import snowflake
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from xiu.core import Core, Settings
-from xiu.events import Answer, LayoutChanged, Level, StoreReceived
+from xiu.events import Answer, LayoutChanged, StoreReceived
 from xiu.store import Store
 from xiu.table import Table
 

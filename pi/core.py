@@ -24,7 +24,6 @@ from pi.events import (
     Event,
     LayoutChanged,
     LeaderChanged,
-    Level,
     LogPersisted,
     Notify,
     ProposalAccepted,
@@ -79,6 +78,7 @@ from pixiu.errors import (
     WrongPartition,
 )
 from pixiu.ids import MAX_ID
+from pixiu.wire.levels import Level
 
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_REQUEST_READS: Final = 1000

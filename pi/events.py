@@ -7,20 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from pi.reading import DeviceFound
 from pi.state import Results
-
-
-class Level(IntEnum):
-    """How safe operations are to be when they are answered. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
+from pixiu.wire.levels import Level
 
 NO_DEVICE: Final = -1
 """Instead of a device: somebody looks at an inbox."""

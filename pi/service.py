@@ -28,7 +28,6 @@ from pi.events import (
     Event,
     LayoutChanged,
     LeaderChanged,
-    Level,
     LogPersisted,
     Notify,
     ProposalAccepted,
@@ -50,6 +49,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
@@ -221,7 +221,7 @@ class Service:
 
     def _propose(self, effect: Propose) -> None:
         """Write an entry, and say what becomes of it."""
-        level = proposals.Level.REPLICATED if effect.replicated else proposals.Level.PERSISTED
+        level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
             if self._machine.full:
                 raise DiskFull(self._machine.full)
@@ -238,9 +238,9 @@ class Service:
 
     async def _follow(self, proposal: proposals.Proposal) -> None:
         try:
-            await proposal.reached(proposals.Level.PERSISTED)
+            await proposal.reached(Level.PERSISTED)
             self._step(LogPersisted(proposal.first))
-            written = await proposal.reached(proposals.Level.REPLICATED)
+            written = await proposal.reached(Level.REPLICATED)
         except OutcomeUnknown:  # whoever waits was told when this replica was deposed
             return
         (results,) = written.answers
@@ -340,6 +340,3 @@ class Service:
             "notified_total": self._notified,
             "streams": len(self._streams),
         }
-
-
-assert int(Level.REPLICATED) == int(pi_pb2.PI_LEVEL_REPLICATED), "a request without a level is the safest"

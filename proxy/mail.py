@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from pixiu import errors
 from pixiu.wire.inbox_appends import encode_appends, encode_fanout
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy.mail_batches import PERMANENT, split, take_run, why_not
 from proxy.mail_events import (
@@ -32,7 +33,6 @@ from proxy.mail_events import (
     EndWriter,
     Event,
     InboxesGrew,
-    Level,
     LinkDown,
     LinkUp,
     MailReceived,
@@ -43,7 +43,6 @@ from proxy.mail_events import (
     Stored,
     StoresChanged,
     Tick,
-    Triple,
     TurnEnded,
     WriterClosed,
     WriterOpened,

@@ -20,6 +20,7 @@ from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
 from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -30,7 +31,6 @@ from proxy.mail_events import (
     EndWriter,
     Event,
     InboxesGrew,
-    Level,
     MailReceived,
     SendAppend,
     SendStore,
@@ -247,8 +247,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         for each in request.more:
             # A few too many are passed on, so that the pipeline can say so for this record alone.
             more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
-        number = int(request.level)
-        level = Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+        level = Level.from_wire(request.level) or Level.REPLICATED
         stream.took(request.position + request.count - 1, len(request.batch))
         self._step(MailReceived(stream.number, request.batch, request.count, request.position, level, more))
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from proxy.mail_events import Level, Store
+from pixiu.wire.levels import Level
+from proxy.mail_events import Store
 
 Waiting = TypeVar("Waiting")
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, Position
 from pixiu import errors
+from pixiu.wire.levels import Level
 from xiu.batch import check
 from xiu.block import Block
 from xiu.events import (
@@ -28,7 +29,6 @@ from xiu.events import (
     EndStream,
     Event,
     LayoutChanged,
-    Level,
     NeedEpoch,
     Result,
     SpaceChanged,

@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
-
-
-class Level(IntEnum):
-    """What a writer waits for; see DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
+from pixiu.wire.levels import Level
 
 # --- events
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cluster.links.api import Outcome, PeerState
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from cluster.replication.proposals import Level, Proposal
+from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
 from cluster.runtime.shared_memory import folder_name
@@ -36,6 +36,7 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.ids import EndpointID
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2_grpc
 from xiu.core import Core, Settings
 from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue

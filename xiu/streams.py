@@ -19,10 +19,11 @@ import grpc.aio
 
 from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
-from xiu.events import Answer, EndStream, Event, Level, StoreReceived
+from xiu.events import Answer, EndStream, Event, StoreReceived
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repair import Checked
@@ -34,11 +35,6 @@ MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream. Policy: it is not read until some are answered."""
 REPAIR_TRIES: Final = 3
-LEVELS: Final = {
-    xiu_pb2.StoreLevel.REPLICATED: Level.REPLICATED,
-    xiu_pb2.StoreLevel.PERSISTED: Level.PERSISTED,
-    xiu_pb2.StoreLevel.ACCEPTED: Level.ACCEPTED,
-}
 
 
 class Shell(Protocol):
@@ -190,13 +186,13 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     def _take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> str:
         """Give a batch to the core; what is wrong with it as a whole, if anything."""
-        if request.level not in LEVELS:
-            return f"there is no level {request.level}"
+        level = Level.from_wire(request.level)
+        if level is None:
+            return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
             return f"a batch has at most {MAX_BATCH_RECORDS} records, and a position is below 2^63"
         stream.sent(len(request.batch))
         now_us = time.time_ns() // 1000
-        level = LEVELS[request.level]
         self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
         return ""
 

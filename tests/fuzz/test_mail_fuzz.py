@@ -8,6 +8,7 @@ import random
 import pytest
 
 from pixiu.ids import MAX_ID, snowflake
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -16,7 +17,6 @@ from proxy.mail_events import (
     Disconnect,
     EndWriter,
     Event,
-    Level,
     LinkDown,
     LinkUp,
     MailReceived,
@@ -27,7 +27,6 @@ from proxy.mail_events import (
     StoredRun,
     StoresChanged,
     Tick,
-    Triple,
     TurnEnded,
     WriterClosed,
     WriterOpened,

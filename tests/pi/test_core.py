@@ -14,7 +14,6 @@ from pi.events import (
     Event,
     LayoutChanged,
     LeaderChanged,
-    Level,
     LogPersisted,
     Notify,
     ProposalAccepted,
@@ -30,6 +29,7 @@ from pi.events import (
 from pi.operations import U64, Clock, Code, Fanout, Limits, Operation, Writer, decode, encode
 from pi.state import Read, Refusal
 from pixiu.errors import StateDamaged
+from pixiu.wire.levels import Level
 from tests.support.pi import acknowledges, appends, message
 
 T = TypeVar("T")

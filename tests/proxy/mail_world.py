@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pi.operations import APPEND, U64, Appends, Code, Fanout, decode
 from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.mail import Effect as SenderEffect
-from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import msg_id, snowflake
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy.mail import MailCore
 from proxy.mail_events import (
@@ -29,7 +30,6 @@ from proxy.mail_events import (
     EndWriter,
     Event,
     InboxesGrew,
-    Level,
     LinkDown,
     LinkUp,
     MailReceived,
@@ -40,7 +40,6 @@ from proxy.mail_events import (
     StoredRun,
     StoresChanged,
     Tick,
-    Triple,
     TurnEnded,
     WriterClosed,
     WriterOpened,
@@ -373,7 +372,7 @@ class ProxyModel:
                 return
             if isinstance(item, MailBatch):
                 more = dict(item.more)
-                self.step(MailReceived(number, item.data, item.count, item.position, Level(int(item.level)), more))
+                self.step(MailReceived(number, item.data, item.count, item.position, item.level, more))
             elif item is None:
                 self._writers.pop(number, None)
                 self.step(WriterClosed(number))
@@ -408,7 +407,7 @@ class SenderModel:
         self.generations: list[int] = []
         self._tick()
 
-    def send(self, *receivers: int, level: MailLevel = MailLevel.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
+    def send(self, *receivers: int, level: Level = Level.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
         """Offer a mail."""
         self._made += 1
         identity = identity or snowflake(START_MS + self._made, self.worker, 0)

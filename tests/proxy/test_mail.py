@@ -13,6 +13,7 @@ from pi.operations import encode as encode_operations
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
 from pixiu.wire import inbox_appends
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail
 from proxy.mail import MailCore
@@ -25,7 +26,6 @@ from proxy.mail_events import (
     EndWriter,
     Event,
     InboxesGrew,
-    Level,
     LinkDown,
     LinkUp,
     MailReceived,
@@ -37,7 +37,6 @@ from proxy.mail_events import (
     StoredRun,
     StoresChanged,
     Tick,
-    Triple,
     TurnEnded,
     WriterClosed,
     WriterOpened,

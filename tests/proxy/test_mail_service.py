@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2
-from proxy.mail_events import Answer, Result, Store, Triple
+from proxy.mail_events import Answer, Result, Store
 from proxy.mail_service import WriterStream
 
 

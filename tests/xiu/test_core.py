@@ -9,6 +9,7 @@ import pytest
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import msg_id
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind, encode
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu.batch import check
@@ -19,7 +20,6 @@ from xiu.events import (
     Effect,
     EndStream,
     LayoutChanged,
-    Level,
     NeedEpoch,
     Result,
     SpaceChanged,

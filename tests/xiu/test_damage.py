@@ -7,9 +7,10 @@ import pytest
 
 from cluster.replication.events import Committed, Leading
 from pixiu.ids import msg_id
+from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryStore
 from tests.xiu.test_core import Xiu, codes, first, only, user
-from xiu.events import Answer, Level, Result, TrimDue
+from xiu.events import Answer, Result, TrimDue
 from xiu.state import KEY, MARKS, SNOWFLAKES
 
 
