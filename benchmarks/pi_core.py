@@ -19,9 +19,19 @@ import time
 from pathlib import Path
 
 from cluster.replication.model import Entry
-from pi.operations import ACKNOWLEDGE, APPEND, ENTRY_KIND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pi.state import State
 from pi.store import StateStore
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    ENTRY_KIND,
+    USER_DEVICE,
+    Acknowledges,
+    Appends,
+    OpenSessions,
+    Writer,
+    encode,
+)
 
 APPENDS = 200_000
 BATCH = 100

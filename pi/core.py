@@ -37,7 +37,24 @@ from pi.events import (
     Tick,
     TurnEnded,
 )
-from pi.operations import (
+from pi.reading import Read, Refusal
+from pi.state import Results
+from pixiu.errors import (
+    InvalidArgument,
+    NotLeader,
+    OldSession,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    StaleWriter,
+    StateDamaged,
+    TooManyReceivers,
+    Unavailable,
+    UnknownDevice,
+    WrongPartition,
+)
+from pixiu.ids import MAX_ID
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DELETE,
@@ -61,23 +78,6 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.reading import Read, Refusal
-from pi.state import Results
-from pixiu.errors import (
-    InvalidArgument,
-    NotLeader,
-    OldSession,
-    OutcomeUnknown,
-    Overloaded,
-    PixiuError,
-    StaleWriter,
-    StateDamaged,
-    TooManyReceivers,
-    Unavailable,
-    UnknownDevice,
-    WrongPartition,
-)
-from pixiu.ids import MAX_ID
 from pixiu.wire.levels import Level
 
 MAX_REQUEST_BYTES: Final = 1 << 20

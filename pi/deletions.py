@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pi.inbox import Head
 from pi.keys import deleted_key
-from pi.operations import MAX_LANE, Code
 from pi.ranges import NO_RANGES, Ranges
 from pixiu.errors import StateDamaged
+from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 if TYPE_CHECKING:
     from pi.state import State

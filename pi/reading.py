@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pi.inbox import Device, Head
-from pi.operations import MAX_LANE, Code
 from pi.ranges import Ranges
 from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 if TYPE_CHECKING:
     from pi.state import State

@@ -40,7 +40,6 @@ from pi.events import (
     TurnEnded,
 )
 from pi.machine import Machine
-from pi.operations import ENTRY_KIND
 from pi.options import Options
 from pi.reading import Read
 from pi.state import Results
@@ -49,6 +48,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
+from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 

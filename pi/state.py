@@ -17,7 +17,7 @@ from cluster.replication.model import START, Entry, Position
 from pi.caches import Cache
 from pi.deletions import Deletions
 from pi.expiry import PURGE_A_TOUCH, Expiry
-from pi.inbox import Device, Head, User
+from pi.inbox import MAX_DEVICES, Device, Head, User
 from pi.keys import (
     CRC,
     CURSOR_VALUE,
@@ -35,14 +35,19 @@ from pi.keys import (
     user_key,
     writer_key,
 )
-from pi.operations import (
+from pi.reading import Read as Read
+from pi.reading import Reader
+from pi.reading import Refusal as Refusal
+from pi.unwritten import Changes, Store, Table
+from pixiu.errors import MalformedData, StateDamaged
+from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DEFAULT_LIMITS,
     DELETE,
     ENTRY_KIND,
     LANE_SHIFT,
-    MAX_DEVICES,
     MAX_LANE,
     MAX_RECEIVERS,
     TRIM,
@@ -63,12 +68,6 @@ from pi.operations import (
     Writer,
     decode,
 )
-from pi.reading import Read as Read
-from pi.reading import Reader
-from pi.reading import Refusal as Refusal
-from pi.unwritten import Changes, Store, Table
-from pixiu.errors import MalformedData, StateDamaged
-from pixiu.wire.cursor import Cursor
 
 META: Final = struct.Struct("<BIQIQ13s13s")
 META_VERSION: Final = 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pixiu import errors
-from pixiu.wire.inbox_appends import encode_appends, encode_fanout
+from pixiu.wire.inbox_operations import encode_appends, encode_fanout
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy.mail_batches import PERMANENT, split, take_run, why_not

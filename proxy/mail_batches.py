@@ -9,7 +9,7 @@ from typing import Final
 
 from pixiu import errors
 from pixiu.ids import MAX_ID, MSG_SEQUENCE_BITS
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_RECEIVERS, Code
 from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
 from proxy.mail_events import MailReceived, Result, StoredRun
 from proxy.mail_state import Parcel, Request, Writer
@@ -22,7 +22,7 @@ PERMANENT: Final = frozenset({
     errors.ChecksumWrong.code, errors.DiskFull.code, errors.TooManyReceivers.code,
 })  # fmt: skip
 """What a sender is told at once; everything else is tried again."""
-INBOX_FULL: Final = -2
+INBOX_FULL: Final = -int(Code.INBOX_FULL)
 _FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full); the user must acknowledge some first"
 
 

@@ -19,7 +19,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
-from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy.mail import MailCore

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
 from pixiu.wire.v1 import pi_pb2
 from relay.delivery.events import Asked, Failure, Listing, Missing, Read
 
-_OLD_SESSION: Final = 4
+_FENCED: Final = -int(Code.OLD_SESSION)
 _CODES: Final = {UnknownDevice.code: Failure.REFUSED, OldSession.code: Failure.FENCED}
 _MISSING: Final = {NotYet.code: Missing.NOT_YET, Gone.code: Missing.GONE}
 
@@ -74,7 +74,7 @@ def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | Failure]:
     """The result of each item of a request, 0 or above; else why there is none."""
     if reply is None or len(reply.results) != count:
         return [Failure.LATER] * count
-    return [result if result >= 0 else Failure.FENCED if result == -_OLD_SESSION else Failure.REFUSED for result in reply.results]
+    return [result if result >= 0 else Failure.FENCED if result == _FENCED else Failure.REFUSED for result in reply.results]
 
 
 def records_of(

@@ -31,7 +31,7 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.wire.inbox_appends import next_generation
+from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.levels import Level, Triple
 
 STALL_S: Final = 30.0

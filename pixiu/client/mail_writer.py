@@ -35,7 +35,7 @@ from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded
 from pixiu.ids import MAX_ID, MsgID, SnowflakeID
 from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.deadline_timer import DeadlineTimer
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc

@@ -15,7 +15,7 @@ from pixiu.client.mail import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.ids import snowflake
-from pixiu.wire.inbox_appends import GENERATION_EPOCH_S
+from pixiu.wire.inbox_operations import GENERATION_EPOCH_S
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 

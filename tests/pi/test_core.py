@@ -26,9 +26,9 @@ from pi.events import (
     Tick,
     TurnEnded,
 )
-from pi.operations import U64, Clock, Code, Fanout, Limits, Operation, Writer, decode, encode
 from pi.state import Read, Refusal
 from pixiu.errors import StateDamaged
+from pixiu.wire.inbox_operations import U64, Clock, Code, Fanout, Limits, Operation, Writer, decode, encode
 from pixiu.wire.levels import Level
 from tests.support.pi import acknowledges, appends, message
 

@@ -7,9 +7,15 @@ import pytest
 from pi import ranges
 from pi.digest import Digest
 from pi.inbox import Head
-from pi.operations import (
+from pi.options import Options
+from pi.ranges import Ranges
+from pi.reading import unread_by
+from pixiu.errors import MalformedData
+from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import (
     DEFAULT_LIMITS,
     DELETE,
+    HEAD,
     LIMITS,
     TRIM,
     USER_DEVICE,
@@ -21,15 +27,9 @@ from pi.operations import (
     Op,
     OpenSessions,
     Trims,
-    body_of,
     decode,
     encode,
 )
-from pi.options import Options
-from pi.ranges import Ranges
-from pi.reading import unread_by
-from pixiu.errors import MalformedData
-from pixiu.wire.cursor import Cursor
 from relay.delivery.events import Listing
 from relay.delivery.window import Lane
 from tests.pi.memory import HOUR, MemoryStore, Replica
@@ -94,7 +94,7 @@ def test_options_say_it_and_limits_of_older_logs_and_stores_are_read() -> None:
     assert Options.__dataclass_fields__["new_device_history"].default is True
     old = LIMITS.pack(*DEFAULT_LIMITS[:6])
     assert Limits.decode(old) == DEFAULT_LIMITS
-    assert body_of(Clock(DEFAULT_LIMITS)) == (Op.CLOCK, old), "what is not used is not written"
+    assert encode([Clock(DEFAULT_LIMITS)]) == HEAD.pack(Op.CLOCK, len(old)) + old, "what is not used is not written"
     other = Limits(from_now=1)
     assert decode(encode([Clock(other)])) == [Clock(other)]
     for body in (old[:-1], old + b"\1\1"):

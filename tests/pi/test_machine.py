@@ -14,9 +14,9 @@ import pytest
 
 from cluster.replication.model import Entry
 from pi.machine import Machine
-from pi.operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from pi.store import FILE_NAME
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
+from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from tests.pi.memory import START_S, at_us
 from tests.support.disks import small_disk
 from tests.support.pi import appends, message

@@ -7,7 +7,10 @@ import pytest
 from cluster.replication.model import Entry, EntryKind
 from pi import expiry
 from pi.keys import entry_key, index_key
-from pi.operations import (
+from pi.state import Refusal
+from pixiu.errors import MalformedData, StateDamaged
+from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import (
     ENTRY_KIND,
     MAX_RECEIVERS,
     TRIM,
@@ -25,9 +28,6 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.state import Refusal
-from pixiu.errors import MalformedData, StateDamaged
-from pixiu.wire.cursor import Cursor
 from tests.pi.memory import HOUR, MemoryStore, Replica
 from tests.support.pi import acknowledges, appends, message
 

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pi.operations import APPEND, U64, Appends, Code, Fanout, decode
 from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.mail import Effect as SenderEffect
 from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import msg_id, snowflake
+from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, decode
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy.mail import MailCore

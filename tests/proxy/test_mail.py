@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pi.operations import APPEND, Appends, Fanout, decode
-from pi.operations import Writer as PiWriter
-from pi.operations import encode as encode_operations
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
-from pixiu.wire import inbox_appends
+from pixiu.wire.inbox_operations import APPEND, Appends, Fanout, decode
+from pixiu.wire.inbox_operations import Writer as PiWriter
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail
@@ -134,20 +132,6 @@ class Pipeline:
         (operation,) = decode(sent.operations)
         assert isinstance(operation, Appends | Fanout)
         return sent, operation
-
-
-def test_appends_travel_as_pi_reads_them() -> None:
-    pairs = [(11, 1), (12, 2)]
-    items = b"".join(APPEND.pack(*pair) for pair in pairs)
-    assert inbox_appends.encode_appends(9, 70, 3, [11, 12], [1, 2]) == encode_operations([Appends(PiWriter(9, 70, 3), items)])
-    fanout = Fanout(PiWriter(9, 70, 3), 11, b"".join(uin.to_bytes(8, "little") for uin in (1, 2, 3)))
-    assert inbox_appends.encode_fanout(9, 70, 3, 11, (1, 2, 3)) == encode_operations([fanout])
-
-
-def test_generations_grow_and_begin_at_the_time() -> None:
-    assert inbox_appends.next_generation(0, inbox_appends.GENERATION_EPOCH_S + 1000) == 1000
-    assert inbox_appends.next_generation(1000, inbox_appends.GENERATION_EPOCH_S + 1000) == 1001
-    assert inbox_appends.next_generation(5, 0) == 6
 
 
 def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:

@@ -5,8 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pi.operations import ACKNOWLEDGE, TRIM, U64, USER_DEVICE, Acknowledges, AddDevice, Clock, Code, Limits, OpenSessions, Trims
 from pi.state import Refusal
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    TRIM,
+    U64,
+    USER_DEVICE,
+    Acknowledges,
+    AddDevice,
+    Clock,
+    Code,
+    Limits,
+    OpenSessions,
+    Trims,
+)
 from pixiu.wire.record import Kind, encode
 from relay.delivery.events import Acknowledgement, Asked, Failure, Listing, Missing, Read
 from tests.pi.memory import START_S, Replica
