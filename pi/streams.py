@@ -119,8 +119,8 @@ def level_of(request: pi_pb2.PiRequest) -> Level:
 def message_of(reply: Reply) -> pi_pb2.PiReply:
     """A reply as it travels."""
     message = pi_pb2.PiReply(
-        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.layout_version,
-        epoch=reply.epoch, committed=reply.committed, copies=reply.copies,
+        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.triple.layout_version,
+        epoch=reply.triple.epoch, committed=reply.triple.committed, copies=reply.copies,
     )  # fmt: skip
     for found in reply.reads:
         answer = message.reads.add(

@@ -35,6 +35,7 @@ from pixiu.wire.inbox_operations import (
     OpenSessions,
     decode,
 )
+from pixiu.wire.levels import Triple
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2
@@ -73,7 +74,7 @@ class Cluster(Stores):
             assert read.device == NO_DEVICE
             found = self.replica.state.peek(read.uin, read.lane, read.start or 0, read.num, read.before, devices=read.devices)
             reads.append(ReadFound(*found))
-        return pi_reply_of(Reply(1, 1, 1, 1, 1, results=results, reads=reads))
+        return pi_reply_of(Reply(1, 1, Triple(1, 1, 1), results=results, reads=reads))
 
     async def fetch(self, entries: Any) -> None:
         for entry in entries:
