@@ -87,7 +87,7 @@ def run(uins: int, batch: int) -> str:
         appended = measure(replica, appends(count, uins, batch))
         sessions = b"".join(USER_DEVICE.pack(uin, 0) for uin in range(1, uins + 1))
         replica.apply(encode([OpenSessions(sessions)]))
-        ends = [(uin, replica.state.head(uin, 1).last) for uin in range(1, uins + 1)]
+        ends = [(uin, replica.state.inboxes.head(uin, 1).last) for uin in range(1, uins + 1)]
         acks = [ACKNOWLEDGE.pack(uin, 0, 1, 1, last // 2, 0) for uin, last in ends]
         acked = measure(replica, [encode([Acknowledges(b"".join(acks[at : at + batch]))]) for at in range(0, len(acks), batch)])
         began = time.process_time()

@@ -257,7 +257,7 @@ class Service(RoleShell):
         return {
             **totals(self._core.counters),
             "leads": int(bool(self._core.epoch)),
-            "dropped_entries_total": machine.state.dropped,
+            "dropped_entries_total": machine.state.inboxes.dropped,
             "malformed_entries_total": machine.state.damaged_entries,
             "transactions_total": machine.transactions,
             "unwritten_changes": machine.state.unwritten,

@@ -137,7 +137,7 @@ class World:
         """Reads, of everything."""
         for uin in UINS:
             for lane in range(2):
-                inbox, head = self.model.inbox(uin, lane), self.state.head(uin, lane)
+                inbox, head = self.model.inbox(uin, lane), self.state.inboxes.head(uin, lane)
                 assert (head.last, head.floor, head.gap, head.dropped) == (
                     len(inbox.entries), inbox.floor, inbox.gap, inbox.dropped,
                 ), (uin, lane)  # fmt: skip

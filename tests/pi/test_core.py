@@ -124,8 +124,7 @@ def test_what_can_never_be_is_refused_before_the_log(operation: Operation, code:
 
 
 def test_before_the_layout_is_known_every_user_is_taken_but_none_that_cannot_be() -> None:
-    pi = Pi()
-    pi.core._partitions = 0
+    pi = Pi(partitions=0)
     assert pi.code(appends(5, (message(1), 8))) == ""
     assert pi.code(appends(5, (message(1), 0))) == "INVALID_ARGUMENT"
 

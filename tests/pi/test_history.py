@@ -69,7 +69,7 @@ def test_a_further_device_begins_with_the_history_or_from_now_on_as_the_leaders_
     assert seqs(replica, session=2, device=1)[-1] == 4
     replica.flush()
     replica.restart()
-    assert replica.state.limits.from_now == from_now
+    assert replica.state.inboxes.limits.from_now == from_now
     assert replica.state.read(UIN, 1, 1, 2, None, 10).unread == (1 if from_now else 4)
 
 
@@ -176,13 +176,13 @@ def test_what_is_deleted_nobody_reads_and_it_keeps_its_number_and_its_message_id
 def test_what_is_deleted_at_the_floor_raises_it_and_is_not_counted_as_dropped() -> None:
     replica = filled(9)
     assert delete(replica, 3, 4) == 2
-    assert replica.state.head(UIN, 1).floor == 0
+    assert replica.state.inboxes.head(UIN, 1).floor == 0
     assert delete(replica, 1, 2) == 2
-    head = replica.state.head(UIN, 1)
+    head = replica.state.inboxes.head(UIN, 1)
     assert (head.floor, head.gap, head.dropped) == (4, 0, 0)
     assert delete(replica, 6, 6) == 1
     replica.apply(acknowledges(UIN, 1, 5))
-    assert replica.state.head(UIN, 1).floor == 6
+    assert replica.state.inboxes.head(UIN, 1).floor == 6
     assert delete(replica, 8, 8) == 1
     replica.apply(Trims(TRIM.pack(UIN, 1, 8)))
     assert (head.floor, head.gap, head.dropped) == (8, 8, 1), "7 was dropped, 8 was not"

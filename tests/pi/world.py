@@ -31,18 +31,19 @@ class Shelf:
 
 
 class Pi:
-    """Partition 1 of 2, which leads in `epoch`; 0: another replica leads.
+    """Partition 1 of 2 (0: no layout is known), which leads in `epoch`; 0: another replica leads.
 
     What the core asks for is kept in `proposals`; every call answers with the replies of its step.
     """
 
-    def __init__(self, epoch: int = 5) -> None:
+    def __init__(self, epoch: int = 5, partitions: int = 2) -> None:
         self.shelf = Shelf()
         self.core = Core(partition=1, inboxes=self.shelf, limits=Limits(cap=9), clock_interval_s=10.0)
         self.proposals: list[ev.Propose] = []
         self.now = 1.0
         self.epoch = epoch
-        self.step(ev.LayoutChanged(3, 2, {0: "there:1"}))
+        if partitions:
+            self.step(ev.LayoutChanged(3, partitions, {0: "there:1"}))
         self.lead(epoch)
 
     def step(self, event: ev.Event) -> list[ev.Reply]:

@@ -228,8 +228,8 @@ class World:
     def cursor(self) -> int:
         """UpTo of the device, as Pi has it."""
         state = self.pi.replica.state
-        devices = state.user(UIN).devices
-        return max((state.cursor(UIN, number, devices[number], LANE).up_to for number in devices), default=0)
+        devices = state.inboxes.user(UIN).devices
+        return max((state.inboxes.cursor(UIN, number, devices[number], LANE).up_to for number in devices), default=0)
 
     def notices(self) -> Any:
         """A stream of a proxy."""
