@@ -23,7 +23,7 @@ from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
-from xiu.events import Answer, EndStream, Event, StoreReceived
+from xiu.events import Answer, EndStream, StoreReceived
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repair import Checked
@@ -52,8 +52,8 @@ class Shell(Protocol):
     def leader_address(self) -> str:
         """Of the partition's leader; empty where it is not known."""
 
-    def take(self, event: Event) -> None:
-        """Give the core an event."""
+    def take(self, event: StoreReceived) -> None:
+        """Give the core a batch."""
 
 
 class Stream:
@@ -124,14 +124,16 @@ class Streams:
         """It is gone: answers find nobody."""
         self._streams.pop(stream.number, None)
 
-    def deliver(self, effect: Answer | EndStream) -> None:
-        """What the core says to a stream."""
+    def answer(self, effect: Answer) -> None:
+        """The core's answer to one batch of a stream."""
         stream = self._streams.get(effect.stream)
-        if stream is None:
-            return
-        if isinstance(effect, Answer):
+        if stream is not None:
             stream.answered(effect)
-        else:
+
+    def end(self, effect: EndStream) -> None:
+        """What a stream brought is no batch."""
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
             stream.end(effect.text)
 
     def close(self) -> None:
@@ -211,12 +213,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                 for answer in answers
                 for result in answer.results
             ],
-            layout_version=newest.layout_version,
-            epoch=newest.epoch,
-            committed=newest.committed,
+            layout_version=newest.triple.layout_version,
+            epoch=newest.triple.epoch,
+            committed=newest.triple.committed,
             copies=newest.copies,
             partition=self._partition,
-            leader="" if newest.epoch else self._shell.leader_address,
+            leader="" if newest.triple.epoch else self._shell.leader_address,
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:
