@@ -59,9 +59,9 @@ def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
             (proposal,) = core.step(event, 0.0)
             assert isinstance(proposal, Propose)
             first = log.last.counter + 1
-            log.append([Entry(1, first + i, kind, proposal.at_us, body) for i, (kind, body) in enumerate(proposal.payloads)])
+            entries = [Entry(1, first + i, kind, proposal.at_us, body) for i, (kind, body) in enumerate(proposal.payloads)]
+            log.append(entries)
             core.step(Accepted(proposal.token, 1, first, log.last.counter), 0.0)
-            entries = log.read(first - 1, 4096, 1 << 20)  # as the applier does
             answer, settled = core.step(EntriesCommitted(entries, 1), 0.0)
             assert isinstance(answer, Answer)
             assert isinstance(settled, Settle)

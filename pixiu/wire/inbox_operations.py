@@ -59,6 +59,7 @@ USER_DEVICE: Final = struct.Struct("<QH")
 TRIM: Final = struct.Struct("<QBQ")
 DELETE: Final = struct.Struct("<QBQQ")
 LIMITS: Final = struct.Struct("<IBIIII")
+_WRITER_BYTES: Final = WRITER.size
 FANOUT_HEAD: Final = WRITER.size + U64.size
 """Bytes of a fan-out before its receivers."""
 
@@ -200,28 +201,20 @@ Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDev
 # --- reading
 
 
-class _Form(NamedTuple):
-    """What a body may look like."""
-
-    head: int
-    """Bytes before the items."""
-    item: int
-    """Bytes of one item."""
-    most: int = 1 << 32
-    """Bytes of all."""
-
-
+_ANY: Final = 1 << 32
 _FORMS: Final = {
-    int(Op.APPENDS): _Form(WRITER.size, APPEND.size),
-    int(Op.FANOUT): _Form(FANOUT_HEAD, U64.size),
-    int(Op.ACKNOWLEDGES): _Form(0, ACKNOWLEDGE.size),
-    int(Op.OPEN_SESSIONS): _Form(0, USER_DEVICE.size),
-    int(Op.ADD_DEVICE): _Form(U64.size, 1, U64.size + MAX_CLIENT_ID_BYTES),
-    int(Op.DROP_DEVICES): _Form(0, USER_DEVICE.size),
-    int(Op.TRIMS): _Form(0, TRIM.size),
-    int(Op.CLOCK): _Form(LIMITS.size, 1, LIMITS.size + 1),
-    int(Op.DELETES): _Form(0, DELETE.size),
+    int(Op.APPENDS): (WRITER.size, APPEND.size, _ANY),
+    int(Op.FANOUT): (FANOUT_HEAD, U64.size, _ANY),
+    int(Op.ACKNOWLEDGES): (0, ACKNOWLEDGE.size, _ANY),
+    int(Op.OPEN_SESSIONS): (0, USER_DEVICE.size, _ANY),
+    int(Op.ADD_DEVICE): (U64.size, 1, U64.size + MAX_CLIENT_ID_BYTES),
+    int(Op.DROP_DEVICES): (0, USER_DEVICE.size, _ANY),
+    int(Op.TRIMS): (0, TRIM.size, _ANY),
+    int(Op.CLOCK): (LIMITS.size, 1, LIMITS.size + 1),
+    int(Op.DELETES): (0, DELETE.size, _ANY),
 }
+"""What bodies may look like: (bytes before the items, bytes of an item, bytes of all at most)."""
+_UNKNOWN: Final = (1, 1, 0)
 
 
 def spans(payload: bytes) -> list[tuple[int, int, int]]:
@@ -234,33 +227,35 @@ def spans(payload: bytes) -> list[tuple[int, int, int]]:
     offset, end = 0, len(payload)
     while offset < end:
         begin = offset + head
-        if begin > end or len(found) == MAX_OPERATIONS:
-            raise MalformedData("operations end within a head, or are too many")
+        if begin > end:
+            raise MalformedData("operations end within a head")
         op, size = unpack(payload, offset)
-        form = forms.get(op)
-        if form is None or size < form.head or size > form.most or (size - form.head) % form.item:
+        least, item, most = forms.get(op, _UNKNOWN)
+        if size < least or size > most or (size - least) % item:
             raise MalformedData(f"operation {op} of {size} bytes")
         offset = begin + size
-        if offset > end:
-            raise MalformedData("an operation ends in the middle")
         found.append((op, begin, offset))
+    if offset != end:
+        raise MalformedData("an operation ends in the middle")
+    if len(found) > MAX_OPERATIONS:
+        raise MalformedData(f"{len(found)} operations are too many: at most {MAX_OPERATIONS} at a time")
     return found
 
 
 def writer_at(payload: bytes, begin: int) -> Writer:
     """The writer of appends or of a fan-out whose body begins there. Raises MalformedData."""
-    writer = Writer(*WRITER.unpack_from(payload, begin))
-    if writer.worker >= WORKERS:
-        raise MalformedData(f"worker {writer.worker} is out of range: below {WORKERS}")
-    return writer
+    worker, generation, epoch = WRITER.unpack_from(payload, begin)
+    if worker >= WORKERS:
+        raise MalformedData(f"worker {worker} is out of range: below {WORKERS}")
+    return Writer(worker, generation, epoch)
 
 
 def _appends(payload: bytes, begin: int, end: int) -> Operation:
-    return Appends(writer_at(payload, begin), payload[begin + WRITER.size : end])
+    return Appends(writer_at(payload, begin), payload[begin + _WRITER_BYTES : end])
 
 
 def _fanout(payload: bytes, begin: int, end: int) -> Operation:
-    msg_id: int = U64.unpack_from(payload, begin + WRITER.size)[0]
+    msg_id: int = U64.unpack_from(payload, begin + _WRITER_BYTES)[0]
     return Fanout(writer_at(payload, begin), msg_id, payload[begin + FANOUT_HEAD : end])
 
 
@@ -283,7 +278,8 @@ _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
 
 def decode(payload: bytes) -> list[Operation]:
     """The operations of a request or an entry. Raises MalformedData."""
-    return [_DECODERS[op](payload, begin, end) for op, begin, end in spans(payload)]
+    decoders = _DECODERS
+    return [decoders[op](payload, begin, end) for op, begin, end in spans(payload)]
 
 
 # --- writing
