@@ -8,6 +8,7 @@ Source: DESIGN sections 9 ("Delivery of mail") and 14.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, Final, Protocol
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import STREAM_ERRORS, Channels
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from relay.mail_devices import Place
@@ -25,7 +27,7 @@ READY_S: Final = 5.0
 """For the gateway's first word."""
 STALL_S: Final = 10.0
 """A stream that takes nothing for so long is broken."""
-BACKOFF_S: Final = 0.05
+FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
 MAX_MESSAGE_BYTES: Final = 512 << 10
 """Of one message, but for a single larger record."""
@@ -133,7 +135,7 @@ class _Stream:
         self._break.set()
 
     async def _run(self) -> None:
-        failures = 0
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             node = self._streams.view().by_endpoint(self.gateway)
             served = False
@@ -150,8 +152,8 @@ class _Stream:
             self.ready = False
             if served:
                 self._streams.broke(self.gateway)
-            failures = 0 if served else failures + 1
-            await asyncio.sleep(min(BACKOFF_S * 2 ** min(failures, 8), MAX_BACKOFF_S))
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, address: str) -> bool:
         """One stream to its end. Whether it was ready."""

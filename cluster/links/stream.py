@@ -21,13 +21,14 @@ import grpc
 import grpc.aio
 
 from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.wire.v1.wire_pb2 import LinkFrame
 from pixiu.wire.v1.wire_pb2_grpc import LinkServicer, LinkStub
 
 CONNECT_WAIT_S: Final = 5.0
-FIRST_BACK_OFF_S: Final = 0.05
-LAST_BACK_OFF_S: Final = 2.0
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 2.0
 MAX_INCOMING: Final = 4096
 """Streams that others may have open to this process."""
 
@@ -78,15 +79,14 @@ class OutgoingStream:
             await self._task
 
     async def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             if not self._wanted(self._peer):
                 self._need.clear()
                 await self._need.wait()
             if await self._connection():
-                back_off = FIRST_BACK_OFF_S
-            await asyncio.sleep(back_off * (0.5 + random.random()))
-            back_off = min(back_off * 2, LAST_BACK_OFF_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""

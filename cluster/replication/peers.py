@@ -30,6 +30,7 @@ from cluster.replication.wire import decode_message
 from cluster.runtime.context import Context
 from pixiu.errors import GRPC_STATUS, MalformedData, PixiuError, Unavailable
 from pixiu.ids import hex_id
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.wire.v1 import replication_pb2 as pb
 
@@ -48,8 +49,8 @@ HEARD_S: Final = 2.0
 CONNECT_WAIT_S: Final = 2.0
 CLOSE_WAIT_S: Final = 2.0
 """How long an end waits for the handlers of peers' streams."""
-FIRST_BACK_OFF_S: Final = 0.05
-LAST_BACK_OFF_S: Final = 1.0
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
 CHANNEL_OPTIONS: Final = [
     *PEER_CHANNEL,
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -114,14 +115,13 @@ class _Outgoing:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             await self.outbox.wait()
             if await self._connection():
-                back_off = FIRST_BACK_OFF_S
+                backoff.reset()
             self.outbox.clear()  # what is late is sent anew
-            await asyncio.sleep(back_off * random.uniform(0.5, 1.5))
-            back_off = min(back_off * 2, LAST_BACK_OFF_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""

@@ -8,18 +8,20 @@ Source: DESIGN sections 6 (mail goes by streams) and 9 ("Mail").
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 
 ASK_TIMEOUT_S: Final = 3.0
 """For the answer to the empty request."""
-BACKOFF_S: Final = 0.05
+FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
 
@@ -85,7 +87,7 @@ class LeaderStream:
             self._crash(error)
 
     async def _run(self) -> None:
-        failures, hint = 0, ""
+        backoff, hint = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random), ""
         while True:
             address = hint or self._candidate()
             reason: str = f"no {self.role} of it is running; `pixiu status` shows which are missing"
@@ -103,9 +105,10 @@ class LeaderStream:
                     reason = f"{address}: the call was cancelled"  # gRPC's own doing, and not ours
             self.open = False
             self._down(reason)
-            failures = 0 if served or (hint and not failures) else failures + 1
-            if failures:
-                await asyncio.sleep(min(BACKOFF_S * 2 ** min(failures, 8), MAX_BACKOFF_S))
+            if served:
+                backoff.reset()
+            elif not hint or backoff.failures:
+                await asyncio.sleep(backoff.next_s())
 
     def _candidate(self) -> str:
         """The next replica to ask."""

@@ -26,6 +26,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.errors import LocalError, LoginReplaced, NotConnected, NotServed, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous_order
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2
 
@@ -172,6 +173,7 @@ class GatewayConnection:
         give_up = loop.time() + self._around.options.connect_timeout_s
         served_once = False
         failures = 0
+        backoff = Backoff(self._around.options.backoff_s, self._around.options.max_backoff_s, self._around.uniform)
         while True:
             address = self._choose(failures)
             if address:
@@ -187,8 +189,7 @@ class GatewayConnection:
                 )
             log.warning("gateway_lost reason=%s", self._reason)
             failures += 1
-            backoff = min(self._around.options.backoff_s * 2 ** min(failures - 1, 16), self._around.options.max_backoff_s)
-            await asyncio.sleep(backoff * (0.5 + 0.5 * self._around.uniform()))
+            await asyncio.sleep(backoff.after_s(failures))
 
     def _choose(self, failures: int, avoid: str = "") -> str:
         """The client's own gateway by rendezvous of its name; the next ones in order after failures."""

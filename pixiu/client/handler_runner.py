@@ -14,6 +14,7 @@ from pixiu.client.dead_letters import dead_letter_uin, encode
 from pixiu.client.mail_writer import MailOptions, MailPublisher, MailReceipt
 from pixiu.client.options import ClientOptions
 from pixiu.errors import InvalidArgument, LocalError, NotConnected, PixiuError, RecordTooLarge
+from pixiu.rpc.backoff import Backoff
 
 if TYPE_CHECKING:
     from pixiu.client.inbox import Inbox, Mail
@@ -37,11 +38,6 @@ class Retries:
         if not 0 < self.backoff_s <= self.max_backoff_s:
             raise InvalidArgument(f"backoff_s ({self.backoff_s:g}) is above 0 and at most max_backoff_s ({self.max_backoff_s:g})")
 
-    def wait_s(self, failures: int, uniform: Callable[[], float]) -> float:
-        """How long to wait after so many failures, from 1."""
-        longest: float = min(self.backoff_s * 2.0 ** min(failures - 1, 16), self.max_backoff_s)
-        return longest * (0.5 + 0.5 * uniform())
-
 
 class LaneHandler:
     """Handles the mail of one lane, one after the other. `mails` is what dead letters go by."""
@@ -61,7 +57,7 @@ class LaneHandler:
         self._handler = handler
         self._plan = plan
         self._options = options
-        self._uniform = uniform
+        self._backoff = Backoff(plan.backoff_s, plan.max_backoff_s, uniform)
         self._mails = mails
 
     async def run(self) -> None:
@@ -91,7 +87,7 @@ class LaneHandler:
                     await self._bury(mail, failures, error)
                     return
                 self._inbox.counters.retries += 1
-                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+                await asyncio.sleep(self._backoff.after_s(failures))
             else:
                 mail.acknowledge()
                 return
@@ -125,7 +121,7 @@ class LaneHandler:
                 failures += 1
                 self._inbox.counters.dead_letter_failures += 1
                 log.warning("dead_letter_not_sent lane=%d seq=%d error=%s", mail.lane, mail.seq, why)
-                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+                await asyncio.sleep(self._backoff.after_s(failures))
             else:
                 self._inbox.counters.dead_letters += 1
                 mail.acknowledge()

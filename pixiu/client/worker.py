@@ -15,6 +15,7 @@ from typing import Any, Final
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Unavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -113,7 +114,7 @@ class WorkerLease:
         await asyncio.wait({task})
 
     async def _hold(self) -> None:
-        failures = 0
+        backoff = Backoff(self._options.backoff_s, self._options.max_backoff_s, self._uniform)
         while True:
             proxies = self._proxies()
             # By chance, so that clients spread over the proxies; after a failure elsewhere.
@@ -130,9 +131,9 @@ class WorkerLease:
                 return
             self._refused = address
             self._reason = f"{address}: {reason_of(error)}"
-            failures = 0 if self.lent > before else failures + 1
-            backoff = min(self._options.backoff_s * 2 ** min(failures, 16), self._options.max_backoff_s)
-            await asyncio.sleep(backoff * (0.5 + 0.5 * self._uniform()))
+            if self.lent > before:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, address: str) -> None:
         """Hold a number at one proxy until the stream ends or the proxy is going."""
