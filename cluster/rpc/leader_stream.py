@@ -118,7 +118,7 @@ class LeaderStream:
         """One stream to its end. Returns who leads, as far as this replica knows, why it ended, and whether it led itself."""
         empty: Request = pi_pb2.PiRequest() if self.role == "pi" else xiu_pb2.StoreRequest()
         async with self._call(address) as call:
-            reply = await ask(call, empty, ASK_TIMEOUT_S)
+            reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
             if not reply.epoch:
                 return (reply.server.address if isinstance(reply, pi_pb2.PiReply) else reply.leader), "it does not lead", False
             self._outbox = Outbox(MAX_WAITING)
