@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from pixiu.client.awaited import Awaited
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
@@ -35,8 +35,10 @@ from pixiu.client.mail import (
 )
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError, TooManyReceivers
 from pixiu.ids import MAX_ID, MsgID, SnowflakeID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.inbox_appends import MAX_RECEIVERS
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
@@ -138,7 +140,7 @@ class MailShell:
         self._channels = channels
         self._on_refresh = on_refresh
         self._loop = asyncio.get_running_loop()
-        self._kick = asyncio.Event()
+        self._duplex: Duplex[mail_pb2.MailRequest, mail_pb2.MailReply] | None = None
         self._stream = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -185,7 +187,8 @@ class MailShell:
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Writable):
-                self._kick.set()
+                if self._duplex is not None:
+                    self._duplex.wake()
             elif isinstance(effect, MailResolved):
                 for ticket in effect.tickets:
                     if isinstance(ticket, MailReceipt):
@@ -215,8 +218,8 @@ class MailShell:
     def _open(self, effect: OpenMailStream) -> None:
         if self._closed:
             return
-        self._stream, self._kick = effect.stream, asyncio.Event()
-        self._task = self._loop.create_task(self._run(effect, self._kick), name=f"pixiu-mail-{effect.address}")
+        self._stream, self._duplex = effect.stream, None
+        self._task = self._loop.create_task(self._run(effect), name=f"pixiu-mail-{effect.address}")
         self._tasks.add(self._task)
         self._task.add_done_callback(self._tasks.discard)
 
@@ -227,56 +230,44 @@ class MailShell:
     def _tick(self) -> None:
         self._apply(self.core.tick(self._loop.time()))
 
-    async def _run(self, effect: OpenMailStream, kick: asyncio.Event) -> None:
+    async def _run(self, effect: OpenMailStream) -> None:
         """One stream from its opening to its end."""
-        call: Any = mail_pb2_grpc.MailerStub(self._channels.acquire(effect.address)).Send()
-        number = effect.stream
-        reader = self._loop.create_task(self._read(call, number), name=f"pixiu-mail-replies-{effect.address}")
-        writer = self._loop.create_task(self._write(call, effect, kick), name=f"pixiu-mail-batches-{effect.address}")
-        try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():  # a write failed: the reader knows why
-                await asyncio.wait({reader}, timeout=1.0)
-            error = reader.exception() if reader.done() else writer.exception()
-            if error is not None and not isinstance(error, STREAM_ERRORS):
-                raise error
-            self._apply(self.core.stream_died(number, self._loop.time(), f"{effect.address}: {reason_of(error)}"))
-        finally:
-            for task in (reader, writer):
-                task.cancel()
-            call.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-            await self._channels.release(effect.address)
-
-    async def _write(self, call: Any, effect: OpenMailStream, kick: asyncio.Event) -> None:
         hello = mail_pb2.MailHello(client=self._client, worker=effect.worker, generation=effect.generation)
-        await call.write(mail_pb2.MailRequest(hello=hello))
-        while True:
-            batch = self.core.next_batch(effect.stream, self._loop.time())
-            if batch is not None:
-                await call.write(_request_of(batch))
-                self._let_go()
-                continue
-            kick.clear()
-            await kick.wait()
+        first = [mail_pb2.MailRequest(hello=hello)]
 
-    async def _read(self, call: Any, number: int) -> None:
-        while isinstance(reply := await call.read(), mail_pb2.MailReply):
-            for triple in reply.triples:
-                place = ("pi" if triple.pi else "xiu", triple.partition)
-                self.core.triples[place] = MailTriple(triple.layout_version, triple.epoch, triple.committed)
-            outcomes = [
-                MailOutcome(
-                    result.position, result.count, result.copies, result.msg_ids,
-                    Failure(result.code, result.text) if result.code else None, result.open,
-                )
-                for result in reply.results
-            ]  # fmt: skip
-            now = self._loop.time()
-            self._apply(self.core.reply(number, now, outcomes, reply.taken, reply.window_bytes, reply.draining))
-            if reply.HasField("end"):
-                end = reply.end
-                self._apply(self.core.ended(number, now, Failure(end.code, end.text, end.retry_after_ms)))
+        def give() -> mail_pb2.MailRequest | None:
+            if first:
+                return first.pop()
+            self._let_go()  # the batch before has left
+            batch = self.core.next_batch(effect.stream, self._loop.time())
+            return None if batch is None else _request_of(batch)
+
+        call: GrpcCall[mail_pb2.MailRequest, mail_pb2.MailReply] = GrpcCall.over(
+            self._channels, effect.address, lambda channel: mail_pb2_grpc.MailerStub(channel).Send()
+        )
+        async with call:
+            duplex = Duplex(call, lambda reply: self._take(effect.stream, reply), give)
+            if effect.stream == self._stream:
+                self._duplex = duplex
+            end = await duplex.run()
+            self._apply(self.core.stream_died(effect.stream, self._loop.time(), f"{effect.address}: {end.text}"))
+
+    def _take(self, number: int, reply: mail_pb2.MailReply) -> None:
+        for triple in reply.triples:
+            place = ("pi" if triple.pi else "xiu", triple.partition)
+            self.core.triples[place] = MailTriple(triple.layout_version, triple.epoch, triple.committed)
+        outcomes = [
+            MailOutcome(
+                result.position, result.count, result.copies, result.msg_ids,
+                Failure(result.code, result.text) if result.code else None, result.open,
+            )
+            for result in reply.results
+        ]  # fmt: skip
+        now = self._loop.time()
+        self._apply(self.core.reply(number, now, outcomes, reply.taken, reply.window_bytes, reply.draining))
+        if reply.HasField("end"):
+            end = reply.end
+            self._apply(self.core.ended(number, now, Failure(end.code, end.text, end.retry_after_ms)))
 
 
 def _request_of(batch: MailBatch) -> mail_pb2.MailRequest:
