@@ -67,6 +67,10 @@ class GrpcCall(Generic[Out, In]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End it, and give up its channel."""
         self.cancel()
         await self._release()
 

@@ -270,7 +270,7 @@ async def test_a_server_that_stops_ends_the_streams() -> None:
             await asyncio.sleep(0.001)
     async with asyncio.timeout(5.0):
         assert not (await running).refused
-    await carrier.__aexit__(None, None, None)
+    await carrier.close()
 
 
 async def test_an_outbox_is_bounded_by_messages_and_bytes() -> None:
