@@ -144,7 +144,7 @@ class Duplex(Generic[Out, In]):
     def __init__(
         self,
         carrier: Carrier[Out, In],
-        take: Callable[[In], Awaitable[None] | None],
+        take: Callable[[In], Awaitable[object] | None],
         give: Callable[[], Out | None],
         *,
         work: asyncio.Event | None = None,
