@@ -149,7 +149,7 @@ class Duplex(Generic[Out, In]):
         *,
         work: asyncio.Event | None = None,
         over: Callable[[], None] | None = None,
-        last: Callable[[], Awaitable[None]] | None = None,
+        last: Callable[[], Awaitable[object]] | None = None,
         last_s: float | None = None,
     ) -> None:
         self._carrier, self._take, self._give = carrier, take, give
@@ -215,7 +215,7 @@ class Duplex(Generic[Out, In]):
             self._work.clear()
             await self._work.wait()
 
-    async def _say_last(self, last: Callable[[], Awaitable[None]], writer: asyncio.Task[None]) -> None:
+    async def _say_last(self, last: Callable[[], Awaitable[object]], writer: asyncio.Task[None]) -> None:
         waiting = asyncio.ensure_future(last())
         try:
             await _first_of(waiting, writer, self._stop, timeout_s=self._last_s)
@@ -251,5 +251,5 @@ class Duplex(Generic[Out, In]):
         return End(CLOSED_BY_PEER)
 
 
-async def _first_of(*futures: asyncio.Future[None], timeout_s: float | None = None) -> None:
+async def _first_of(*futures: asyncio.Future[None] | asyncio.Future[object], timeout_s: float | None = None) -> None:
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
