@@ -8,16 +8,17 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from pixiu.client.dead_letters import dead_letter_uin, encode
-from pixiu.client.mail_writer import MailOptions, MailPublisher, MailReceipt
+from pixiu.client.inbox_core import MailIntakeCounters
+from pixiu.client.inbox_mail import Mail
+from pixiu.client.mail_publisher import MailPublisher
+from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.options import ClientOptions
 from pixiu.errors import InvalidArgument, LocalError, NotConnected, PixiuError, RecordTooLarge
+from pixiu.ids import UIN
 from pixiu.rpc.backoff import Backoff
-
-if TYPE_CHECKING:
-    from pixiu.client.inbox import Inbox, Mail
 
 MAX_RETRIES: Final = 1_000
 log = logging.getLogger("pixiu.client")
@@ -39,12 +40,28 @@ class Retries:
             raise InvalidArgument(f"backoff_s ({self.backoff_s:g}) is above 0 and at most max_backoff_s ({self.max_backoff_s:g})")
 
 
+class Source(Protocol):
+    """The inbox whose mail is handled."""
+
+    uin: UIN
+
+    @property
+    def counters(self) -> MailIntakeCounters:
+        """Totals."""
+
+    async def next(self, lanes: range) -> Mail | None:
+        """The next mail of some lanes; None once the inbox is closed."""
+
+    def give_back(self, mail: Mail) -> None:
+        """A mail that was not handled."""
+
+
 class LaneHandler:
     """Handles the mail of one lane, one after the other. `mails` is what dead letters go by."""
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: Source,
         lane: int,
         handler: Callable[[Mail], Awaitable[None] | None],
         plan: Retries,
@@ -107,7 +124,7 @@ class LaneHandler:
                     body = encode(
                         self._inbox.uin, held.msg_id, held.seq, held.lane, attempts, failed_at_ms, reason, held.record, limit=limit
                     )
-                    receipt = publisher.send(dead_letter_uin(self._inbox.uin), body, MailOptions(), 0, b"")
+                    receipt = publisher.send(dead_letter_uin(self._inbox.uin), body)
                 else:
                     publisher.resend(receipt)  # the same ID: it is in the inbox once
                 await receipt
