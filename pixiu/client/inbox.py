@@ -237,7 +237,8 @@ class Inbox(GatewayConnection):
     # Inside: taking and acknowledging.
 
     def acknowledge(self, held: Held) -> None:
-        """As `Mail.acknowledge`."""
+        """The application has a mail: it leaves with others within some milliseconds. Raises `NotConnected`
+        once the inbox is closed."""
         if held.acknowledged:
             return
         if self._closed:
