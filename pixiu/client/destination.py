@@ -64,7 +64,7 @@ class Destination:
         client's `async with`, `Unavailable` when no proxy lends a number for message IDs.
         Source: DESIGN section 9, "Room message"; section 14, rule 2.
         """
-        return await self._client.submit(self.draft(payload, **options))
+        return await self._client.submit(draft(self._kind, self._key, payload, self._limit, self._topic, **options))
 
     async def send_and_wait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`send`, then wait for the acceptance. Raises what `send` and awaiting its receipt raise."""
@@ -74,7 +74,7 @@ class Destination:
 
     def send_nowait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`send` that never waits. Raises `Overloaded` where `send` would wait (the first message always does)."""
-        return self._client.submit_nowait(self.draft(payload, **options))
+        return self._client.submit_nowait(draft(self._kind, self._key, payload, self._limit, self._topic, **options))
 
 
 class Room(Destination):
@@ -101,8 +101,7 @@ class Room(Destination):
         Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
         Source: DESIGN section 9, "Signal".
         """
-        draft = self.draft(payload, **options)
-        return await self._client.signal(draft, receipt)
+        return await self._client.signal(self.draft(payload, **options), receipt)
 
 
 class Topic(Destination):
@@ -151,8 +150,7 @@ class User:
 
         Source: DESIGN section 9, "Signal".
         """
-        draft = self._chat.draft(payload, **options)
-        return await self._client.signal(draft, receipt)
+        return await self._client.signal(self._chat.draft(payload, **options), receipt)
 
     async def mail(self, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
         """Send a mail: it is kept in the user's inbox until it is acknowledged or expires. Returns when it is confirmed.

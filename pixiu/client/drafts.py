@@ -18,6 +18,7 @@ ROOM_KIND: Final = int(Kind.ROOM)
 CHAT_KIND: Final = int(Kind.CHAT)
 SIGNAL_KIND: Final = int(Kind.SIGNAL)
 MAIL_KIND: Final = int(Kind.MAIL)
+BYTES: Final = (bytes, bytearray, memoryview)
 
 
 class SendOptions(TypedDict, total=False):
@@ -77,9 +78,11 @@ def draft(
         raise InvalidArgument(f"lifetime_min is from 0 (without limit) to {MAX_LIFETIME_MIN}, not {lifetime_min}")
     if len(extension) > MAX_EXTENSION_BYTES:
         raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
-    if not isinstance(payload, bytes | bytearray | memoryview):
+    if payload.__class__ is not bytes and not isinstance(payload, BYTES):
         raise InvalidArgument(f"a payload is bytes, not {payload.__class__.__name__}; encode text with .encode()")
-    body = bytes(payload) if topic is None else with_topic(topic, bytes(payload))
+    body = bytes(payload)
+    if topic is not None:
+        body = with_topic(topic, body)
     size = HEADER_SIZE + len(extension) + len(body)
     if size > limit:
         raise RecordTooLarge(f"a message of {size} bytes with its header is above the limit of {limit}; send a reference instead")
