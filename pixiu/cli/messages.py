@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.reachable import check_reachable
 from pixiu.client.client import Client, connect
 from pixiu.client.destination import Destination
 from pixiu.client.mail_options import Level, level_of
@@ -65,6 +66,7 @@ def send(
         return (await _destination(client, room, topic, user).send_and_wait(payload)).id
 
     async def run() -> list[int]:
+        check_reachable(target)
         async with connect(target, uin=uin, client="pixiu-send") as client:
             if text != "-":
                 return [await send_one(client, text.encode())]
@@ -108,6 +110,7 @@ def listen(
     uin = uin or user
 
     async def run() -> None:
+        check_reachable(target)
         async with connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
             await _listen(client, room or [], topic or [], count, as_json, chat=bool(user))
 
@@ -149,6 +152,7 @@ def presence(
     """Say who of these users is online, and on how many devices."""
 
     async def run() -> list[UserPresence]:
+        check_reachable(target)
         async with connect(target, client="pixiu-presence") as client:
             return await client.presence(uins)
 
