@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from cluster.membership.isolation import OUT_OF_CONTACT_S
 from cluster.membership.lww_map import Key, Update
-from cluster.membership.replica_state import retry_pause_s
+from cluster.membership.member_state import retry_pause_s
 from pixiu.ids import EndpointID
 
 MAX_QUEUED_MESSAGES: Final = 200_000
 """Gateway messages that wait for one feed's snapshot. Policy: what exceeds it is taken at once."""
-OUT_OF_CONTACT_S: Final = 300.0
-"""After so long without a router, what its next snapshot does not have is dropped: tombstones may be over."""
 
 
 class FeedState(Enum):
@@ -56,7 +55,7 @@ class Feed:
     """Keys of the snapshot that is being taken and of live messages since, when others will be dropped."""
 
     def begin(self, source: EndpointID, now: float) -> None:
-        """Take a snapshot from a router."""
+        """Take a snapshot from a router. After long without one, what it does not have is dropped: tombstones may be over."""
         self.state, self.source = FeedState.SNAPSHOT, source
         out = self.lost_at is not None and now - self.lost_at > OUT_OF_CONTACT_S
         self.seen = set() if out else None
