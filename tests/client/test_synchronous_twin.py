@@ -149,4 +149,6 @@ def test_a_twin_takes_the_arguments_of_its_original_and_says_what_it_does(twin: 
 def test_a_user_takes_signals_from_a_thread_too(served: Any) -> None:
     with pixiu.connect_sync(served.target) as px:
         px.user(7).signal(b"now", type=3).wait(timeout_s=20)
-    assert [(one.key, one.body, one.kind) for one in served.proxies[0].records] == [(7, b"now", Kind.SIGNAL)]
+    # Its copies go by several proxies; the receipt waits for the first one.
+    copies = [one for proxy in served.proxies for one in proxy.records]
+    assert {(one.key, one.body, one.kind) for one in copies} == {(7, b"now", Kind.SIGNAL)}
