@@ -32,11 +32,11 @@ from gateway.events import (
     PacketsAcknowledged,
     WriteMail,
 )
-from gateway.mail_lane import LANES, MailLane
+from gateway.mail_lane import MailLane
 from pixiu.errors import MalformedData
 from pixiu.mqtt.mail import lane_of
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
-from pixiu.wire.record import MAX_RECORD_BYTES, crc_ok
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
+from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, crc_ok
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
@@ -92,8 +92,8 @@ class _Recipient:
     session: int = 0
     stream: int = 0
     """Of the relay whose session it is."""
-    lanes: list[MailLane] = field(default_factory=lambda: [MailLane() for _ in range(LANES)])
-    marked: list[int] = field(default_factory=lambda: [0] * LANES)
+    lanes: list[MailLane] = field(default_factory=lambda: [MailLane() for _ in range(INBOX_LANES)])
+    marked: list[int] = field(default_factory=lambda: [0] * INBOX_LANES)
     """Lane → written up to here under earlier sessions."""
 
 
@@ -115,7 +115,7 @@ def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[MailDevice], lis
         raise MalformedData("a batch of deliveries says that there are none")
     found = split(batch.deliveries, batch.count)
     for item in found:
-        if item.lane >= LANES or not item.session or not item.seq:
+        if item.lane >= INBOX_LANES or not item.session or not item.seq:
             raise MalformedData(f"an envelope names lane {item.lane}, session {item.session}, InboxSeq {item.seq}")
         if len(item.record) > MAX_RECORD_BYTES:
             raise MalformedData(f"a record has {len(item.record)} bytes, and may have {MAX_RECORD_BYTES}")
@@ -233,7 +233,7 @@ class MailBook:
         stream = self._streams.get(recipient.stream)
         if stream is None:
             return []
-        for lane in range(LANES):
+        for lane in range(INBOX_LANES):
             if (connection, lane) in stream.due:
                 del stream.due[connection, lane]
                 stream.last_words.append(_acknowledgement(recipient, lane))
@@ -295,9 +295,9 @@ class MailBook:
             counters.gaps_untold += 1
             self._acknowledge(recipient, item.lane, item.seq, item.seq)
             return
-        if not gap and item.seq <= recipient.marked[item.lane] and not item.flags & AGAIN:
+        if not gap and item.seq <= recipient.marked[item.lane] and not item.flags & REDELIVERED:
             counters.again += 1
-            item = item._replace(flags=item.flags | AGAIN)
+            item = item._replace(flags=item.flags | REDELIVERED)
         counters.delivered += not gap
         writes.setdefault(connection, WriteMail(connection, [], False)).deliveries.append(item)
 
@@ -305,7 +305,7 @@ class MailBook:
         """A higher session: begin anew."""
         self.unacknowledged -= sum(lane.unacknowledged for lane in recipient.lanes)
         recipient.marked = [max(pair) for pair in zip(recipient.marked, (lane.highest for lane in recipient.lanes), strict=True)]
-        recipient.lanes = [MailLane() for _ in range(LANES)]
+        recipient.lanes = [MailLane() for _ in range(INBOX_LANES)]
         recipient.uin, recipient.device, recipient.session = item.uin, item.device, item.session
 
     def _acknowledge(self, recipient: _Recipient, lane: int, first: int, last: int) -> None:

@@ -40,7 +40,7 @@ from pixiu.mqtt.packets import SUBACK_FAILURE, ConnackCode, Connect, Publish
 from pixiu.mqtt.server import ServerSession, SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.envelope import AGAIN, Delivery
+from pixiu.wire.envelope import REDELIVERED, Delivery
 from pixiu.wire.record import Flag, Kind, body_of, encode, with_topic
 
 WRITE_BYTES = 64 << 10
@@ -282,7 +282,7 @@ class MQTTConnection(asyncio.Protocol):
     def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
         """Write mail, as the client takes it."""
         if self._session is not None:
-            mails = [Mail(item.lane, item.seq, body_of(item.record), bool(item.flags & AGAIN)) for item in deliveries]
+            mails = [Mail(item.lane, item.seq, body_of(item.record), bool(item.flags & REDELIVERED)) for item in deliveries]
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._hub.now(), anew=anew))
 
     def answer(self, request: int, known: bool) -> None:

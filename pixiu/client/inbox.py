@@ -26,17 +26,18 @@ from typing import Final, Self
 from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.handler_runner import LaneHandler, Retries
-from pixiu.client.inbox_core import LANES, Held, MailGap, MailIntake, MailIntakeCounters
+from pixiu.client.inbox_core import Held, MailGap, MailIntake, MailIntakeCounters
 from pixiu.client.inbox_mail import Mail
 from pixiu.client.mail_publisher import MailPublisher
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import UIN
+from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
 CLOSE_GRACE_S: Final = 1.0
 """What the gateway gets to take the last acknowledgements when an inbox is closed, seconds."""
-ALL_LANES: Final = range(LANES)
+ALL_LANES: Final = range(INBOX_LANES)
 log = logging.getLogger("pixiu.client")
 
 

@@ -4,7 +4,7 @@
     0       u64   MsgID, 0 in a gap marker               24      u32   session
     8       u64   InboxSeq                               28      u16   device
     16      u64   UIN                                    30      u8    lane
-                                                         31      u8    flags: 1 gap, 2 again
+                                                         31      u8    flags: 1 gap, 2 redelivered
 
 Little-endian. A record follows, or none where the flag `GAP` is set. A batch is envelopes with their records end to end.
 
@@ -23,7 +23,7 @@ ENVELOPE: Final = struct.Struct("<QQQIHBB")
 ENVELOPE_SIZE: Final = 32
 GAP: Final = 1
 """No record: what the device has not got of this lane, up to this InboxSeq, is gone. It is acknowledged as mail is."""
-AGAIN: Final = 2
+REDELIVERED: Final = 2
 """It was sent to the device before, and may have arrived. In a gap marker it says nothing."""
 
 assert ENVELOPE.size == ENVELOPE_SIZE

@@ -86,6 +86,10 @@ FIRST_LANE_BELOW: Final = LANE_NORMAL << 6
 """A record type below this is in lane 0: its top two bits are the lane."""
 TYPE_NORMAL: Final = LANE_NORMAL << 6
 """The type of a message whose sender named none: type 0 in the normal lane."""
+INBOX_LANES: Final = 4
+"""Lanes of a type, and inboxes of a user: one a lane, 0 first."""
+LINK_LANES: Final = 2
+"""Lanes of a link: the first one, and one for all others."""
 
 
 class Record(NamedTuple):

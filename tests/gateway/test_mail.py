@@ -33,7 +33,7 @@ from gateway.mail import SPARE_DEVICES, Acknowledgement, read_batch
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2
@@ -130,7 +130,7 @@ def test_what_is_not_above_what_was_written_is_dropped_and_answered_with_what_is
     gateway.take(item(1), item(2))
     gateway.acknowledge((1, 2, 2))
     gateway.said()
-    effects = gateway.step(MailArrived(FIRST, [], [item(2), item(1, flags=AGAIN)]))
+    effects = gateway.step(MailArrived(FIRST, [], [item(2), item(1, flags=REDELIVERED)]))
     assert effects == [AcknowledgementsDue(FIRST)]
     assert gateway.said() == [ack(0, 0b10)]
     assert gateway.core.mail.counters.repeats_dropped == 2
@@ -149,11 +149,11 @@ def test_a_higher_session_begins_anew_and_marks_what_the_connection_was_written_
     gateway.acknowledge((1, 1, 2))
     (write,) = gateway.take(item(3, session=2), item(4, session=2), item(5, session=2), stream=SECOND)
     assert write.anew
-    assert [(one.seq, one.flags) for one in write.deliveries] == [(3, AGAIN), (4, AGAIN), (5, 0)]
+    assert [(one.seq, one.flags) for one in write.deliveries] == [(3, REDELIVERED), (4, REDELIVERED), (5, 0)]
     assert gateway.core.mail.unacknowledged == 3
     gateway.acknowledge((1, 3, 5))
     assert (gateway.said(), gateway.said(SECOND)) == ([], [ack(5, session=2)]), "to the relay whose session it is"
-    assert gateway.seqs(item(5, session=3), item(6, session=3, lane=0)) == [(1, 5, 3, AGAIN), (1, 6, 3, 0)]
+    assert gateway.seqs(item(5, session=3), item(6, session=3, lane=0)) == [(1, 5, 3, REDELIVERED), (1, 6, 3, 0)]
 
 
 def test_acknowledgements_of_unknown_numbers_are_counted_and_ignored(gateway: Gateway) -> None:
@@ -199,7 +199,7 @@ def test_a_second_connection_of_the_device_gets_the_mail_by_a_new_connect_time(g
     gateway.step(Closed(2, 1))
     assert gateway.bound().connect_time > last.connect_time
     assert gateway.takes_mail[UIN, KEY]
-    assert gateway.seqs(item(3, session=4), item(4, session=4)) == [(1, 3, 4, AGAIN), (1, 4, 4, 0)]
+    assert gateway.seqs(item(3, session=4), item(4, session=4)) == [(1, 3, 4, REDELIVERED), (1, 4, 4, 0)]
 
 
 def test_who_takes_mail_again_is_told_with_a_new_connect_time() -> None:
@@ -333,7 +333,7 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
         some = [
             item(
                 rng.choice(seqs), session=rng.choice(sessions), lane=rng.randrange(4), uin=rng.choice((7, 8, 9)),
-                flags=rng.choice((0, AGAIN, GAP)), msg_id=rng.choice((0, 5)),
+                flags=rng.choice((0, REDELIVERED, GAP)), msg_id=rng.choice((0, 5)),
             )
             for _ in range(rng.randrange(5))
         ]  # fmt: skip

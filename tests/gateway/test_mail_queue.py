@@ -17,7 +17,7 @@ from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
 from pixiu.rpc.duplex import Duplex
-from pixiu.wire.envelope import AGAIN, Delivery, split
+from pixiu.wire.envelope import REDELIVERED, Delivery, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
 
@@ -179,7 +179,7 @@ def packets(data: bytes) -> list[Publish]:
 
 async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_is_dropped() -> None:
     connection, transport, hub = mqtt_client(100)
-    connection.deliver_mail([item(seq, 1000, AGAIN if seq == 3 else 0) for seq in range(1, 65)], True)
+    connection.deliver_mail([item(seq, 1000, REDELIVERED if seq == 3 else 0) for seq in range(1, 65)], True)
     connection.deliver_mail([item(seq, 1000) for seq in range(65, 129)], False)
     first = len(packets(transport.data))
     assert 0 < first <= WRITE_BYTES // 1000

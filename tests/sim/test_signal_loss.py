@@ -27,7 +27,7 @@ import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.membership.lww_map import Update
-from cluster.runtime.contract import RecordsReceived, SendRecords
+from cluster.runtime.contract import RecordsReceived, SendRecords, Settled
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
@@ -113,11 +113,11 @@ class World:
     def at_proxy(self, endpoint: EndpointID, event: pe.Event) -> None:
         for effect in self.proxies[endpoint].step(event, self.now):
             match effect:
-                case pe.SendRecords(peer, records, _, token):
+                case SendRecords(peer, records, _, token):
                     arrived = not self.lost()
                     if arrived:
                         self.at_broker(peer, records)
-                    self.at_proxy(endpoint, pe.Settled([(token, arrived)]))
+                    self.at_proxy(endpoint, Settled([(token, arrived)]))
                 case pe.Reply(_, up_to, failures):
                     failure = Failure(failures[0].code, failures[0].text) if failures else None
                     self.do(self.sender.copy_done(self.signals.pop((endpoint, up_to)), failure))

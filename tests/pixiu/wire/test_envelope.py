@@ -7,12 +7,12 @@ import random
 import pytest
 
 from pixiu.errors import MalformedData
-from pixiu.wire.envelope import AGAIN, ENVELOPE_SIZE, GAP, Delivery, encode, split
+from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 
 RECORD = record_of(Kind.MAIL, 7, b"hello", 99)
-MAIL = Delivery(1 << 62, 2, 3, 4, 5, 1, AGAIN, RECORD)
+MAIL = Delivery(1 << 62, 2, 3, 4, 5, 1, REDELIVERED, RECORD)
 MARKER = Delivery(0, 9, 3, 4, 5, 1, GAP, b"")
 
 

@@ -11,7 +11,9 @@ import proxy.events as pe
 from cluster.links.api import Outcome, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.lww_map import encode_messages
+from cluster.runtime.contract import NEVER, TICK, RecordsReceived, SendRecords, Settle, Settled
 from gateway.signals import MemoryTable
+from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process
@@ -173,15 +175,16 @@ class ProxyProcess(Process):
 
     def deadline(self) -> float | None:
         """See `Process`."""
-        return self.core.next_deadline()
+        deadline = self.core.next_deadline()
+        return deadline if deadline != NEVER else None
 
     def tick(self) -> None:
         """See `Process`."""
-        self.step(pe.Tick())
+        self.step(TICK)
 
     def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
-        self.step(pe.BatchForwarded(data, start, end, count))
+        self.step(RecordsReceived(peer, data, start, end, count))
         return Outcome.TAKEN
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
@@ -199,7 +202,7 @@ class ProxyProcess(Process):
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
-        self.step(pe.Settled(settled))
+        self.step(Settled(settled))
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""
@@ -213,11 +216,12 @@ class ProxyProcess(Process):
     def perform(self, effect: Any) -> None:
         """One effect."""
         match effect:
-            case pe.SendRecords(peer, records, lane, token):
+            case SendRecords(peer, records, lane, token):
                 self.links.send_records(peer, records, lane, token, self.world.now)
             case pe.Reply(stream, up_to, failures):
+                assert all(failure.code != MalformedData.code for failure in failures), "a proxy calls a whole batch malformed"
                 self.world.clients.replied(self, stream, up_to, failures)
             case pe.Delivered(stream, signals):
                 self.world.clients.told_delivered(self, stream, signals)
-            case pe.MalformedBatch():
+            case Settle():
                 raise AssertionError("a proxy calls a whole batch malformed")

@@ -21,7 +21,7 @@ from gateway.mail import MailBook
 from gateway.mail_lane import MailLane
 from pixiu.ids import EndpointID
 from pixiu.wire.envelope import Delivery
-from relay.delivery.events import Acknowledgement, Device
+from relay.delivery import events as ev
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run
 
@@ -89,7 +89,7 @@ class BookedGateway(clients.Gateway):
             self._perform(self._book.opened(MailStreamOpened(stream, EndpointID(relay.number + 1)), self.world.now))
         devices = []
         for item in deliveries:
-            session = relay.core.sessions.get(Device(item.uin, item.device))
+            session = relay.core.sessions.get(ev.Device(item.uin, item.device))
             meant = item.uin, item.device, item.session
             if session is not None and session.number == item.session:
                 self._meant[meant] = session.connection
@@ -130,7 +130,7 @@ class BookedGateway(clients.Gateway):
         relay = self._relays.get(stream)
         if book is self._book and relay is not None and relay.streams.get(self.endpoint) == stream:
             for item in book.take_acknowledgements(stream, 100):
-                self.world.acknowledge(relay, self.endpoint, Acknowledgement(*item))
+                self.world.acknowledge(relay, self.endpoint, ev.Acknowledgement(*item))
 
 
 def test_mail_arrives_under_faults_through_the_production_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
