@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.supervisor import (
     FIRST_TRIES,
-    LONGEST_BACKOFF_S,
+    MAX_BACKOFF_S,
     SLOW_START_S,
     START_ORDER,
     START_SLOTS,
@@ -80,7 +80,7 @@ def test_a_crashed_process_comes_back_after_a_back_off_that_doubles_to_its_limit
         assert core.tick(deadline) == [Start("proxy-0")]
         core.running("proxy-0", deadline)
         now = deadline + 1
-    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S]
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, MAX_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
     assert core.processes["proxy-0"].restarts == 9
 
 

@@ -17,7 +17,8 @@ import pytest
 
 import pixiu
 from pixiu.cli.inbox import read_inbox
-from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
 from pixiu.wire.envelope import GAP, REDELIVERED, split
 from pixiu.wire.record import decode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc

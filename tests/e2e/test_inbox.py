@@ -12,7 +12,8 @@ import pytest
 import pixiu
 from pixiu.cli.inbox import read_inbox
 from pixiu.client.dead_letters import dead_letter_uin, decode
-from pixiu.client.inbox import Inbox, Mail
+from pixiu.client.inbox import Inbox
+from pixiu.client.inbox_mail import Mail
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.roles import until
 

@@ -13,7 +13,8 @@ import pytest
 
 import pixiu
 from pixiu.cli.inbox import Entry, read_inbox
-from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.roles import Roles, until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -19,16 +19,42 @@ HOPS = 20
 """Turns of the loop between the bytes of a request and the request."""
 
 
-async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequest]:
-    await there.wait()
-    for _ in range(HOPS):
-        await asyncio.sleep(0)
-    yield HELLO
+class Options:
+    connection_buffer_bytes = 1 << 20
+    slow_consumer_timeout_s = 10.0
+
+
+class Hub:
+    """As much of the service as a stream needs before its hello."""
+
+    options = Options()
+
+    def arrived(self, _stream: object) -> int:
+        return 1
+
+
+class Carrier:
+    """A stream whose hello comes when `there` is set."""
+
+    serves = True
+
+    def __init__(self, there: asyncio.Event) -> None:
+        self._there = there
+
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+    async def write(self, message: wire_pb2.SubscribeReply) -> None: ...
+
+    async def read(self) -> wire_pb2.SubscribeRequest | None:
+        await self._there.wait()
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+        return HELLO
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
-    clients = World().clients
-    return await SubscriberService(clients)._first(_Stream(clients), requests(there))
+    hub: Any = Hub()
+    return await SubscriberService(hub)._first(_Stream(hub), Carrier(there))
 
 
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class Replicas:
             self._log_starts[name] = path.stat().st_size if path.exists() else 0
             with open(path, "ab") as log:
                 self._processes[name] = subprocess.Popen(
-                    [sys.executable, str(PROJECT / "tests/support/replicated_role.py"), *arguments],
+                    [sys.executable, "-m", "tests.support.replicated_role", *arguments],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)},
                 )  # fmt: skip
 

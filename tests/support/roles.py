@@ -54,7 +54,7 @@ class Roles:
         wanted |= {"table_dir": str(self.folder), "table_mb": "8"} if role == "xiu" else {}
         wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
-        program = [str(PROJECT / "tests/support/deaf_role.py"), role] if deaf else ["-m", role]
+        program = ["-m", "tests.support.deaf_role", role] if deaf else ["-m", role]
         arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
