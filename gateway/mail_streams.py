@@ -17,7 +17,6 @@ from structlog.typing import FilteringBoundLogger
 from cluster.runtime.log import once_per
 from gateway import events as ev
 from gateway.core import Core
-from gateway.events import AcknowledgementsDue, EndMailStream, Event, MailArrived, MailStreamClosed, MailStreamOpened
 from gateway.mail import Acknowledgement, read_batch
 from pixiu.errors import Draining, MalformedData, Overloaded, PixiuError
 from pixiu.ids import EndpointID
@@ -128,14 +127,14 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         """There are acknowledgements to write on a stream."""
         stream = self._streams.get(effect.stream)
         if stream is not None:
-            stream.wake.set()
+            stream.wake()
 
     def end_stream(self, effect: ev.EndMailStream) -> None:
         """End a relay's stream."""
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.end(MalformedData(effect.text) if effect.at_fault else Overloaded(effect.text))
-        stream.wake()
+            stream.wake()
 
     def stop(self) -> None:
         """End all streams, and take no more."""
@@ -172,7 +171,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         """One batch; of the first one the relay's endpoint. Raises `MalformedData`: then nothing of it was taken."""
         devices, deliveries = read_batch(batch)
         if relay:
-            self._step(MailStreamOpened(stream.number, EndpointID(relay)))
+            self._step(ev.MailStreamOpened(stream.number, EndpointID(relay)))
         if devices or deliveries:
             self._step(ev.MailArrived(stream.number, devices, deliveries))
 
@@ -185,4 +184,4 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
     def over(self, stream: _Stream) -> None:
         """A stream has ended."""
         del self._streams[stream.number]
-        self._step(MailStreamClosed(stream.number))
+        self._step(ev.MailStreamClosed(stream.number))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -24,7 +23,7 @@ from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.wire.envelope import Delivery, encode
+from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -50,8 +49,10 @@ SubscriberCarrier = Carrier[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest]
 class _Stream:
     """One Subscribe stream."""
 
-    def __init__(self, hub: SubscriberHost) -> None:
-        self.id = hub.arrived(self)
+    packets = False
+
+    def __init__(self, clients: Clients) -> None:
+        self.id = clients.arrived(self)
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
         self._clients = clients
@@ -96,7 +97,7 @@ class _Stream:
         if self._backlog.behind_s(now) >= BATCHED_FROM_S:
             self._clients.slow_consumers.add(self)
         if self._backlog.dropped != before:
-            self._hub.count_dropped(self._backlog.dropped - before)
+            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
         self.work.set()
 
     def flush(self) -> None:
@@ -141,7 +142,7 @@ class _Stream:
             self._leaving = False
             self._backlog.left()
             if not self._backlog:
-                self._hub.slow.discard(self)
+                self._clients.slow_consumers.discard(self)
         if self._replies:
             return self._replies.popleft()
         self._mail_next = not self._mail_next
@@ -160,7 +161,7 @@ class _Stream:
 
     def _batch(self) -> wire_pb2.SubscribeReply | None:
         """A client that is behind gets larger batches, and fewer."""
-        if not self._rested and self._backlog.grade(self._hub.slow.now()) is not Grade.PROMPT:
+        if not self._rested and self._backlog.grade(self._clients.slow_consumers.now()) is not Grade.PROMPT:
             if self._rest is None:
                 self._rest = asyncio.get_running_loop().call_later(BATCH_S, self._end_rest)
             return None
@@ -186,11 +187,11 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
     ) -> None:
         """One connection of one user."""
         handler: GrpcHandler[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = GrpcHandler(context)
-        stream = _Stream(self._hub)
+        stream = _Stream(self._clients)
 
         def over() -> None:
-            self._hub.slow.discard(stream)
-            self._hub.closed(stream, stream.reason if stream.closing else REASON_LEFT)
+            self._clients.slow_consumers.discard(stream)
+            self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
 
         try:
             first = await self._first(stream, handler)
@@ -202,7 +203,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             device = hello.device or device_of_name(hello.client)
             duplex = Duplex(handler, lambda request: self._take(stream, request), stream.give, work=stream.work, over=over)
             stream.finish, stream.cut = duplex.finish, duplex.end
-            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
+            self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             self._take(stream, first)
             await duplex.run()

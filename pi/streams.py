@@ -17,6 +17,7 @@ from pi.keys import EPOCH_S
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.inbox_mail import Mail
     from pixiu.client.inbox_view import InboxView
-    from pixiu.client.mail import MailCounters, MailTriple
+    from pixiu.client.mail import MailCounters
     from pixiu.client.mail_receipt import MailReceipt
     from pixiu.client.mail_writer import MailWriter
     from pixiu.client.message import Message

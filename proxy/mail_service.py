@@ -21,7 +21,8 @@ from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
-from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy import mail_events as ev
 from proxy.mail import MailCore

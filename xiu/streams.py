@@ -22,6 +22,7 @@ from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
@@ -191,14 +192,16 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     @staticmethod
     def problem_of(request: xiu_pb2.StoreRequest) -> str:
         """What is wrong with a batch as a whole; "" if nothing is."""
-        if request.level not in LEVELS:
+        if Level.from_wire(request.level) is None:
             return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
             return f"a batch has at most {MAX_BATCH_RECORDS} records, and a position is below 2^63"
         return ""
 
     def take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> None:
-        """Give a batch to the core."""
+        """Give a batch to the core; its level is known."""
+        level = Level.from_wire(request.level)
+        assert level is not None, "problem_of was asked first"
         now_us = time.time_ns() // 1000
         self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
 

@@ -17,7 +17,7 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_cons
 from pixiu.cli.reachable import check_reachable
 from pixiu.client.client import Client, connect
 from pixiu.client.destination import Destination
-from pixiu.client.mail_options import Level, level_of
+from pixiu.client.mail_options import LevelName, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument

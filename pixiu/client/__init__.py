@@ -7,7 +7,7 @@ from pixiu.client.inbox import Inbox
 from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.inbox_mail import Mail
 from pixiu.client.inbox_view import InboxView
-from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail import MailCounters
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_writer import MailWriter
 from pixiu.client.message import Message
@@ -19,6 +19,7 @@ from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncRoom, SyncSubscription, SyncUser, connect_sync
 from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync_receipt import SyncReceipt
+from pixiu.wire.levels import Triple
 
 __all__ = [
     "Client",

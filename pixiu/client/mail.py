@@ -32,7 +32,8 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.rpc.backoff import Backoff
-from pixiu.wire.inbox_appends import next_generation
+from pixiu.wire.inbox_operations import next_generation
+from pixiu.wire.levels import Level, Triple
 
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final, Literal, TypedDict
 
-from pixiu.client.mail import MailLevel
 from pixiu.errors import InvalidArgument, TooManyReceivers
 from pixiu.ids import MAX_ID
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
+from pixiu.wire.levels import Level
 
-Level = Literal["replicated", "persisted", "accepted"]
-LEVELS: Final = {"replicated": MailLevel.REPLICATED, "persisted": MailLevel.PERSISTED, "accepted": MailLevel.ACCEPTED}
+LevelName = Literal["replicated", "persisted", "accepted"]
+LEVELS: Final = {"replicated": Level.REPLICATED, "persisted": Level.PERSISTED, "accepted": Level.ACCEPTED}
 MAX_EXPIRE_MIN: Final = 65_535
 
 
 class MailSendOptions(TypedDict, total=False):
     """What may be said of a mail beside its payload: `await user.mail(b"…", level="persisted")`."""
 
-    level: Level
+    level: LevelName
     """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on both leaders' disks;
     "accepted": in both leaders' logs. The latter two may be lost by a change of leader."""
     lane: int
@@ -55,7 +55,7 @@ def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
     return tuple(receivers[1:])
 
 
-def level_of(level: str) -> MailLevel:
+def level_of(level: str) -> Level:
     """A level by its name. Raises `InvalidArgument`."""
     found = LEVELS.get(level)
     if found is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from pixiu.client.awaited import Awaited
-from pixiu.client.mail import MailLevel, MailTicket
+from pixiu.client.mail import MailTicket
 from pixiu.errors import PixiuError
 from pixiu.ids import MsgID, SnowflakeID
+from pixiu.wire.levels import Level
 
 
 class MailReceipt(Awaited, MailTicket):
@@ -18,7 +19,7 @@ class MailReceipt(Awaited, MailTicket):
 
     __slots__ = ("_waiters",)
 
-    def __init__(self, record: bytes, message_id: int, level: MailLevel, more: tuple[int, ...] = ()) -> None:
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
         super().__init__(record, message_id, level, more)
         self._waiters: list[asyncio.Future[None]] | None = None
 

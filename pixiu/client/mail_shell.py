@@ -18,7 +18,6 @@ from pixiu.client.mail import (
     MailResolved,
     MailSender,
     MailTicket,
-    MailTriple,
     OpenMailStream,
 )
 from pixiu.client.mail_receipt import MailReceipt
@@ -27,6 +26,7 @@ from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcCall
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
 MAX_WAITING: Final = 10_000
@@ -159,7 +159,7 @@ class MailShell:
     def _take(self, number: int, reply: mail_pb2.MailReply) -> None:
         for triple in reply.triples:
             place = ("pi" if triple.pi else "xiu", triple.partition)
-            self.core.triples[place] = MailTriple(triple.layout_version, triple.epoch, triple.committed)
+            self.core.triples[place] = Triple(triple.layout_version, triple.epoch, triple.committed)
         outcomes = [
             MailOutcome(
                 result.position, result.count, result.copies, result.msg_ids,
@@ -175,6 +175,6 @@ class MailShell:
 
 
 def _request_of(batch: MailBatch) -> mail_pb2.MailRequest:
-    level = mail_pb2.MailLevel.ValueType(int(batch.level))
+    level = mail_pb2.MailLevel.ValueType(batch.level.value)
     more = [mail_pb2.MailReceivers(index=index, uins=uins) for index, uins in batch.more]
     return mail_pb2.MailRequest(batch=batch.data, count=batch.count, position=batch.position, level=level, more=more)

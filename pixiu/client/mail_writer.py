@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail import MailCounters
 from pixiu.client.mail_options import MailSendOptions
 from pixiu.client.mail_publisher import MailPublisher
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.errors import InvalidArgument
+from pixiu.wire.levels import Triple
 
 
 class MailWriter:

@@ -12,13 +12,14 @@ from pixiu.client.blocking import Background, Twin, blocking, blocking_as
 from pixiu.client.inbox import ALL_LANES, Inbox
 from pixiu.client.inbox_core import Held, MailIntakeCounters
 from pixiu.client.inbox_mail import Mail
-from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail import MailCounters
 from pixiu.client.mail_options import MailSendOptions
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_writer import MailWriter
 from pixiu.client.sync_receipt import TwinReceipt
 from pixiu.errors import InvalidArgument, NotConnected
 from pixiu.ids import UIN, MsgID
+from pixiu.wire.levels import Triple
 
 
 class SyncMailReceipt(TwinReceipt[MailReceipt]):
@@ -73,7 +74,7 @@ class SyncMailWriter(Twin[MailWriter]):
         return receipt
 
     @property
-    def triples(self) -> Mapping[tuple[str, int], MailTriple]:
+    def triples(self) -> Mapping[tuple[str, int], Triple]:
         """(role, partition) → where it stood at its last answer."""
         return self._wrapped.triples
 

@@ -17,7 +17,7 @@ from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
 from pixiu.rpc.duplex import Duplex
-from pixiu.wire.envelope import REDELIVERED, Delivery, split
+from pixiu.wire.envelope import REDELIVERED, Envelope, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
 from tests.gateway.world import World, enveloped
@@ -86,8 +86,7 @@ class Call:
 
 
 async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read() -> None:
-    hub: Any = Hub()
-    stream, call = _Stream(hub), Call()
+    stream, call = _Stream(World().clients), Call()
     duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
     running = asyncio.create_task(duplex.run())
     stream.deliver_mail([item(1)], True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 
@@ -17,20 +16,6 @@ from tests.gateway.world import World
 HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
 HOPS = 20
 """Turns of the loop between the bytes of a request and the request."""
-
-
-class Options:
-    connection_buffer_bytes = 1 << 20
-    slow_consumer_timeout_s = 10.0
-
-
-class Hub:
-    """As much of the service as a stream needs before its hello."""
-
-    options = Options()
-
-    def arrived(self, _stream: object) -> int:
-        return 1
 
 
 class Carrier:
@@ -53,8 +38,8 @@ class Carrier:
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
-    hub: Any = Hub()
-    return await SubscriberService(hub)._first(_Stream(hub), Carrier(there))
+    clients = World().clients
+    return await SubscriberService(clients)._first(_Stream(clients), Carrier(there))
 
 
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
