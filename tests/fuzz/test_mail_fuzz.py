@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -32,8 +31,9 @@ from proxy.mail_events import (
     WriterClosed,
     WriterOpened,
 )  # fmt: skip
+from tests.support.effort import runs
 
-SEEDS = max(int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "0")) // 100, 20)
+SEEDS = max(runs("PIXIU_FUZZ_EXAMPLES", local=500, ci=2000) // 100, 5)
 CODES = ("", "", "", "ID_REUSED", "OVERLOADED", "NOT_LEADER", "DISK_FULL", "STALE_WRITER", "nonsense")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,8 +13,9 @@ from pixiu.ids import EndpointID
 from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
 from proxy.core import Core as ProxyCore
 from proxy.events import BatchForwarded, BrokersChanged, Replica
+from tests.support.effort import runs
 
-EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "300"))
+EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz
 
 ids = st.integers(0, (1 << 63) - 1)

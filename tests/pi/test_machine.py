@@ -114,6 +114,7 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert again.state.head(UIN, 1).last == 40
 
 
+@pytest.mark.process
 async def test_a_write_that_was_taken_in_part_is_a_full_disk_if_the_disk_is_full(tmp_path: Path) -> None:
     short = lmdb.Error("mdb_txn_commit: Input/output error")  # all that LMDB says of a short write
     with small_disk(tmp_path / "small", "4m") as disk:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from pixiu.client.mail import MailLevel
 from proxy.mail_events import Store
 from tests.proxy.mail_world import PiModel, World, XiuModel
+from tests.support.effort import runs
 
-SEEDS = int(os.environ.get("PIXIU_MAIL_SEEDS", "40"))
+pytestmark = pytest.mark.sim
+
+SEEDS = runs("PIXIU_MAIL_SEEDS", local=8, ci=40)
 USERS = 6
 MAILS = 400
 

@@ -136,6 +136,7 @@ async def test_what_a_gateway_does_not_take_is_bounded_and_its_stream_opened_ane
         await world.stop()
 
 
+@pytest.mark.slow
 async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: World) -> None:
     world.store()
     world.pi.leads = False
