@@ -34,6 +34,7 @@ quick: lint  # what to run while one works: every test that starts nothing
 
 check: lint  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BIN)/python scripts/state_diagrams.py --check
+	$(BIN)/python scripts/import_graph.py --check
 	$(BIN)/python -m pytest $(TWO) -m "not e2e" --ignore tests/e2e
 
 test: lint  # what continuous integration runs
@@ -59,6 +60,7 @@ proto: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/state_diagrams.py
+	$(BIN)/python scripts/import_graph.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from pixiu.cli.output import EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from pixiu.tools.output import EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
 from registry.children import DieWithParent, child_environment
 from registry.screen import Rates, render
 from registry.up import LocalCluster, UpOptions

@@ -18,9 +18,9 @@ import typer
 from pixiu.cli import status as status_module
 from pixiu.cli.inbox import inbox
 from pixiu.cli.messages import listen, presence, send
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.promote import promote
 from pixiu.cli.repair import repair
+from pixiu.tools.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.tools.probe.command import probe
 from pixiu.tools.replay.command import replay
 from pixiu.version import __version__

@@ -13,12 +13,12 @@ from typing import Annotated, cast
 import typer
 from rich.markup import escape
 
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.client.client import Client, Destination, connect
 from pixiu.client.mail_writer import Level, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
+from pixiu.tools.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 
 Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be given again.", metavar="ROOM")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be given again.", metavar="TOPIC")]

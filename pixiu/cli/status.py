@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from pixiu.cli.http import fetch, samples
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
@@ -22,6 +21,7 @@ from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.errors import InvalidArgument
+from pixiu.tools.http import fetch, samples
 
 HTTP_AT_ONCE = 32
 

@@ -12,12 +12,12 @@ import typer
 from typer.testing import CliRunner
 
 import pixiu.cli.main as main_module
-from pixiu.cli.http import fetch, samples
 from pixiu.cli.main import add_plugins, app
 from pixiu.cli.messages import message_json, message_line
 from pixiu.client.message import Message
 from pixiu.errors import ConfigurationError
 from pixiu.ids import RoomID, SnowflakeID
+from pixiu.tools.http import fetch, samples
 from pixiu.version import __version__
 from registry.up import UpOptions, check_ports
 

@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.errors import InvalidArgument
+from pixiu.tools.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.tools.probe.paths import Finding, Member, Prober, percentile
 from pixiu.tools.probe.run import ProbeOptions, ProbeRun
 

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.errors import InvalidArgument
+from pixiu.tools.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.tools.replay.driver import Driver
 from pixiu.tools.replay.mail_driver import MailDriver
 from pixiu.tools.replay.mail_plan import MailPlan, MailSchedule

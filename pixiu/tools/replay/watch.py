@@ -16,12 +16,12 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from pixiu.cli.http import fetch, samples
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.tools.http import fetch, samples
 from pixiu.tools.replay.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
