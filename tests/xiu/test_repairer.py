@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cluster.runtime.context import Context
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.errors import DiskFull, Unavailable
@@ -41,10 +42,9 @@ class Xiu:
         self.machine = machine
         self.own = make_node("xiu", port=7000, member=OWN, state=NodeState.RUNNING)
         self.other = make_node("xiu", port=7001, member=OTHER, state=NodeState.RUNNING)
-        membership = SimpleNamespace(node=self.own)
-        self.context: Any = SimpleNamespace(membership=membership, view=View(Layout(), (self.own,)), log=Log())
+        self.context = SimpleNamespace(membership=SimpleNamespace(node=self.own), view=View(Layout(), (self.own,)), log=Log())
         self.in_sync = [hex_id(OWN), hex_id(OTHER)]
-        self.repairer = Repairer(self.context, 0, machine, lambda: self.in_sync, lambda _: True, lambda: None)
+        self.repairer = Repairer(cast("Context[Any]", self.context), 0, machine, lambda: self.in_sync, lambda _: True, lambda: None)
 
     def sees_other(self) -> None:
         """The view has the other replica again."""
