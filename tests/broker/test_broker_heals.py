@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 from broker.core import Core, State
@@ -32,6 +31,7 @@ from cluster.membership.lww_map import LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2
+from tests.support.effects import of
 
 ME, LOW, HIGH = EndpointID(20), EndpointID(15), EndpointID(25)
 ROUTER, STRANGER, PROXY = EndpointID(11), EndpointID(12), EndpointID(9)
@@ -39,10 +39,6 @@ GATEWAY = EndpointID(31)
 INSTANCE = 1
 GONE_S = 3.0
 E = TypeVar("E", bound=Effect)
-
-
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def view(*brokers: EndpointID, gateways: bool = True, routers: tuple[EndpointID, ...] = (ROUTER,)) -> ClusterChanged:

@@ -31,14 +31,11 @@ from cluster.membership.lww_map import Chunk, LwwMap, Update
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.v1 import control_pb2
+from tests.support.effects import of
 
 ME = EndpointID(20)
 R1, R2 = EndpointID(11), EndpointID(12)
 E = TypeVar("E", bound=Effect)
-
-
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def view(*routers: Replica, partitions: int = 1, router_partitions: int = 1, router_next: int = 0) -> ClusterChanged:

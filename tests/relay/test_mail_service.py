@@ -10,7 +10,7 @@ import pytest
 from pixiu.wire.envelope import AGAIN, GAP, encode
 from pixiu.wire.v1 import delivery_pb2
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
-from tests.support.roles import until
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def seen(world: World, *seqs: int) -> None:
     async def came() -> bool:
         return world.gateway.seqs[-len(seqs) :] == list(seqs)
 
-    await until(f"{seqs} at the gateway", came)
+    await until(came, f"{seqs} at the gateway")
 
 
 async def saved(world: World, up_to: int) -> None:
@@ -36,7 +36,7 @@ async def saved(world: World, up_to: int) -> None:
     async def there() -> bool:
         return world.cursor() == up_to and not world.service.deliveries.unsaved
 
-    await until(f"cursor {up_to}", there)
+    await until(there, f"cursor {up_to}")
 
 
 def batch(number: int, *mails: tuple[int, int, bytes], uin: int = UIN) -> delivery_pb2.NoticeBatch:
@@ -145,7 +145,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def asked() -> bool:
         return world.pi.streams > 2
 
-    await until("the leader is looked for", asked)
+    await until(asked, "the leader is looked for")
     world.pi.leads = True
     await seen(world, 1)
     await saved(world, 1)
@@ -157,7 +157,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def again() -> bool:
         return world.pi.streams > before
 
-    await until("another stream", again)
+    await until(again, "another stream")
     world.pi.mute = False
     await seen(world, 2)
     await saved(world, 2)
@@ -213,4 +213,4 @@ async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(world: Worl
         world.service._walk()
         return not world.service.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
 
-    await until("nobody is served", gone)
+    await until(gone, "nobody is served")

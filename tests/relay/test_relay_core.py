@@ -39,15 +39,12 @@ from pixiu.wire.v1 import control_pb2
 from relay.core import Core
 from relay.events import RecordsReceived, Relayed, SendRecords
 from relay.login_conflicts import Contests
+from tests.support.effects import of
 
 ME, PEER, OTHER = EndpointID(10), EndpointID(11), EndpointID(12)
 PROXY, GATEWAY, SECOND = EndpointID(20), EndpointID(30), EndpointID(31)
 GATEWAYS = (Gateway(GATEWAY, 3, 1), Gateway(SECOND, 4, 1))
 E = TypeVar("E", bound=Effect)
-
-
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def view(*replicas: Replica, partitions: int = 1, gateways: tuple[Gateway, ...] = GATEWAYS, version: int = 1) -> ClusterChanged:

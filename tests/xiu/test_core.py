@@ -10,6 +10,7 @@ from cluster.replication.events import Accepted, Committed, Deposed, Leading, Pe
 from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import msg_id
 from pixiu.wire.record import Flag, Kind, encode
+from tests.support.effects import only
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
 from xiu.batch import check
 from xiu.block import MAX_BLOCK_BYTES
@@ -59,7 +60,7 @@ class Xiu:
         return self.step(StoreReceived(7, position, level, epoch, b"".join(records), count or len(records), NOW_US))
 
     def accept(self, effects: list[Effect]) -> list[Effect]:
-        proposal = only(effects, Propose)
+        proposal = only(Propose, effects)
         begin = len(self.log.entries) + 1
         for number, (kind, payload) in enumerate(proposal.payloads):
             self.log.entries.append(Entry(self.epoch, begin + number, kind, proposal.at_us, payload))
@@ -72,17 +73,12 @@ class Xiu:
         return self.step(Committed(len(self.log.entries), 2))
 
 
-def only(effects: list[Effect], kind: type[T]) -> T:
-    (found,) = [effect for effect in effects if isinstance(effect, kind)]
-    return found
-
-
 def user(number: int, body: bytes = b"body", **fields: int) -> bytes:
     return mail(number, body, key=5, **fields)
 
 
 def codes(effects: list[Effect]) -> list[str]:
-    return [result.code for result in only(effects, Answer).results]
+    return [result.code for result in only(Answer, effects).results]
 
 
 def first(counter: int, epoch: int = 3) -> int:
@@ -91,13 +87,13 @@ def first(counter: int, epoch: int = 3) -> int:
 
 def test_each_level_is_answered_when_it_is_reached_with_the_triple() -> None:
     xiu = Xiu()
-    accepted = only(xiu.accept(xiu.send(user(1), user(2), level=Level.ACCEPTED)), Answer)
+    accepted = only(Answer, xiu.accept(xiu.send(user(1), user(2), level=Level.ACCEPTED)))
     assert accepted.results == [Result(1, 2, "", sequence=first(1))]
     assert (accepted.layout_version, accepted.epoch, accepted.committed) == (9, 3, 1)
     assert xiu.accept(xiu.send(user(3), position=3, level=Level.PERSISTED)) == []
     assert xiu.accept(xiu.send(user(4), position=4)) == []
-    assert only(xiu.persist(), Answer).results == [Result(3, 1, "", sequence=first(3))]
-    replicated = only(xiu.commit(), Answer)
+    assert only(Answer, xiu.persist()).results == [Result(3, 1, "", sequence=first(3))]
+    replicated = only(Answer, xiu.commit())
     assert replicated.results == [Result(4, 1, "", sequence=first(4))]
     assert (replicated.committed, replicated.copies) == (4, 2)
 
@@ -131,7 +127,7 @@ def test_bad_records_are_refused_one_by_one_and_the_others_stored() -> None:
     damaged[-1] ^= 1
     room = encode(Kind.ROOM, 5, b"", 1, flags=Flag.TO_ROOM)
     batch = [user(2), bytes(damaged), room, mail(3, key=6), user(4), user(5)]
-    answer = only(xiu.accept(xiu.send(*batch)) + xiu.commit(), Answer)
+    answer = only(Answer, xiu.accept(xiu.send(*batch)) + xiu.commit())
     assert [(result.position, result.count, result.code) for result in answer.results] == [
         (2, 1, "CHECKSUM_WRONG"),
         (3, 1, "INVALID_ARGUMENT"),
@@ -162,7 +158,7 @@ def test_what_is_no_batch_ends_the_stream(count: int) -> None:
     xiu = Xiu()
     data = user(1) + user(2)[:-1] if count == 3 else user(1) + user(2)
     effects = xiu.step(StoreReceived(7, 1, Level.ACCEPTED, 0, data, count, NOW_US))
-    assert only(effects, EndStream).stream == 7
+    assert only(EndStream, effects).stream == 7
     assert xiu.core.counters.batches_malformed == 1
 
 
@@ -170,10 +166,10 @@ def test_a_large_batch_becomes_several_entries_and_one_answer() -> None:
     xiu = Xiu()
     records = [user(number, b"x" * 60_000) for number in range(10)]
     effects = xiu.send(*records)
-    payloads = only(effects, Propose).payloads
+    payloads = only(Propose, effects).payloads
     assert len(payloads) == 3
     assert all(len(payload) <= MAX_BLOCK_BYTES + 4 for _, payload in payloads)
-    answer = only(xiu.accept(effects) + xiu.commit(), Answer)
+    answer = only(Answer, xiu.accept(effects) + xiu.commit())
     assert [(result.position, result.count) for result in answer.results] == [(1, 4), (5, 4), (9, 2)]
     assert b"".join(block.records for block in xiu.store.blocks()) == b"".join(records)
 
@@ -203,13 +199,13 @@ def test_who_waits_is_told_when_the_leader_goes_and_may_send_again() -> None:
     xiu = Xiu()
     xiu.accept(xiu.send(user(1), mail(9, key=6)))
     effects = xiu.step(Deposed(3))
-    results = only(effects, Answer).results
+    results = only(Answer, effects).results
     assert [(result.position, result.code) for result in results] == [(2, "WRONG_PARTITION"), (1, "NOT_LEADER")]
     assert xiu.table.there == {}
     del xiu.log.entries[1:]  # another leader cut it off
     xiu.lead(5)
     assert xiu.commit() == []
-    answer = only(xiu.accept(xiu.send(user(1))) + xiu.commit(), Answer)
+    answer = only(Answer, xiu.accept(xiu.send(user(1))) + xiu.commit())
     assert answer.results == [Result(1, 1, "", sequence=first(1, 5))]
     assert xiu.core.counters.cut_off == 1
 
@@ -221,15 +217,15 @@ def test_what_a_former_leader_left_in_the_log_is_decided_first() -> None:
     new.log.entries = list(old.log.entries)
     new.step(Committed(1, 0))
     new.lead(4)
-    answer = only(new.accept(new.send(user(1), user(2))) + new.commit(), Answer)
+    answer = only(Answer, new.accept(new.send(user(1), user(2))) + new.commit())
     assert [(result.msg_id, result.sequence) for result in answer.results] == [(msg_id(1, 64, first(1)), 0), (0, first(1, 4))]
 
 
 @pytest.mark.parametrize("reason", list(Rejection))
 def test_every_rejection_has_a_code_and_a_text(reason: Rejection) -> None:
     xiu = Xiu()
-    proposal = only(xiu.send(user(1), mail(2, key=6)), Propose)
-    answer = only(xiu.step(Rejected(proposal.token, reason)), Answer)
+    proposal = only(Propose, xiu.send(user(1), mail(2, key=6)))
+    answer = only(Answer, xiu.step(Rejected(proposal.token, reason)))
     wrong, rejected = answer.results
     assert wrong.code == "WRONG_PARTITION"
     assert rejected.code
@@ -308,7 +304,7 @@ def test_the_end_of_an_epochs_sequences_asks_for_another() -> None:
     xiu.step(Deposed(3))
     xiu.step(Leading(3))
     effects = xiu.accept(xiu.send(user(1)))
-    assert only(effects, NeedEpoch) == NeedEpoch()
+    assert only(NeedEpoch, effects) == NeedEpoch()
     assert codes(xiu.commit()) == ["UNAVAILABLE"]
 
 
@@ -320,7 +316,7 @@ def test_old_records_are_trimmed_by_an_entry() -> None:
     xiu.accept(xiu.step(StoreReceived(7, 2, Level.ACCEPTED, 0, user(2, at_ms=later // 1000), 1, later)))
     xiu.commit()
     effects = xiu.step(TrimDue(later))
-    assert only(effects, Propose).payloads[0][0] == EntryKindOfXiu.TRIM
+    assert only(Propose, effects).payloads[0][0] == EntryKindOfXiu.TRIM
     xiu.accept(effects)
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2)]  # the last mark that is old enough stays

@@ -7,8 +7,9 @@ import pytest
 
 from cluster.replication.events import Committed, Leading
 from pixiu.ids import msg_id
+from tests.support.effects import only
 from tests.xiu.parts import NOW_US, MemoryStore
-from tests.xiu.test_core import Xiu, codes, first, only, user
+from tests.xiu.test_core import Xiu, codes, first, user
 from xiu.events import Answer, Level, Result, TrimDue
 from xiu.state import KEY, MARKS, SNOWFLAKES
 
@@ -41,7 +42,7 @@ def test_a_leader_that_cannot_read_what_it_needs_refuses_until_it_is_repaired_an
     assert xiu.core.stuck
     assert "page" in xiu.core.damaged
     assert codes(xiu.send(user(5), position=9)) == ["STORE_DAMAGED"]
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(3))]
+    assert only(Answer, xiu.commit()).results == [Result(1, 1, "", sequence=first(3))]
     assert xiu.store.head.last == first(2), "nothing is written meanwhile"
     assert xiu.core.waiting == 0
 
@@ -53,7 +54,7 @@ def test_a_leader_that_cannot_read_what_it_needs_refuses_until_it_is_repaired_an
     xiu.commit()
     assert xiu.store.head.last == first(4)
     xiu.accept(xiu.send(user(1), user(4), user(3), user(6)))
-    assert only(xiu.commit(), Answer).results == [
+    assert only(Answer, xiu.commit()).results == [
         Result(1, 1, "", msg_id=msg_id(1, 64, first(1))),
         Result(2, 1, "", msg_id=msg_id(1, 64, first(4))),
         Result(3, 1, "", msg_id=msg_id(1, 64, first(3))),
@@ -77,7 +78,7 @@ def test_a_new_leader_that_cannot_decide_what_it_finds_in_the_log_refuses_until_
     xiu.store.repaired()
     xiu.core.rewound(xiu.now)
     xiu.accept(xiu.send(user(4)))
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(1, epoch=4))]
+    assert only(Answer, xiu.commit()).results == [Result(1, 1, "", sequence=first(1, epoch=4))]
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
@@ -136,7 +137,7 @@ def test_unreadable_marks_are_told_and_stop_trims_alone() -> None:
     assert not xiu.core.stuck
     assert xiu.core.samples()["damaged"] == 1
     xiu.accept(xiu.send(user(2)))
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(2))]
+    assert only(Answer, xiu.commit()).results == [Result(1, 1, "", sequence=first(2))]
     xiu.store.repaired()
     xiu.core.rewound(xiu.now)
     assert xiu.core.damaged == ""
