@@ -1,7 +1,7 @@
 """Delivery of mail in texts: the production core of a relay; Pi, Xiu and a gateway that do only what the text says.
 
 inbox 1 2 3               what the user's inbox of lane 1 holds and the device has not acknowledged: entries 2 and 3
-login [connection]        the device is connected, logout [connection]: it is not
+login [connection]        the device is connected, logout [connection]: it is not, heartbeat: it still is
 pi [session]              Pi answers what it was asked: a session number, what the inbox holds, that cursors are saved
 pi fails|fenced           it does not, or another session of the device is newer
 xiu [seq=gone …]          Xiu answers with the messages, or says that there is none
@@ -95,6 +95,9 @@ class Bench:
     def do_login(self, connection: str = "1") -> Iterator[str]:
         yield from self.tell(ev.LoggedIn([self.login(connection)]))
 
+    def do_heartbeat(self, connection: str = "1") -> Iterator[str]:
+        yield from self.tell(ev.StillThere([self.login(connection)]))
+
     def do_logout(self, connection: str = "1") -> Iterator[str]:
         yield from self.tell(ev.LoggedOut([self.login(connection)]))
 
@@ -157,7 +160,7 @@ class Bench:
     def do_show(self) -> Iterator[str]:
         session = self.core.sessions.get(ev.Device(UIN, DEVICE))
         state = State.OFFLINE if session is None else session.state
-        yield state.value if isinstance(state.value, str) else state.name
+        yield state.value
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
