@@ -9,8 +9,8 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from pixiu.cli.http import fetch, samples
 from pixiu.discovery.node import Node
-from pixiu.tools.http import fetch, samples
 from registry.supervisor import ProcessState
 from registry.up import LocalCluster
 

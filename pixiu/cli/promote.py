@@ -15,11 +15,11 @@ import grpc
 import grpc.aio
 import typer
 
+from pixiu.cli.output import DEFAULT_TARGET, Target, console, guarded
 from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.tools.output import DEFAULT_TARGET, Target, console, guarded
 from pixiu.wire.v1 import replication_pb2 as pb
 from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 

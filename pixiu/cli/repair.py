@@ -18,11 +18,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.cli.replicas import ReplicaStatus
 from pixiu.cli.status import ProcessStatus, read_status
 from pixiu.errors import InvalidArgument
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.tools.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pixiu.tools.http import samples
+from pixiu.cli.http import samples
 from tests.support.cluster import LocalCluster
 from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.waiting import until

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pixiu.cli.http import fetch, samples
 from pixiu.mqtt.client_io import MQTTClient
-from pixiu.tools.http import fetch, samples
 from tests.support.cluster import LocalCluster
 
 WAIT_S = 60.0

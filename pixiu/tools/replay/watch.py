@@ -16,12 +16,13 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from pixiu.cli.http import fetch, samples
+from pixiu.cli.reachable import check_reachable
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.tools.http import fetch, samples
 from pixiu.tools.replay.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
@@ -116,6 +117,7 @@ class ClusterWatch:
     """
 
     def __init__(self, target: str, now_us: Callable[[], int], on_view: Callable[[View], None] = lambda _view: None) -> None:
+        self._target = target
         address = parse_address(target)
         self._now_us = now_us
         self._on_view = on_view
@@ -142,6 +144,7 @@ class ClusterWatch:
 
     async def start(self) -> None:
         """Connect and watch. Raises `RegistryUnavailable`."""
+        check_reachable(self._target)
         await self._zookeeper.connect()
         try:
             await self._discovery.start()
