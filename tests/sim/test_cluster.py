@@ -17,7 +17,7 @@ import pytest
 from tests.sim.cluster.run import report
 from tests.support.effort import CI, runs
 
-SEEDS = runs("PIXIU_SIM_SEEDS", local=8, ci=50)
+SEEDS = runs("PIXIU_SIM_SEEDS", local=4, ci=50)
 ENOUGH = 50
 """Some of what must happen is rare: in one run of ten."""
 ROOT = Path(__file__).resolve().parents[2]
