@@ -27,6 +27,7 @@ from registry.supervisor import (
     wanted_processes,
 )
 from registry.up import UpOptions
+from tests.support.effort import runs
 
 
 def specs() -> list[ProcessSpec]:
@@ -183,7 +184,7 @@ def test_an_end_during_the_start_starts_nothing_more() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=100), deadline=None)
 def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
     chance = random.Random(seed)
     core, now = SupervisorCore(specs(), chance.random), 0.0

@@ -21,7 +21,8 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
-from tests.support.roles import PROJECT, until
+from tests.support.roles import PROJECT
+from tests.support.waiting import until
 
 CALL_S = 1.0
 """How long a writer waits for one replica before it asks the next one."""
@@ -120,7 +121,7 @@ class Replicas:
 
     async def wait_leader(self, *but: str) -> str:
         """The same, once there is one."""
-        await until("a leader", lambda: self.leader(*but))
+        await until(lambda: self.leader(*but), "a leader")
         return await self.leader(*but)
 
     async def wait_in_sync(self, count: int, *but: str) -> None:
@@ -130,7 +131,7 @@ class Replicas:
             name = await self.leader(*but)
             return bool(name) and len((await self.status(name)).get("in_sync", [])) == count
 
-        await until(f"{count} replicas in sync", enough)
+        await until(enough, f"{count} replicas in sync")
 
     async def call(self, name: str, method: str, data: bytes = b"", timeout_s: float = 10.0) -> bytes:
         """A call of the test's service. Raises AioRpcError."""
@@ -153,7 +154,7 @@ class Replicas:
             found.update(dumps[0])
             return all(dump == dumps[0] for dump in dumps)
 
-        await until("equal replicas", equal)
+        await until(equal, "equal replicas")
         return found
 
     def stop(self) -> None:

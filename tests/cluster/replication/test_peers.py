@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
 from pixiu.errors import Unavailable
 from pixiu.wire.v1 import replication_pb2 as pb
+from tests.support.waiting import until
 
 A, B = MemberID(0xA), MemberID(0xB)
 OPTIONS = ReplicationOptions()
@@ -91,12 +91,6 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         await side.sender.close()
         await side.peers.close()
         await side.server.stop(None)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def append(sender: MemberID, counter: int) -> Append:
