@@ -33,7 +33,7 @@ WAITING_LOG_S: Final = 10.0
 
 
 class State(Enum):
-    """Of a broker replica; Draining is the shell's matter, the core works on."""
+    """A broker replica's state. Draining is the shell's matter: the core keeps working."""
 
     INIT = "Init"
     """The first snapshots are not all merged yet."""

@@ -63,7 +63,7 @@ class FanoutCounters:
 
 
 class Fanout:
-    """See the module.
+    """Routes records to the gateways with members in their rooms.
 
     Args:
         gateways: the targets of a room that this partition serves; () where it has no members.

@@ -27,7 +27,7 @@ MAX_QUEUED_MESSAGES: Final = 200_000
 
 
 class FeedState(Enum):
-    """See the module."""
+    """State of a subscription to one router partition."""
 
     SEEKING = "Seeking"
     SNAPSHOT = "Snapshot"

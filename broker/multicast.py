@@ -47,7 +47,7 @@ class Relays:
         self._targets = {endpoint: self._targets.get(endpoint) or Target(endpoint) for endpoint in known}
 
     def ways(self, room: int, uins: Iterable[int]) -> tuple[Way, ...]:
-        """For a room's members: one relay of each partition of theirs, always the same for a room, so that it keeps order."""
+        """One relay for each partition of a room's members; always the same for a room, which keeps order."""
         users: dict[int, list[int]] = {}
         for uin in dict.fromkeys(uins):
             users.setdefault(uin % self.partitions if self.partitions else 0, []).append(uin)
@@ -98,7 +98,7 @@ class AddressedFanout:
         self._cached_members = 0
 
     def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
-        """As `broker.fanout.Fanout.route`."""
+        """Route a batch through relays; the contract is that of `broker.fanout.Fanout.route`."""
         position, stale, lost, empty, wrong = start, 0, 0, 0, 0
         touched: dict[Target, None] = {}
         for _ in range(count):

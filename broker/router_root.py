@@ -68,7 +68,7 @@ class RouterRoot:
                 )
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the other root."""
         await self._discovery.close()
 
     def set_own(self, view: View) -> None:
@@ -77,7 +77,7 @@ class RouterRoot:
         self._changed(self._discovery.view)
 
     def view(self) -> View:
-        """The merged view."""
+        """The view merged from both roots."""
         return merged(self._own or View(), self._discovery.view)
 
     def mark(self, peer: EndpointID, *, dead: bool) -> None:

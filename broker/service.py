@@ -30,7 +30,7 @@ MEMBERSHIP_READY: Final = "membership_ready"
 
 
 class Service(MemberService):
-    """Runs one `broker.core.Core`."""
+    """The broker's shell: runs one `broker.core.Core`."""
 
     def __init__(self, context: Context[Options]) -> None:
         options = context.options

@@ -46,7 +46,7 @@ class Admission:
 
     @property
     def connected(self) -> int:
-        """Connections that have."""
+        """Connections that have identified themselves."""
         return len(self._connected)
 
     def arrived(self, number: int) -> int | None:
@@ -74,6 +74,6 @@ class Admission:
         return 0.0
 
     def gone(self, number: int) -> None:
-        """A connection ended."""
+        """Count a connection that ended."""
         self._pending.pop(number, None)
         self._connected.discard(number)

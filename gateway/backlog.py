@@ -95,7 +95,7 @@ class Backlog:
             self._late_since = None
 
     def behind_s(self, now: float) -> float:
-        """For how long the oldest message has waited."""
+        """How long the oldest message has waited, seconds."""
         if self._leaving_since is not None:
             return now - self._leaving_since
         return now - self._chunks[0][2] if self._chunks else 0.0

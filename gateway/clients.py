@@ -39,7 +39,7 @@ RETRY_SPREAD_S: Final = 1.0
 
 
 class Connection(Protocol):
-    """A client connection."""
+    """A client's connection, as effects see it."""
 
     id: int
     packets: bool
@@ -61,7 +61,7 @@ class Connection(Protocol):
         """Tell the client, if its protocol can, that the gateway is going."""
 
     def close(self, reason: str) -> None:
-        """End the connection."""
+        """End the connection to the client."""
 
     def replaced(self, moved: bool) -> None:
         """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
@@ -81,7 +81,7 @@ class Named(Protocol):
     """A connection with a client ID, of which there is one at a time."""
 
     def end(self, reason: CloseReason, text: str) -> None:
-        """End the connection."""
+        """End the connection to the client."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class ClientCounters:
 
 
 class Clients:
-    """See the module.
+    """All clients of the gateway, whatever their protocol.
 
     Args:
         now: monotonic seconds.
@@ -295,7 +295,7 @@ class Clients:
             connection.close("the gateway has stopped")
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         slow = self.slow_consumers
         return {
             **totals(self.counters),

@@ -153,7 +153,7 @@ class Core:
         return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
 
     def samples(self) -> dict[str, object]:
-        """For metrics, beside `counters` and those of `mail`."""
+        """Samples for metrics, beside `counters` and those of `mail`."""
         return {
             "presences": self.index.presences,
             "presences_unconfirmed": self.rooms.unconfirmed,

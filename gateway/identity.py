@@ -32,7 +32,7 @@ class Identity:
         return await self._instances.acquire()
 
     async def release(self) -> None:
-        """Give both back."""
+        """Give the worker number and the instance back."""
         await self._workers.close()
         if self._worker is not None:
             await self._workers.release(self._worker.worker, self.snowflakes.last_used_ms)

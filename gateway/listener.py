@@ -21,7 +21,7 @@ LISTEN_BACKLOG: Final = 1024
 
 
 class Listener:
-    """See the module.
+    """Listens for MQTT clients.
 
     Args:
         connect: makes the protocol of a new connection.
@@ -47,7 +47,7 @@ class Listener:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Accept connections."""
+        """Start to accept connections."""
         assert self._server is not None
         await self._server.start_serving()
         for listener in self._server.sockets:

@@ -15,7 +15,7 @@ from pixiu.wire.cursor import MAP_BITS, Cursor
 
 
 class MailLane:
-    """See the module."""
+    """What was written and acknowledged in one lane of a connection."""
 
     __slots__ = ("_cursor", "_missing", "highest")
 

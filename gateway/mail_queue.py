@@ -24,7 +24,7 @@ MAX_RANGES: Final = 10_000
 
 
 class MailQueue:
-    """See the module."""
+    """Mail that waits for one connection."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()

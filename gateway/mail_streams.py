@@ -108,7 +108,7 @@ class _Stream:
 
 
 class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
-    """Serves `pixiu.v1.MailDelivery`.
+    """The gRPC service `pixiu.v1.MailDelivery`.
 
     Args:
         core: of the gateway, once there is one.
@@ -143,13 +143,13 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
             stream.end(Draining("the gateway has stopped"))
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         return {"mail_streams": len(self._streams), "mail_streams_refused_total": self.refused}
 
     async def Deliver(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[delivery_pb2.DeliveryBatch], context: Call
     ) -> None:
-        """One relay's stream."""
+        """Serve one relay's stream."""
         if self._core() is None or self._stopped:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this gateway does not take mail now; try again soon")
         if len(self._streams) >= MAX_STREAMS:

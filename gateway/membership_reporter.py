@@ -57,7 +57,7 @@ class _Change:
 
 
 class MembershipReporter:
-    """See the module.
+    """Reports joins and leaves to routers, or devices to relays, until they are confirmed.
 
     Args:
         instance: this gateway's leased number.
@@ -159,7 +159,7 @@ class MembershipReporter:
         return peer in self._partition_of
 
     def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
-        """For the answer to a heartbeat: what is here of what the replica keeps; None when its rule makes no sense."""
+        """The digest for the answer to a replica's heartbeat; None when its rule makes no sense."""
         rule = rule_of(partition, partitions)
         return self.source.digest(rule, self._as_of()) if rule is not None else None
 
@@ -275,7 +275,7 @@ class MembershipReporter:
         return min(due, default=NEVER)
 
     def samples(self, prefix: str) -> dict[str, object]:
-        """For metrics, each name behind `prefix`."""
+        """Samples for metrics, each name behind `prefix`."""
         return {
             f"{prefix}gateway_messages_resent_total": self.resent,
             f"{prefix}gateway_messages_sent_twice_total": self.sent_twice,

@@ -46,7 +46,7 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class MQTTConnection(asyncio.Protocol):
-    """One MQTT client."""
+    """The connection of one MQTT client."""
 
     packets = True
 
@@ -75,7 +75,7 @@ class MQTTConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
+        """Called by asyncio when the client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.id = self._clients.arrived(self)
@@ -199,7 +199,7 @@ class MQTTConnection(asyncio.Protocol):
         self.end(CloseReason.EVICTED, "no CONNECT, and others came")
 
     def end(self, reason: CloseReason, text: str) -> None:
-        """End the connection."""
+        """End the connection to the client."""
         if self._session is not None:
             self._perform(self._session.close(reason, text, self._clients.now()))
 

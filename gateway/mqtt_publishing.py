@@ -46,11 +46,11 @@ class PublishingClient(Protocol):
         """A message of QoS 1 cannot be taken."""
 
     def end(self, reason: CloseReason, text: str) -> None:
-        """End the connection."""
+        """End the connection to the client."""
 
 
 class Publishing:
-    """See the module."""
+    """Publishes what one MQTT client sends, within its rate."""
 
     __slots__ = ("_client", "_clients", "_newest", "earlier", "unacknowledged")
 

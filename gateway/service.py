@@ -46,7 +46,7 @@ SIGNAL_TABLE_IN_MEMORY: Final = "signal_table_in_memory"
 
 
 class Service(RoleShell):
-    """Runs one `gateway.core.Core`."""
+    """The gateway's shell: runs one `gateway.core.Core`."""
 
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
@@ -115,7 +115,7 @@ class Service(RoleShell):
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
     async def start(self) -> None:
-        """Take clients."""
+        """Start to accept clients."""
         await self._listener.start()
 
     async def drain(self) -> None:

@@ -76,7 +76,7 @@ class SharedTable:
         return db
 
     def add(self, identities: Sequence[Identity]) -> list[bool]:
-        """As `SignalTable` says: one transaction for up to `MAX_A_TRANSACTION`."""
+        """Add identities, as `SignalTable` says: one transaction for up to `MAX_A_TRANSACTION`."""
         if not self.problem:
             try:
                 new: list[bool] = []

@@ -48,7 +48,7 @@ class MemoryTable:
         return len(self._seen) + len(self._before)
 
     def add(self, identities: Sequence[Identity]) -> list[bool]:
-        """As `SignalTable` says."""
+        """Add identities, as `SignalTable` says."""
         new: list[bool] = []
         for identity in identities:
             if identity in self._seen or identity in self._before:

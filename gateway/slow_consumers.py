@@ -31,7 +31,7 @@ class Slow(Protocol):
 
 
 class SlowConsumers:
-    """See the module.
+    """Watches slow clients: batches their writes, cuts those that never catch up.
 
     Args:
         monotonic: seconds.
@@ -85,7 +85,7 @@ class SlowConsumers:
         return found
 
     def close(self) -> None:
-        """End the timers."""
+        """Cancel the timers."""
         for timer in (self._check, self._batch):
             if timer is not None:
                 timer.cancel()

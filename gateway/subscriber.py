@@ -175,7 +175,7 @@ class _Stream:
 
 
 class SubscriberService(wire_pb2_grpc.SubscriberServicer):
-    """Serves `pixiu.v1.Subscriber`."""
+    """The gRPC service `pixiu.v1.Subscriber`."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients

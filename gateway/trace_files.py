@@ -197,7 +197,7 @@ class TraceWriter:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def samples(self) -> dict[str, float]:
-        """For metrics."""
+        """Samples for metrics."""
         return {
             "traces_written_total": self._files.lines,
             "traces_dropped_total": self.dropped,

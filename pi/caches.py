@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Value]):
-    """At most `size` values. When the young generation is full it becomes the old one, and the old one goes.
+    """A cache of at most `size` values. When the young generation is full it replaces the old one.
 
     `young` may be read as a dict on a hot path; it is another one after every `put`.
     """
@@ -27,7 +27,7 @@ class Cache(Generic[Value]):
         return found if found is not None else self._old.get(key)
 
     def put(self, key: int, value: Value) -> None:
-        """Keep a value."""
+        """Store a value under a key."""
         if key not in self.young and len(self.young) >= self._half:
             self._old, self.young = self.young, {}
         self.young[key] = value

@@ -50,7 +50,7 @@ class Compared(NamedTuple):
 
 
 class Comparer:
-    """One replica's.
+    """Compares one replica's state with its leader's.
 
     Args:
         machine: its state.
@@ -131,7 +131,7 @@ CompareContext = grpc.aio.ServicerContext[pb.PiCompareRequest, pb.PiCompareReply
 
 
 class ReplicasService(pb_grpc.PiReplicasServicer):
-    """Serves `pixiu.v1.PiReplicas`.
+    """The gRPC service `pixiu.v1.PiReplicas`.
 
     Args:
         comparer: of this replica.

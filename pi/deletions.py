@@ -18,7 +18,7 @@ from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 
 class Deletions:
-    """Of one state's inboxes."""
+    """The deleted ranges of a state's inboxes."""
 
     def __init__(self, inboxes: InboxTable) -> None:
         self._inboxes = inboxes

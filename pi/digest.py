@@ -44,14 +44,14 @@ def range_of(key: bytes) -> int:
 
 
 class Digest:
-    """Of the rows that were added, each once."""
+    """Sums of row hashes, by range of users."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.sums = [0] * (RANGES + 1)
 
     def add(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Count rows in."""
+        """Add rows, each once."""
         sums, count, value_of = self.sums, 0, xxhash.xxh3_64_intdigest
         for key, value in rows:
             place = range_of(key)

@@ -21,7 +21,7 @@ NO_DEVICE: Final = -1
 
 
 class ReadRequest(NamedTuple):
-    """One read."""
+    """One read of an inbox."""
 
     uin: int
     device: int
@@ -120,7 +120,7 @@ class ReadFound:
 
 @dataclass(slots=True)
 class Reply:
-    """Answer a request."""
+    """Answer a request of a stream."""
 
     stream: int
     request: int

@@ -31,7 +31,7 @@ BEGINNING: Final = bytes(_PLACE.size)
 
 
 class Expiry:
-    """Of one state's inboxes."""
+    """Drops expired and acknowledged entries of a state's inboxes."""
 
     def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
         self._inboxes, self._deletions = inboxes, deletions
@@ -40,7 +40,7 @@ class Expiry:
         self.far = BEGINNING
 
     def acknowledged(self, uin: int, lane: int) -> int:
-        """Up to where every device that counts has acknowledged; 0 without one."""
+        """The InboxSeq up to which every device that counts has acknowledged; 0 without one."""
         inboxes = self._inboxes
         devices = inboxes.user(uin).devices
         cursors = [inboxes.cursor(uin, number, device, lane).up_to for number, device in devices.items() if inboxes.counts(device)]

@@ -54,14 +54,14 @@ class Head:
         only whether there is anything, so that nobody looks for it in vain."""
 
     def encode(self) -> bytes:
-        """As stored."""
+        """Encode as stored."""
         body = HEAD.pack(self.last, self.floor, self.base, self.gap, self.dropped, self.hour)
         body += b"".join([HIGHEST.pack(*item) for item in sorted(self.highest.items())])
         return body if self.deleted is NO_RANGES else body + HAS_DELETED
 
     @classmethod
     def decode(cls, body: bytes) -> Head:
-        """From the store, whose CRC was right."""
+        """Decode a stored value whose CRC was right."""
         head = cls()
         head.last, head.floor, head.base, head.gap, head.dropped, head.hour = HEAD.unpack_from(body)
         rest = body[HEAD.size :]
@@ -95,7 +95,7 @@ class User:
         """The session number given last, to whichever device: numbers of a device that comes back grow, too."""
 
     def encode(self) -> bytes:
-        """As stored."""
+        """Encode as stored."""
         parts = [USER.pack(self.sessions, self.newest, len(self.devices))]
         for number, device in self.devices.items():
             parts += (DEVICE.pack(number, device.session, device.seen_s, len(device.client_id)), device.client_id)
@@ -103,7 +103,7 @@ class User:
 
     @classmethod
     def decode(cls, body: bytes) -> User:
-        """From the store, whose CRC was right."""
+        """Decode a stored value whose CRC was right."""
         user = cls()
         user.sessions, user.newest, count = USER.unpack_from(body)
         assert count <= MAX_DEVICES

@@ -26,7 +26,7 @@ MAX_USERS: Final = 100_000
 
 
 class InboxTable:
-    """See the module.
+    """Heads, users, cursors and entries as objects, cached over the stored values.
 
     Args:
         table: the values.

@@ -56,40 +56,40 @@ def unseal(key: bytes, value: bytes) -> bytes:
 
 
 def entry_key(uin: int, lane: int, seq: int) -> bytes:
-    """Of an entry."""
+    """Key of an entry of an inbox."""
     return ENTRY_KEY.pack(b"E", uin, lane, seq)
 
 
 def index_key(uin: int, lane: int, msg_id: int) -> bytes:
-    """Of the number of a MsgID."""
+    """Key of the InboxSeq of a MsgID."""
     return ENTRY_KEY.pack(b"I", uin, lane, msg_id)
 
 
 def head_key(uin: int, lane: int) -> bytes:
-    """Of an inbox."""
+    """Key of an inbox's head."""
     return INBOX_KEY.pack(b"H", uin, lane)
 
 
 def cursor_key(uin: int, device: int, lane: int) -> bytes:
-    """Of a device's cursor."""
+    """Key of a device's cursor."""
     return CURSOR_KEY.pack(b"C", uin, device, lane)
 
 
 def deleted_key(uin: int, lane: int) -> bytes:
-    """Of what was deleted in an inbox."""
+    """Key of the deleted ranges of an inbox."""
     return INBOX_KEY.pack(b"D", uin, lane)
 
 
 def user_key(uin: int) -> bytes:
-    """Of a user's devices."""
+    """Key of a user's devices."""
     return USER_KEY.pack(b"U", uin)
 
 
 def time_key(hour: int, uin: int, lane: int) -> bytes:
-    """Of an inbox that got entries in an hour."""
+    """Key of an inbox that got entries in an hour."""
     return TIME_KEY.pack(b"T", hour, uin, lane)
 
 
 def writer_key(worker: int) -> bytes:
-    """Of a writer's generation."""
+    """Key of a writer's generation."""
     return WRITER_KEY.pack(b"G", worker)

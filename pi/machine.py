@@ -45,7 +45,7 @@ async def _to_its_end(work: Callable[[], T]) -> T:
 
 
 class Machine:
-    """One state.
+    """Pi's state machine: the state of one partition behind the replicated log.
 
     Args:
         folder: of the store.
@@ -84,7 +84,7 @@ class Machine:
         return aside
 
     def mark_damaged(self, reason: str) -> None:
-        """At its next start this replica sets its store aside, and takes the state from the log or another replica. Raises
+        """Have the next start set the store aside and take the state from the log or another replica. Raises
         DiskFull, DiskFailed."""
         mark(self._folder, reason)
 
@@ -101,7 +101,7 @@ class Machine:
         return self.state.applied.counter
 
     def start(self, scrub_keys_per_s: int) -> None:
-        """Begin to write."""
+        """Start the tasks that write and scrub."""
         self._tasks.append(asyncio.create_task(self._run(), name="pi-flush"))
         if scrub_keys_per_s:
             self._tasks.append(asyncio.create_task(self._scrub(scrub_keys_per_s), name="pi-scrub"))

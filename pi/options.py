@@ -52,7 +52,7 @@ class Options(ReplicatedOptions):
             yield "age_s", "at least dedupe_s and history_s"
 
     def limits(self) -> Limits:
-        """As the log has them."""
+        """The limits in the form of the log."""
         return Limits(
             cap=self.inbox_cap,
             refuse_full=int(self.inbox_full == "refuse"),

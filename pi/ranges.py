@@ -29,7 +29,7 @@ class Ranges:
         self._lasts: list[int] = [last for _, last in pairs]
 
     def encode(self) -> bytes:
-        """As stored."""
+        """Encode as stored."""
         return b"".join(RANGE.pack(*pair) for pair in self)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

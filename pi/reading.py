@@ -80,7 +80,7 @@ def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:
 
 
 class Reader:
-    """Of one state's inboxes."""
+    """Serves reads of a state's inboxes."""
 
     def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
         self._inboxes, self._deletions = inboxes, deletions

@@ -44,7 +44,7 @@ NOT_MARKED: Final = "pi_state_not_marked"
 
 
 class Service(RoleShell):
-    """Runs one `pi.core.Core`."""
+    """Pi's shell: runs one `pi.core.Core` over a replica."""
 
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
@@ -133,7 +133,7 @@ class Service(RoleShell):
         return number
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
-        """A request."""
+        """Give a stream's request to the core."""
         if not self._core.epoch:
             self._runner.step(ev.LeaderChanged(0, self._replica.leader_address))
         self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))

@@ -82,7 +82,7 @@ def _result(what: Callable[Arguments, int], *arguments: Arguments.args, **named:
 
 
 class State:
-    """A partition's inboxes.
+    """The inboxes of one partition: what committed operations make of them.
 
     Args:
         store: opened.

@@ -170,7 +170,7 @@ class StateStore:
 
     @property
     def bytes_used(self) -> int:
-        """Of the file."""
+        """Bytes in use in the LMDB file."""
         info = self._db.info()
         return int((info["last_pgno"] + 1) * self._db.stat()["psize"])
 

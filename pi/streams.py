@@ -40,7 +40,7 @@ class StreamHost(Protocol):
         """A number for a new stream. Raises Overloaded or Draining."""
 
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
-        """A request."""
+        """Take a request of a stream."""
 
     async def verify(self, repair: bool) -> tuple[int, str, bool]:
         """Check what is stored: the values that are whole, what is broken, and whether a repair begins. Raises PixiuError."""
@@ -71,7 +71,7 @@ class Stream:
         self._duplex = Duplex(carrier, self._take, self._give, over=over, last=self._answered.wait)
 
     def answer(self, reply: pi_pb2.PiReply) -> None:
-        """Send a reply."""
+        """Send a reply to the caller."""
         self._replies.append(reply)
         self._bytes += reply.ByteSize()
         if self._bytes >= WINDOW_BYTES:
@@ -79,7 +79,7 @@ class Stream:
         self._duplex.wake()
 
     async def run(self) -> None:
-        """Until the caller has ended and has all its answers, or is gone."""
+        """Run until the caller has ended and has all its answers, or is gone."""
         await self._duplex.run()
 
     def _take(self, request: pi_pb2.PiRequest) -> Awaitable[object] | None:
@@ -147,7 +147,7 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
 
 
 class PiService(pi_pb2_grpc.PiServicer):
-    """Serves `pixiu.v1.Pi`."""
+    """The gRPC service `pixiu.v1.Pi`."""
 
     def __init__(self, hub: StreamHost) -> None:
         self._hub = hub
@@ -156,7 +156,7 @@ class PiService(pi_pb2_grpc.PiServicer):
     async def Exchange(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
     ) -> None:
-        """One caller's stream."""
+        """Serve one caller's stream."""
         number = 0
         handler: GrpcHandler[pi_pb2.PiReply, pi_pb2.PiRequest] = GrpcHandler(context)
         stream = Stream(handler, lambda request: self._hub.request(number, request), lambda: self._hub.left(number))
@@ -167,7 +167,7 @@ class PiService(pi_pb2_grpc.PiServicer):
         await stream.run()
 
     async def Verify(self, request: pi_pb2.PiVerifyRequest, context: VerifyContext) -> pi_pb2.PiVerifyReply:
-        """Check every value."""
+        """Check every stored value."""
         if self._verifying.locked():
             await context.abort(GRPC_STATUS[Overloaded.code], "this replica is being checked already; wait for it to end")
         async with self._verifying:

@@ -32,7 +32,7 @@ class Store(Protocol):
 
 
 class Table:
-    """See the module."""
+    """Keys and values: changes in memory over the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class Table:
         return self.frozen
 
     def thawed(self) -> None:
-        """It was written."""
+        """The frozen changes were written."""
         self.frozen = {}
 
     def refused(self) -> None:

@@ -39,7 +39,7 @@ RETRY_MS: Final = 200
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start."""
+    """Totals of the mail pipeline since the start."""
 
     mails_in: int = 0
     confirmed: int = 0
@@ -111,12 +111,12 @@ class MailCore:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of all writers."""
+        """Unconfirmed bytes of all writers."""
         return self._size
 
     @property
     def writers(self) -> int:
-        """Streams."""
+        """How many writers' streams are open."""
         return len(self._writers)
 
     # --- writers

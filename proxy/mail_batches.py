@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """Records."""
+        """How many records it has."""
         return len(self.positions)
 
     def finish(self) -> None:

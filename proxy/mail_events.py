@@ -22,7 +22,7 @@ class Store(NamedTuple):
 
     @property
     def role(self) -> str:
-        """Its role."""
+        """The role that the store is: xiu or pi."""
         return "pi" if self.pi else "xiu"
 
 
@@ -97,7 +97,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A Xiu's reply."""
+    """Xiu answered a request to store mail."""
 
     partition: int
     link: int
@@ -108,7 +108,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A Pi's reply."""
+    """Pi answered a request to append to inboxes."""
 
     partition: int
     link: int
@@ -180,7 +180,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell a writer."""
+    """Answer a writer: what became of its mail."""
 
     stream: int
     results: Sequence[Result]

@@ -45,7 +45,7 @@ GIVEN_UP_S: Final = 60.0
 
 @dataclass(slots=True)
 class NoticeCounters:
-    """Since the start."""
+    """Totals of notices since the start."""
 
     notices: int = 0
     """Inboxes that grew."""

@@ -45,7 +45,7 @@ class Request(Generic[Waiting]):
 
 @dataclass(slots=True, eq=False)
 class Link(Generic[Waiting]):
-    """To the leader of one partition."""
+    """The stream to the leader of one partition, and the requests on it."""
 
     store: ev.Store
     number: int = 0

@@ -62,7 +62,7 @@ class WriterStream:
         return None if self._room.is_set() else self._room.wait()
 
     async def finished(self) -> None:
-        """Until all of it is confirmed, and said."""
+        """Wait until all mail is confirmed, and the confirmations are written."""
         await self._all_said.wait()
 
     def took(self, up_to: int, size: int) -> None:
@@ -74,7 +74,7 @@ class WriterStream:
         self._wake()
 
     def answered(self, answer: ev.Answer) -> None:
-        """Results."""
+        """Queue a batch's results for the next reply."""
         for result in answer.results:
             self._reply.results.add(
                 position=result.position, count=result.count, copies=result.copies, msg_ids=result.msg_ids, code=result.code,
@@ -91,7 +91,7 @@ class WriterStream:
         self._wake()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
-        """Something beside results."""
+        """Merge other fields into the next reply."""
         self._reply.MergeFrom(reply)
         self._wake()
 
@@ -159,7 +159,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
-        """End everything."""
+        """End all streams and links."""
         self.runner.stop()
         for stream in self._streams.values():
             stream.end()
@@ -167,7 +167,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         await self._channels.close()
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         return {
             **totals(self.core.counters, "mail_"),
             **self.notices.samples(),
@@ -181,7 +181,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
     async def Send(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call
     ) -> None:
-        """One writer's stream."""
+        """Serve one writer's stream."""
         handler: GrpcHandler[mail_pb2.MailReply, mail_pb2.MailRequest] = GrpcHandler(context)
         stream = WriterStream(next(self._numbers), self._window)
         duplex = Duplex(

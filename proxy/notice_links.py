@@ -60,7 +60,7 @@ class _Stream:
 
 
 class NoticeLinks:
-    """Runs one `proxy.mail_notices.Notices`.
+    """The shell of notices: runs one `proxy.mail_notices.Notices`.
 
     Args:
         endpoint: of this proxy.
@@ -104,7 +104,7 @@ class NoticeLinks:
         await self._channels.close()
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         counted = totals(self.core.counters, "mail_")
         return {**counted, "mail_notices_waiting": self.core.waiting, "mail_notices_waiting_bytes": self.core.waiting_bytes}
 

@@ -25,7 +25,7 @@ class OfflineNotices:
         return len(self._ids)
 
     def add(self, ids: Iterable[int]) -> None:
-        """A relay's notice."""
+        """Remember the SnowflakeIDs of a relay's notice."""
         for number in ids:
             self._ids[number] = self._ids.get(number, 0) + 1
         while len(self._ids) > MAX_NOTICED:

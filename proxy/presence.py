@@ -45,7 +45,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         await self._channels.close()
 
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
-        """Who is online."""
+        """Answer who is online."""
         try:
             async with self._slots:
                 return await self._answer(list(request.uins))

@@ -44,7 +44,7 @@ class PublisherHost(Protocol):
         """The publisher said its name."""
 
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
-        """A batch."""
+        """Take a batch of a publisher's stream."""
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""
@@ -91,7 +91,7 @@ class PublisherStream:
             self._room.clear()
 
     def resolved(self, reply: ev.Reply) -> None:
-        """The core's reply."""
+        """Queue the core's reply for the publisher."""
         self._up_to = reply.up_to
         self._failures.extend(reply.failures)
         while self._sizes and self._sizes[0][0] <= reply.up_to:
@@ -135,7 +135,7 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """Serves `pixiu.v1.Publisher`."""
+    """The gRPC service `pixiu.v1.Publisher`."""
 
     def __init__(self, host: PublisherHost) -> None:
         self._host = host
@@ -149,7 +149,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def Publish(  # type: ignore[override]
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
-        """One publisher's stream."""
+        """Serve one publisher's stream."""
         handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
         try:

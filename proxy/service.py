@@ -182,7 +182,7 @@ class Service(RoleShell):
         self._exempt_gateways(self._context.view)
 
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
-        """A batch."""
+        """Take a batch of a publisher's stream."""
         event = ev.BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
         self._records.step(event)
 

@@ -66,7 +66,7 @@ class StoreLink:
             self._stream.leave()
 
     async def close(self) -> None:
-        """End."""
+        """End the stream, and open no other."""
         await self._stream.close()
 
     def _up(self, epoch: int) -> None:

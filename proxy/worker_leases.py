@@ -28,7 +28,7 @@ class Loan:
 
 
 class Lender:
-    """Lends numbers.
+    """Lends worker numbers to SDK clients.
 
     Args:
         acquire: takes one more number from the registry: (worker, from_ms, until_ms).

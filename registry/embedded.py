@@ -107,7 +107,7 @@ class EmbeddedZooKeeper:
 
     @property
     def address(self) -> str:
-        """host:port for clients."""
+        """The host:port that clients connect to."""
         return f"{HOST}:{self._port}"
 
     @property

@@ -43,7 +43,7 @@ class EmbeddedChild:
 
     @property
     def address(self) -> str:
-        """host:port for clients."""
+        """The host:port that clients connect to."""
         return f"{HOST}:{self.port}"
 
     @property

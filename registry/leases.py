@@ -74,7 +74,7 @@ class _Held:
 
 
 def wall_clock_ms() -> int:
-    """Unix milliseconds."""
+    """The time of day, Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 

@@ -37,14 +37,14 @@ class Restorer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """From now on; the first time at once."""
+        """Start restoring, at once and after every change of the session."""
         self._zookeeper.add_listener(self._on_session)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         self.wake()
 
     def pause(self) -> None:
-        """Until the next `start`, changes of the session matter no more."""
+        """Ignore changes of the session until the next `start`."""
         self._zookeeper.remove_listener(self._on_session)
 
     async def stop(self) -> None:

@@ -219,7 +219,7 @@ class LocalCluster:
         self._on_event("running", {"registry": self.target, **self.addresses()})
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until something changed, at most so many seconds."""
+        """Wait until something changed, at most so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -262,7 +262,7 @@ class LocalCluster:
         }
 
     def log_of(self, name: str) -> Path:
-        """A process's log."""
+        """The log of one process."""
         return self.options.data / "logs" / f"{name}.log"
 
     def _take_folder(self) -> None:

@@ -49,7 +49,7 @@ class Routed:
 
 
 class ChatFanout:
-    """See the module.
+    """Routes records to the gateways of their users' devices.
 
     Args:
         gateways: the targets of a user that this partition serves; () where no device takes messages.

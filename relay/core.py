@@ -93,7 +93,7 @@ class Core(ReplicaCore):
 
     @property
     def partitions(self) -> int:
-        """Of relays, in the view."""
+        """How many partitions of relays the view has."""
         return self._view.partitions if self._view is not None else 1
 
     def mail_owners(self) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class Owner(Protocol):
     """What the streams tell of."""
 
     def stream_ready(self, gateway: int) -> None:
-        """Deliveries go."""
+        """Called when the gateway's stream takes deliveries."""
 
     def stream_broken(self, gateway: int) -> None:
         """What was on the way may be lost."""
@@ -111,7 +111,7 @@ class Outbox:
         return self._batches.popleft()
 
     def sent(self, batch: Batch) -> None:
-        """It has left."""
+        """Count a batch that has left."""
         self.bytes -= batch.size
 
 
@@ -230,7 +230,7 @@ class GatewayStreams:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of deliveries, for all gateways."""
+        """Bytes of deliveries that wait, for all gateways."""
         return sum(stream.outbox.bytes for stream in self._streams.values() if stream.ready)
 
     def want(self, gateway: int) -> bool:

@@ -21,7 +21,7 @@ PAUSE_HEARTBEATS: Final = 3
 
 
 class Contests:
-    """See the module.
+    """Users with conflicting logins, checked again until the superfluous ones are gone.
 
     Args:
         devices: relay data.

@@ -40,7 +40,7 @@ def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
 
 
 def reads_of(items: Sequence[ReadItem]) -> list[pi_pb2.PiRead]:
-    """As they travel."""
+    """Reads in their wire form."""
     return [
         pi_pb2.PiRead(uin=asked.uin, device=asked.device, lane=read.lane, session=session, start=read.start, num=read.num)
         for asked, session, reads in items

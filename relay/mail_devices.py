@@ -58,7 +58,7 @@ class TrackedDevices(Devices):
         """Of these, or of those who were: changed since the last `take`."""
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
-        """As `Devices.apply`."""
+        """Apply updates as `Devices.apply`, and report users whose devices changed."""
         applied = super().apply(batch, now)
         takers = self.takers
         for change in applied.changes:
@@ -104,7 +104,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Looked:
-    """What is new."""
+    """Changes found by a look at users' devices."""
 
     logged_out: list[ev.Login] = field(default_factory=list)
     logged_in: list[ev.Login] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Looked:
 
 
 class MailDevices:
-    """See the module.
+    """The devices that take mail from this relay, with Pi's numbers for them.
 
     Args:
         devices: relay data.

@@ -108,7 +108,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
             await asyncio.sleep(SAVE_POLL_S)
 
     async def stop(self) -> None:
-        """End everything."""
+        """End all streams and calls."""
         self.stop_runners()
         await self.cancel_tasks()
         await self._gateways.close()
@@ -126,7 +126,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         }
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         deliveries = self.core.deliveries
         return {
             **totals(deliveries.counters, "mail_"),
@@ -165,7 +165,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
     # --- gateways' streams
 
     def stream_ready(self, gateway: int) -> None:
-        """Deliveries go."""
+        """Pass on that a gateway's stream takes deliveries."""
         self.runner.step(dv.StreamReady(gateway))
 
     def stream_broken(self, gateway: int) -> None:

@@ -91,11 +91,11 @@ class PiLinks:
 
     @property
     def open(self) -> int:
-        """Of how many the leader is known and reached."""
+        """How many partitions have a leader that is known and reached."""
         return sum(partition.stream.open for partition in self._partitions)
 
     def set_partitions(self, count: int) -> None:
-        """As the layout says. What a partition that is gone was asked is answered with nothing."""
+        """Follow the layout. Requests to a partition that is gone are answered with nothing."""
         while len(self._partitions) > count:
             task = self._partitions.pop().close()
             self._closing.add(task)
@@ -113,7 +113,7 @@ class PiLinks:
             self._partitions[partition].ask(operations, reads, answered)
 
     async def close(self) -> None:
-        """End all streams."""
+        """End the streams to all partitions."""
         if self._timer is not None:
             self._timer.cancel()
         self.set_partitions(0)

@@ -29,7 +29,7 @@ from relay.options import Options
 
 
 class Service(ReplicaService):
-    """Runs one `relay.core.Core`."""
+    """The relay's shell: runs one `relay.core.Core`, and its mail."""
 
     def __init__(self, context: Context[Options]) -> None:
         options, cluster = context.options, context.cluster
@@ -54,7 +54,7 @@ class Service(ReplicaService):
         await super().drain()
 
     async def stop(self) -> None:
-        """As `ReplicaService.stop`."""
+        """End mail, then as `ReplicaService.stop`."""
         await self.mail.stop()
         await super().stop()
 
@@ -63,12 +63,12 @@ class Service(ReplicaService):
         return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
 
     def on_view(self, view: View) -> None:
-        """As `ReplicaService.on_view`; who owns whose mail may be another relay now."""
+        """Take a view, as `ReplicaService.on_view`; the owners of users' mail may have changed."""
         super().on_view(view)
         self.mail.look_around()
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """As `MemberService.on_peer_state`."""
+        """Take a peer's state, as `MemberService.on_peer_state`."""
         super().on_peer_state(peer, state)
         self.mail.look_around()
 
@@ -95,7 +95,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         self._core = core
 
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
-        """Who is online."""
+        """Answer who is online."""
         if self._core.state is not State.RUNNING:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this relay is {self._core.state.value}; ask a Running one")
         if len(request.uins) > MAX_QUERY:

@@ -13,7 +13,7 @@ from router.options import Options
 
 
 class Service(ReplicaService):
-    """Runs one `router.core.Core`."""
+    """The router's shell: runs one `router.core.Core`."""
 
     def __init__(self, context: Context[Options]) -> None:
         options, cluster = context.options, context.cluster

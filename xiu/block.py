@@ -51,7 +51,7 @@ class Block:
 
 
 def encode(block: Block) -> bytes:
-    """The value."""
+    """Encode a block as the value that is stored."""
     checked = _CHECKED.pack(block.count, block.at_us)
     crc = zlib.crc32(block.records, zlib.crc32(checked))
     return b"".join((crc.to_bytes(4, "little"), checked, block.records))

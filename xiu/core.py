@@ -58,7 +58,7 @@ class Entries(Protocol):
 
     @property
     def last(self) -> Position:
-        """The end."""
+        """Position of the last entry."""
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
         """Entries from `after` + 1 on."""
@@ -103,7 +103,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of one core."""
+    """Settings of a Xiu's core."""
 
     partition: int
     max_record_bytes: int
@@ -114,7 +114,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start."""
+    """Totals of a Xiu's core since the start."""
 
     records_in: int = 0
     stored: int = 0
@@ -142,7 +142,7 @@ class Batch:
 
 
 class Core:
-    """See the module.
+    """The core of Xiu: turns writers' batches into log entries, and entries into blocks.
 
     Args:
         settings: of this core.
@@ -481,7 +481,7 @@ class Core:
         out.append(Propose(self._token, [(int(Kind.TRIM), trim_entry(*found))], event.at_us, replicated=False))
 
     def samples(self) -> dict[str, object]:
-        """For metrics."""
+        """Samples for metrics."""
         head = self._store.head
         return {
             "stored_bytes": head.stored_bytes - head.trimmed_bytes,

@@ -73,7 +73,7 @@ def settle(folder: Path) -> None:
 
 
 class Machine:
-    """See `cluster.replication.machine`.
+    """Xiu's state machine: RocksDB behind the replicated log.
 
     Args:
         folder: of RocksDB.
@@ -102,7 +102,7 @@ class Machine:
 
     @property
     def store(self) -> Store:
-        """RocksDB, open."""
+        """The open RocksDB store."""
         assert self._store is not None, "open was called"
         return self._store
 
@@ -276,11 +276,11 @@ class Machine:
             raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {folder}")
 
     def free_bytes(self) -> int:
-        """Of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""
+        """Free bytes of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""
         return shutil.disk_usage(self._folder.parent).free
 
     async def close(self) -> None:
-        """Close RocksDB."""
+        """Close the RocksDB store."""
         if self._store is not None:
             with contextlib.suppress(StorageError):
                 await self._in_thread(self._store.close)

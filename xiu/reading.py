@@ -52,7 +52,7 @@ class StoredBlocks(Protocol):
         """Blocks from one on."""
 
     def cursor(self) -> Cursor:
-        """All rows."""
+        """A cursor over all rows."""
 
 
 class RecentBlocks(Protocol):
@@ -63,7 +63,7 @@ class RecentBlocks(Protocol):
 
 
 class Reading:
-    """Reads one partition.
+    """Serves fetches and scans of one partition.
 
     Args:
         partition: of this Xiu.
@@ -80,7 +80,7 @@ class Reading:
 
     @property
     def head(self) -> Head:
-        """Of what can be read."""
+        """The head of what can be read."""
         return self._store.head
 
     def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES) -> list[Found]:

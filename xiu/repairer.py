@@ -50,7 +50,7 @@ BEHIND_POLL_S: Final = 0.1
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start."""
+    """Totals of repairs since the start."""
 
     reads_repaired: int = 0
     """Records that were answered from another replica."""
@@ -60,7 +60,7 @@ class Counters:
 
 
 class Repairer:
-    """One replica's.
+    """Repairs one replica's store with the help of the others.
 
     Args:
         context: of the process.
@@ -199,7 +199,7 @@ class Repairer:
             await asyncio.sleep(BEHIND_POLL_S)
 
     async def idle(self) -> None:
-        """Until no repair is under way."""
+        """Wait until no repair is under way."""
         async with self._busy:
             pass
 

@@ -78,7 +78,7 @@ def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
 
 
 class Service(RoleShell):
-    """Runs one `xiu.core.Core`."""
+    """Xiu's shell: runs one `xiu.core.Core` over a replica."""
 
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
@@ -204,11 +204,11 @@ class Service(RoleShell):
 
     @property
     def leader_address(self) -> str:
-        """Of the partition's leader; empty where it is not known."""
+        """Address of the partition's leader; empty where it is not known."""
         return self._replica.leader_address
 
     def take(self, event: ev.StoreReceived) -> None:
-        """A writer's batch."""
+        """Give a writer's batch to the core."""
         self._runner.step(event)
 
     # What the replica calls.

@@ -61,7 +61,7 @@ class Cursor:
 
 
 class Store:
-    """One partition's state.
+    """The RocksDB store of one partition.
 
     Args:
         folder: made when it is missing. Nobody else may have it open: the replicated log beside it sees to that.

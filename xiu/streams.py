@@ -55,7 +55,7 @@ class Shell(Protocol):
 
     @property
     def leader_address(self) -> str:
-        """Of the partition's leader; empty where it is not known."""
+        """Address of the partition's leader; empty where it is not known."""
 
     def take(self, event: StoreReceived) -> None:
         """Give the core a batch."""
@@ -87,7 +87,7 @@ class Stream:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Until the writer has ended and has all its answers, or one side gave it up."""
+        """Run until the writer has ended and has all its answers, or one side gave up."""
         await self._duplex.run()
 
     def answered(self, answer: Answer) -> None:
@@ -140,7 +140,7 @@ class Streams:
         return len(self._streams)
 
     def open(self, window_bytes: int, carrier: StoreCarrier, service: XiuService) -> Stream:
-        """A new one."""
+        """Open a writer's stream under a new number."""
         stream = Stream(next(self._numbers), window_bytes, carrier, service)
         self._streams[stream.number] = stream
         return stream
@@ -162,13 +162,13 @@ class Streams:
             stream.end(effect.text)
 
     def close(self) -> None:
-        """The Xiu goes."""
+        """End all streams: the process stops."""
         for stream in self._streams.values():
             stream.end()
 
 
 class XiuService(xiu_pb2_grpc.XiuServicer):
-    """Serves `pixiu.v1.Xiu`."""
+    """The gRPC service `pixiu.v1.Xiu`."""
 
     def __init__(self, shell: Shell, options: Options) -> None:
         self._shell = shell
@@ -179,7 +179,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     async def Store(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, requests: AsyncIterator[xiu_pb2.StoreRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """One writer's stream."""
+        """Serve one writer's stream."""
         await self._open(context)
         handler: GrpcHandler[xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = GrpcHandler(context)
         stream = self._shell.streams.open(self._window, handler, self)
@@ -206,11 +206,11 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
 
     def closed(self, stream: Stream) -> None:
-        """It is over."""
+        """Forget a stream that has ended."""
         self._shell.streams.closed(stream)
 
     def reply(self, answers: list[Answer]) -> xiu_pb2.StoreReply:
-        """What carries answers."""
+        """Make the reply that carries these answers."""
         newest = answers[-1]
         return xiu_pb2.StoreReply(
             results=[
@@ -234,7 +234,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:
-        """Messages by MsgID."""
+        """Answer messages by MsgID."""
         reading, _ = await self._open(context)
         if len(request.msg_ids) > MAX_FETCH:
             await context.abort(GRPC_STATUS[InvalidArgument.code], f"a fetch names at most {MAX_FETCH} MsgIDs; send several")

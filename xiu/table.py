@@ -53,7 +53,7 @@ def charged(records_bytes: int) -> int:
 
 @dataclass(slots=True)
 class TableCounters:
-    """Since the start."""
+    """Totals of the table since the start."""
 
     hits: int = 0
     misses: int = 0
@@ -65,7 +65,7 @@ class TableCounters:
 
 
 class Table:
-    """One partition's table.
+    """The table of recent blocks of one partition, in shared memory.
 
     Args:
         folder: on a tmpfs; made when it is missing.

@@ -155,7 +155,7 @@ class Endpoint(Links):
     # ---- what roles call ------------------------------------------------------------------------------------------------
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
-        """See `Links`."""
+        """Set the peers to heartbeat and send to, as `Links.set_peers`."""
         self._peers = {peer.id: peer for peer in peers if peer.id != self._core.endpoint}
         self._udp = {id_: self._udp_address_of(id_) or (peer.host, peer.port) for id_, peer in self._peers.items()}
         loop = self._loop
@@ -182,23 +182,23 @@ class Endpoint(Links):
         self._schedule_flush()
 
     def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0) -> None:
-        """See `Links`."""
+        """Queue a parcel of records, as `Links.send_records`."""
         self._core.send_records(peer, records, lane, token, self._now())
         if not self._flush_scheduled:
             self._schedule_flush()
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
-        """See `Links`."""
+        """Queue control messages, as `Links.send_control`."""
         self._core.send_control(peer, messages, token, self._now())
         if not self._flush_scheduled:
             self._schedule_flush()
 
     def state(self, peer: EndpointID) -> PeerState:
-        """See `Links`."""
+        """What is known of a peer, as `Links.state`."""
         return self._core.state(peer)
 
     def quality(self, peer: EndpointID) -> Quality:
-        """See `Links`."""
+        """How well a peer answers heartbeats, as `Links.quality`."""
         return self._core.quality(peer)
 
     def layout_of(self, peer: EndpointID) -> int:

@@ -15,7 +15,7 @@ WARNING: Final = "link_input_refused"
 
 
 def no_warning(event: str, **fields: object) -> None:
-    """Nobody listens."""
+    """Ignore the warning: the default where nobody listens."""
 
 
 class Refusals:

@@ -236,7 +236,7 @@ class Sender:
             self._drop(Drop.PUSH_BACK, box.drop_older(oldest))
 
     def acknowledge(self, acknowledgement: Acknowledgement, stream: bool, now: float) -> None:
-        """The peer acknowledged."""
+        """Take the peer's acknowledgement of what it received."""
         window = self.stream if stream else self.datagram
         self._counts.sent_lost += window.acknowledge(acknowledgement[:2], acknowledgement.window, self.settled, now)
 

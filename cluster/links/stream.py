@@ -131,7 +131,7 @@ class IncomingStream:
         self._stream.end("cancelled")
 
     async def run(self) -> None:
-        """Until it ends."""
+        """Run the stream until it ends."""
         await self._stream.run()
 
     def _take(self, frame: LinkFrame) -> None:
@@ -154,7 +154,7 @@ class StreamHost(Protocol):
         """A frame came. False: it was refused and nobody good has spoken on this stream yet."""
 
     def stream_closed(self, stream: IncomingStream) -> None:
-        """The stream ended."""
+        """Called once when the stream has ended."""
 
 
 class LinkService(LinkServicer):

@@ -68,7 +68,7 @@ def encode_absence(as_of: int, rooms: list[int]) -> bytes:
 
 
 class Verified:
-    """As of which GatewayMsgID a router was equal to a gateway, by instance and bucket."""
+    """Up to which GatewayMsgID a router was last found equal to a gateway, by instance and bucket."""
 
     def __init__(self) -> None:
         self._whole: dict[int, int] = {}
@@ -203,7 +203,7 @@ class Source:
 
 @dataclass(slots=True)
 class PullerCounters:
-    """Since the start."""
+    """What a puller found and repaired, since the start."""
 
     digests_equal: int = 0
     digests_differing: int = 0

@@ -59,12 +59,12 @@ class Connection(NamedTuple):
 
     @property
     def device(self) -> int:
-        """DeviceID."""
+        """The DeviceID in the key."""
         return self.key & DEVICE_MASK
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Of two entries of a device the higher one is current."""
+        """Order among the entries of a device: the highest is current."""
         return self.connect_time, self.instance
 
 
@@ -215,7 +215,7 @@ class Devices(LwwMap):
         return highest[0] if highest > mine.rank else 0
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
-        """As `LwwMap.apply`."""
+        """Apply updates as `LwwMap.apply`, and keep each user's devices up to date."""
         applied = super().apply(batch, now)
         for change in applied.changes:
             self._chat.pop(change.group, None)
@@ -227,15 +227,15 @@ class Devices(LwwMap):
         return applied
 
     def purge_partition(self, partition: int, partitions: int) -> Purged:
-        """As `LwwMap.purge_partition`."""
+        """Drop the users that the partition no longer serves, as `LwwMap.purge_partition`."""
         return self._forget(super().purge_partition(partition, partitions))
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
-        """As `LwwMap.sweep`."""
+        """Drop expired tombstones, as `LwwMap.sweep`."""
         return self._forget(super().sweep(partition, partitions, keep))
 
     def raise_floor(self, instance: int, generation: int) -> Purged:
-        """As `LwwMap.raise_floor`."""
+        """Purge an instance below a floor, as `LwwMap.raise_floor`."""
         return self._forget(super().raise_floor(instance, generation))
 
     def _forget(self, purged: Purged) -> Purged:

@@ -51,7 +51,7 @@ ALL_GROUPS: Final = Rule(0, 1)
 
 
 class Sum(NamedTuple):
-    """Of some live entries."""
+    """XOR and count over some live entries."""
 
     xor: int
     entries: int
@@ -112,11 +112,11 @@ class Digest:
             del self._roots[instance], self._cells[instance]
 
     def total(self, rule: Rule) -> Sum:
-        """Of all instances."""
+        """The sum over all instances."""
         return _sum(self._totals, rule)
 
     def root(self, instance: int, rule: Rule) -> Sum:
-        """Of one instance."""
+        """The sum over one instance."""
         return _sum(self._roots.get(instance, {}), rule)
 
     def count(self, instance: int) -> int:
@@ -124,7 +124,7 @@ class Digest:
         return sum(value >> 64 for value in self._roots.get(instance, {}).values())
 
     def roots(self, rule: Rule) -> dict[int, Sum]:
-        """Of every instance that has entries, ascending."""
+        """The sums of all instances that have entries, ascending by instance."""
         found = {instance: self.root(instance, rule) for instance in sorted(self._roots)}
         return {instance: root for instance, root in found.items() if root.entries}
 

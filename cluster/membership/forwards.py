@@ -49,7 +49,7 @@ class Forward:
 
 @dataclass(slots=True)
 class ForwardCounters:
-    """Since the start."""
+    """What became of forwarded messages, since the start."""
 
     sent: int = 0
     resent: int = 0

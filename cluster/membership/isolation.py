@@ -15,7 +15,7 @@ OUT_OF_CONTACT_S: Final = 300.0
 
 
 class Isolation:
-    """Since when there were Running peers in the registry but none answered."""
+    """Detects that no Running peer in the registry has answered for too long."""
 
     def __init__(self) -> None:
         self._alone_since: float | None = None

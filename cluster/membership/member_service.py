@@ -38,7 +38,7 @@ MAX_INSTANCES_SHOWN: Final = 256
 
 
 class MemberService(RoleShell):
-    """Runs one `MemberCore`.
+    """The shell of a broker, router or relay: runs one `MemberCore`.
 
     Args:
         core: of the role.

@@ -61,7 +61,7 @@ class ClusterView:
         return next((gateway.instance for gateway in self.gateways if gateway.endpoint == endpoint), None)
 
     def endpoints(self) -> set[EndpointID]:
-        """Everybody in it."""
+        """The endpoints of all processes in the view."""
         others = {replica.endpoint for replica in (*self.routers.replicas, *self.relays.replicas)}
         return {*self.replicas, *self.brokers, *others, *(gateway.endpoint for gateway in self.gateways)}
 

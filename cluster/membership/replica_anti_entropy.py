@@ -18,7 +18,7 @@ MAX_ABSENT_ROOMS = 1024
 
 
 class ReplicaAntiEntropy:
-    """See the module.
+    """Pulls from gateways and peers, and answers peers and brokers.
 
     Args:
         membership: its map.
@@ -40,7 +40,7 @@ class ReplicaAntiEntropy:
             self.puller.verified.clear()
 
     def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
-        """For the answer to a subscriber's heartbeat; None where no room is common."""
+        """The digest for the answer to a subscriber's heartbeat; None where they share no room."""
         asked = rule_of(partition, partitions)
         own = self.puller.rule
         common = common_rule(asked, own) if asked is not None and own is not None else None

@@ -34,7 +34,7 @@ MAP_READY: Final = "map_ready"
 
 
 class ReplicaService(MemberService):
-    """Runs one `ReplicaCore`.
+    """The shell of a router or relay: runs one `ReplicaCore`.
 
     Args:
         core: of the role.

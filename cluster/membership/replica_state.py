@@ -9,7 +9,7 @@ from cluster.membership.member_state import MemberCounters
 
 
 class State(Enum):
-    """Of a replica; Draining is the shell's matter, the core works on."""
+    """A replica's state. Draining is the shell's matter: the core keeps working."""
 
     STARTING = "Starting"
     """The registry's view or the own database is not known yet."""

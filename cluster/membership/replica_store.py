@@ -44,7 +44,7 @@ class Write(NamedTuple):
 
 
 class ReplicaStore:
-    """One database.
+    """One replica's LMDB database of map entries.
 
     Args:
         role: "router" or "relay", for texts.
@@ -144,7 +144,7 @@ class ReplicaStore:
             yield chunk()
 
     def count(self) -> int:
-        """Entries and tombstones."""
+        """How many entries and tombstones are stored."""
         try:
             with self._db.begin() as transaction:
                 return int(self._db.stat()["entries"]) - (transaction.get(ALIVE_KEY) is not None)

@@ -59,7 +59,7 @@ class Subscribers:
         return endpoint in self._all
 
     def all(self) -> list[Subscriber]:
-        """Every subscription."""
+        """All subscriptions that are open."""
         return list(self._all.values())
 
     def open(self, endpoint: EndpointID, role: str, partition: int, partitions: int, now: float) -> bool:

@@ -22,7 +22,7 @@ RETRY_S: Final = 1.0
 
 
 class Applier:
-    """One state machine.
+    """Applies committed entries to one state machine.
 
     Args:
         machine: open.
@@ -119,7 +119,7 @@ class Applier:
         self.run()
 
     async def close(self) -> None:
-        """Apply nothing more."""
+        """Stop: nothing more is applied."""
         self._closed = True
         if self._later is not None:
             self._later.cancel()

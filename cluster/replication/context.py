@@ -8,7 +8,7 @@ from cluster.replication.options import ReplicationOptions
 
 
 class Context:
-    """One replica.
+    """What the parts of one replica's core share.
 
     Args:
         member: its data directory.

@@ -33,7 +33,7 @@ class Syncer:
         self.syncs = 0
 
     def start(self, log: SegmentedLog) -> None:
-        """Sync this log."""
+        """Set the log whose changes are to be synced."""
         self._log = log
 
     def want(self, ticket: int) -> None:
@@ -43,7 +43,7 @@ class Syncer:
             self._begin()
 
     def hung_s(self, now: float) -> float:
-        """For how many seconds the sync under way has been running; 0 without one."""
+        """How long the sync under way has been running, seconds; 0 when none is."""
         return now - self._since if self._running is not None else 0.0
 
     def report_once(self) -> bool:

@@ -11,7 +11,7 @@ from cluster.replication.model import Damage, MemberID, PartitionState, Position
 
 
 class Outcome(Enum):
-    """Of a compare-and-set."""
+    """The result of a compare-and-set."""
 
     OK = "ok"
     CONFLICT = "conflict"
@@ -173,7 +173,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To another replica. May be lost."""
+    """Send a message to another replica. It may be lost."""
 
     to: MemberID
     message: Message

@@ -50,7 +50,7 @@ class InSync:
         return self._asked is not None
 
     def join(self, member: MemberID, end: int) -> None:
-        """From now on this follower is required; it is proposed when it has acknowledged `end`."""
+        """Require this follower from now on; it is proposed once it has acknowledged `end`."""
         self.joining[member] = end
 
     def next_proposal(self, silent: Collection[MemberID], matched: Mapping[MemberID, int]) -> PartitionState | None:

@@ -40,7 +40,7 @@ class Label:
     unclean: bool = False
 
     def encode(self) -> bytes:
-        """The sector."""
+        """Encode as one disk sector."""
         record = _RECORD.pack(_MAGIC, _VERSION, self.incarnation, self.promised, *self.seal, *self.resetting, self.unclean)
         return (record + zlib.crc32(record).to_bytes(4, "little")).ljust(SECTOR, b"\0")
 

@@ -178,7 +178,7 @@ class SegmentedLog:
 
     @property
     def last(self) -> Position:
-        """The end."""
+        """Position of the last entry."""
         return self._segments[-1].last
 
     @property
@@ -198,7 +198,7 @@ class SegmentedLog:
 
     @property
     def incarnation(self) -> int:
-        """Of the last session."""
+        """The incarnation of the last session."""
         return self._wanted.incarnation
 
     def next_incarnation(self) -> int:
@@ -216,7 +216,7 @@ class SegmentedLog:
         return self.last.epoch if counter == self.last.counter else self._segment_of(counter).epoch_at(counter)
 
     def start_of_epoch(self, counter: int) -> int:
-        """From where on entries have the epoch of this one, as far as its segment says. Raises LogDamaged."""
+        """The first counter of this entry's epoch, as far as its segment shows. Raises LogDamaged."""
         return self._segment_of(counter).start_of_epoch(counter)
 
     def _segment_of(self, counter: int) -> Segment:

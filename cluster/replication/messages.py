@@ -13,7 +13,7 @@ from cluster.replication.model import Entry, MemberID, Position
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """From the leader: entries that follow `previous`, or none; every one is a heartbeat too."""
+    """Leader to follower: entries that follow `previous`, or none; every one is a heartbeat too."""
 
     epoch: int
     sender: MemberID
@@ -29,7 +29,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """From a follower: it holds this epoch's log up to `matched`, synced, and took part at `sent_at` in this epoch."""
+    """Follower to leader: it holds this epoch's log up to `matched`, synced, and took part at `sent_at` in this epoch."""
 
     epoch: int
     sender: MemberID
@@ -40,7 +40,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """From a follower: it has no entry at `previous`, or another one. The leader tries again from `hint`."""
+    """Follower to leader: it has no entry at `previous`, or another one. The leader tries again from `hint`."""
 
     epoch: int
     sender: MemberID
@@ -51,7 +51,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From a replica that promised a higher epoch than the request's."""
+    """Reply of a replica that promised a higher epoch than the request's."""
 
     epoch: int
     sender: MemberID

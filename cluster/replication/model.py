@@ -108,7 +108,7 @@ class Log(Protocol):
 
     @property
     def last(self) -> Position:
-        """The end."""
+        """Position of the last entry."""
 
     @property
     def promised(self) -> int:
@@ -140,7 +140,7 @@ class Log(Protocol):
         """Entries up to a counter are no longer needed; how many of them go is the log's choice."""
 
     def promise(self, epoch: int) -> None:
-        """Raise `promised`."""
+        """Raise `promised` to this epoch."""
 
     def set_unclean(self, unclean: bool) -> None:
-        """Set the mark."""
+        """Set or clear the mark `unclean`."""

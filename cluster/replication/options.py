@@ -12,7 +12,7 @@ from pixiu.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationOptions:
-    """Times in seconds."""
+    """Timeouts and limits of replication; all times in seconds."""
 
     heartbeat_s: float = 0.25
     """A leader says at least so often that it is there."""

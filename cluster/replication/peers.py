@@ -67,7 +67,7 @@ SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 
 
 def new_outbox() -> Messages:
-    """For what waits for one peer."""
+    """A bounded queue of messages for one peer."""
     return Outbox(MAX_QUEUED, MAX_QUEUED_BYTES)
 
 
@@ -179,7 +179,7 @@ class Peers:
         task.add_done_callback(self._closing.discard)
 
     def send(self, to: MemberID, data: bytes) -> None:
-        """To a peer, if it can be reached and there is room."""
+        """Send to a peer if it can be reached and its queue has room; else drop."""
         outbox, heard_at = self._heard.get(to, (None, 0.0))
         if outbox is None or time.monotonic() > heard_at + HEARD_S:
             stream = self._outgoing.get(to)

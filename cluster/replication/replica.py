@@ -68,7 +68,7 @@ DISK_HANGS: Final = "replica_disk_hangs"
 
 
 class Replica:
-    """One replica.
+    """One replica of a partition: log, peers, ZooKeeper and state machine around one core.
 
     Constructed in the role's constructor (it adds its gRPC service to the process's server), then called from the
     service's own methods: `prepare` with an open state machine, `start`, `drain`, `stop`, and `health` for its fields.

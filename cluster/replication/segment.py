@@ -147,7 +147,7 @@ class Segment:
         return self._epochs[found][1] if found >= 0 else self.base.epoch
 
     def start_of_epoch(self, counter: int) -> int:
-        """From where on, within this segment, entries have the epoch of this one."""
+        """The first counter in this segment that has this entry's epoch."""
         found = bisect_right(self._epochs, (counter, 1 << 62)) - 1
         return self._epochs[found][0] if found >= 0 else counter
 

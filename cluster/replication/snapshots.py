@@ -247,7 +247,7 @@ class SnapshotReceiver:
             self._receiving = False
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop: take no more snapshots."""
         self._closed = True
 
     async def _receive(self, parts: AsyncIterator[bytes]) -> tuple[int, Position]:

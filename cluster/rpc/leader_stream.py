@@ -69,7 +69,7 @@ class LeaderStream:
         self._task.add_done_callback(self._ended)
 
     def send(self, request: Request) -> None:
-        """On the stream that is open; on none it is lost, as `down` has said."""
+        """Send on the open stream; without one the request is lost, as `down` has reported."""
         if self.open:
             self._outbox.put(request)
 
@@ -80,7 +80,7 @@ class LeaderStream:
         self.open = False
 
     async def close(self) -> None:
-        """End."""
+        """End the stream, and open no other."""
         self.open = False
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -28,7 +28,7 @@ CALL_S: Final = 1.0
 
 
 class Fetcher:
-    """Fetches messages.
+    """Fetches messages by MsgID from the leaders of Xiu.
 
     Args:
         view: gives the newest view of the cluster.

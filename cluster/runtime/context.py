@@ -94,11 +94,11 @@ class Context(Generic[OptionsT_co]):
 
     @property
     def router_root(self) -> str:
-        """Of the cluster with the routers and gateways: another one's, or the own root."""
+        """Registry root of the routers and gateways: another cluster's, or our own."""
         return self.cluster.router_root or self.root
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """The time, monotonic seconds."""
         return time.monotonic()
 
 

@@ -82,7 +82,7 @@ class HttpServer:
             await self._runner.cleanup()
 
     def stats(self) -> dict[str, int]:
-        """Counters for /metrics."""
+        """The server's counters for /metrics."""
         return {"http_refused_total": self._refused}
 
     async def _listen(self, host: str, port: int, *, fallback: bool) -> asyncio.Server:

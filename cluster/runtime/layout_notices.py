@@ -21,7 +21,7 @@ MAX_NOTICED: Final = 10_000
 
 
 class LayoutNotices:
-    """With who tells: remembers who was told when."""
+    """Rate-limits stale-layout notices: one per sender and second."""
 
     def __init__(self) -> None:
         self._told: dict[EndpointID, float] = {}
@@ -38,7 +38,7 @@ class LayoutNotices:
 
 
 class LayoutRefresh:
-    """With who is told: when to read the registry because of a notice."""
+    """Decides when a notified process reads the registry again."""
 
     def __init__(self) -> None:
         self._known = 0

@@ -45,7 +45,7 @@ class Effects(Generic[EffectT]):
 
 
 class Runner(Generic[EventT, EffectT]):
-    """Runs one core.
+    """Drives one core: steps it, performs its effects, keeps its timer.
 
     Args:
         core: None until there is one (a gateway's needs its lease first); events before that are dropped.
@@ -232,7 +232,7 @@ class RoleShell:
         """Nothing was sent with a token."""
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """Nobody's state matters."""
+        """Peers' states are ignored."""
 
     def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """Nothing is added to heartbeats."""

@@ -19,7 +19,7 @@ SHOWN_CHARACTERS: Final = 60
 
 
 def table(entries: Sequence[Entry], now_ms: int) -> Table:
-    """For people."""
+    """The result as tables for people."""
     shown = _table("lane", "seq", "msg id", "sent", "sender", "bytes", "message")
     for entry in entries:
         message = entry.message

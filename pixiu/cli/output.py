@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def console() -> Console:
-    """Where results go."""
+    """The console that results are printed to."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 

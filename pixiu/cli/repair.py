@@ -110,7 +110,7 @@ def repair(
 
 
 def table(found: Iterable[Checked]) -> Table:
-    """For people."""
+    """The result as a table for people."""
     shown = Table(box=None, pad_edge=False)
     names = ("role", "partition", "replica", "member", "checked", "damaged", "repaired", "left", "differed", "differing", "problem")
     for name in names:

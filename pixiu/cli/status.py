@@ -48,7 +48,7 @@ class ProcessStatus:
 
     @property
     def name(self) -> str:
-        """As people say it."""
+        """The process as people name it."""
         node = self.node
         return f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
 

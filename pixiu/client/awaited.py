@@ -10,7 +10,7 @@ from pixiu.errors import PixiuError
 
 
 class Awaited:
-    """Beside a ticket: `await` waits until it is resolved, and raises why it failed.
+    """Mixin that makes a ticket awaitable: `await` waits until it is resolved, and raises why it failed.
 
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """

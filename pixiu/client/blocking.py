@@ -56,7 +56,7 @@ class Background:
         raise NotImplementedError
 
     def start_thread(self) -> None:
-        """Begin."""
+        """Start the thread with its event loop."""
         loop = self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn, args=(loop,), name="pixiu-client", daemon=True)
         self._thread.start()

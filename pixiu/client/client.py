@@ -267,7 +267,7 @@ class Client:
             await self._mails.finished()
 
     def stats(self) -> ClientStats:
-        """Totals since `open`."""
+        """The client's counters since `open`."""
         if self._publisher is None:
             return ClientStats()
         core = self._publisher.core

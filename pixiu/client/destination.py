@@ -84,7 +84,7 @@ class Room(Destination):
 
     @property
     def id(self) -> RoomID:
-        """Its RoomID."""
+        """The room's RoomID."""
         return RoomID(self._key)
 
     async def signal(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
@@ -111,7 +111,7 @@ class Topic(Destination):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The topic's name."""
         assert self._topic is not None
         return self._topic
 

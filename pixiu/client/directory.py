@@ -48,7 +48,7 @@ class Directory(Protocol):
         """Something failed: look again soon."""
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop watching the cluster."""
 
 
 class ZooKeeperDirectory:
@@ -154,7 +154,7 @@ class ProxyDirectory:
         self._wanted.set()
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop asking the proxies."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

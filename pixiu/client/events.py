@@ -124,7 +124,7 @@ Effect = OpenStream | CloseStream | Writable | Resolved | RefreshCluster
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What leaves together."""
+    """Records that leave together on a stream."""
 
     data: bytes
     count: int

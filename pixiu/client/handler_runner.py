@@ -33,7 +33,7 @@ class Retries:
     max_backoff_s: float
 
     def validate(self) -> None:
-        """Raises `InvalidArgument`."""
+        """Check the bounds. Raises `InvalidArgument`."""
         if not 0 <= self.retries <= MAX_RETRIES:
             raise InvalidArgument(f"retries is from 0 to {MAX_RETRIES}, not {self.retries}")
         if not 0 < self.backoff_s <= self.max_backoff_s:
@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def counters(self) -> MailIntakeCounters:
-        """Totals."""
+        """The inbox's counters."""
 
     async def next(self, lanes: range) -> Mail | None:
         """The next mail of some lanes; None once the inbox is closed."""
@@ -78,7 +78,7 @@ class LaneHandler:
         self._mails = mails
 
     async def run(self) -> None:
-        """Until the inbox is closed. Raises what ended it."""
+        """Handle mail until the inbox is closed. Raises what ended it."""
         while (mail := await self._inbox.next(range(self.lane, self.lane + 1))) is not None:
             try:
                 await self._handle(mail)

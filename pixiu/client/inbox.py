@@ -90,7 +90,7 @@ class Inbox(GatewayConnection):
 
     @property
     def counters(self) -> MailIntakeCounters:
-        """Totals."""
+        """Counters since the inbox was opened."""
         return self._intake.counters
 
     @property

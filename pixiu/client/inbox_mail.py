@@ -33,7 +33,7 @@ class Mail:
 
     @property
     def payload(self) -> bytes:
-        """What was sent."""
+        """The bytes that the sender sent."""
         return self.message.payload
 
     @property

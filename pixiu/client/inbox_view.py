@@ -47,7 +47,7 @@ CLIENT_NAME: Final = "pixiu-inbox"
 
 
 class InboxView:
-    """See the module.
+    """Reads and tends users' inboxes: pages, unread counts, devices, deletion, dead letters.
 
     Args:
         target: "zk://host:port/root".

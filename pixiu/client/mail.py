@@ -70,7 +70,7 @@ class MailTicket:
         self.watched = False
 
     def problem(self) -> PixiuError | None:
-        """Why it failed."""
+        """Why the mail failed; None while it has not."""
         if self.failure is None:
             return None
         error = self.failure.error()
@@ -101,7 +101,7 @@ Effect = OpenMailStream | CloseStream | Writable | MailResolved | RefreshCluster
 
 @dataclass(frozen=True, slots=True)
 class MailBatch:
-    """What leaves together."""
+    """Mail that leaves together on a stream."""
 
     data: bytes
     count: int
@@ -264,7 +264,7 @@ class MailSender:
         window_bytes: int = 0,
         draining: bool = False,
     ) -> list[Effect]:
-        """A proxy's answer."""
+        """Take a proxy's answer: outcomes, positions taken, the window."""
         if stream != self._stream:
             return []
         self._progress_at = now

@@ -87,16 +87,16 @@ class MailPublisher:
         return receipt
 
     async def flushed(self) -> None:
-        """Until all that was sent before has left once."""
+        """Wait until all mail offered so far has left once."""
         core, number = self.shell.core, self.shell.core.counters.offered
         await self.shell.wait(lambda: core.flushed(number))
 
     async def sent(self) -> None:
-        """Until proxies have it."""
+        """Wait until a proxy has taken all mail offered so far."""
         core, number = self.shell.core, self.shell.core.counters.offered
         await self.shell.wait(lambda: core.sent(number))
 
     async def finished(self) -> None:
-        """Until it is resolved."""
+        """Wait until all mail offered so far is resolved."""
         core, number = self.shell.core, self.shell.core.counters.offered
         await self.shell.wait(lambda: core.finished(number))

@@ -63,7 +63,7 @@ class MailShell:
             self._arm()
 
     async def wait(self, check: Check) -> None:
-        """Until a condition of the core holds; `mail_timeout_s` bounds it, since nothing is unresolved for longer."""
+        """Wait for a condition of the core; `mail_timeout_s` bounds the wait, since nothing is unresolved for longer."""
         if check() or self._closed:
             return
         if len(self._waiting) >= MAX_WAITING:

@@ -43,7 +43,7 @@ class SignalReceipt(Awaited, Signal):
 
     @property
     def id(self) -> SnowflakeID:
-        """The signal's ID."""
+        """The SnowflakeID of the signal."""
         return SnowflakeID(self.message_id)
 
     @property

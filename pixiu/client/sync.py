@@ -97,7 +97,7 @@ class SyncSubscription(Twin[Subscription]):
 
     @property
     def counters(self) -> SubscriptionCounters:
-        """Totals."""
+        """Counters since the subscription was opened."""
         return self._wrapped.counters
 
     @property

@@ -119,7 +119,7 @@ class SyncInbox(Twin[Inbox]):
 
     @property
     def counters(self) -> MailIntakeCounters:
-        """Totals."""
+        """Counters since the inbox was opened."""
         return self._wrapped.counters
 
     @property

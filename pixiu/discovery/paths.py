@@ -50,7 +50,7 @@ def check_root(root: str) -> str:
 
 
 def layout(root: str) -> str:
-    """The cluster's layout."""
+    """The node that holds the cluster's layout."""
     return f"{root}/layout"
 
 

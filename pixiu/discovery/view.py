@@ -170,7 +170,7 @@ class PeerAlive:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed: forget what stayed away for too long."""
 
 
 Event = Scan | Connected | Disconnected | PeerDead | PeerAlive | Tick
@@ -212,7 +212,7 @@ class ViewReducer:
 
     @property
     def view(self) -> View:
-        """The newest view."""
+        """The newest view of the registry."""
         return self._view
 
     @property

@@ -179,7 +179,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """In a transaction: create a node. Its result is the path."""
+    """Operation of a transaction: create a node. Its result is the path."""
 
     path: str
     data: bytes = b""
@@ -189,7 +189,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """In a transaction: replace the data of a node that has this version (-1: any)."""
+    """Operation of a transaction: replace the data of a node that has this version (-1: any)."""
 
     path: str
     data: bytes
@@ -198,7 +198,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """In a transaction: delete a node that has this version (-1: any)."""
+    """Operation of a transaction: delete a node that has this version (-1: any)."""
 
     path: str
     version: int = -1
@@ -206,7 +206,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """In a transaction: go on only if a node has this version."""
+    """Operation of a transaction: continue only if a node has this version."""
 
     path: str
     version: int

@@ -50,7 +50,7 @@ class CloseReason(Enum):
 
 
 class Send(NamedTuple):
-    """Write these bytes."""
+    """Write these bytes to the connection."""
 
     data: bytes
 
@@ -127,7 +127,7 @@ class PauseReading:
 
 @dataclass(frozen=True, slots=True)
 class ResumeReading:
-    """Read again."""
+    """Read from the connection again."""
 
 
 @dataclass(frozen=True, slots=True)

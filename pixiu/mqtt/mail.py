@@ -92,5 +92,5 @@ class Unacknowledged:
 
     @property
     def since(self) -> float | None:
-        """Since when the lane that waits longest has got no PUBACK, monotonic seconds; None: none waits."""
+        """When the longest-waiting lane last made progress, monotonic seconds; None when no lane waits for a PUBACK."""
         return min(self._since.values(), default=None)

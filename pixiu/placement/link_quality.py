@@ -12,7 +12,7 @@ GAIN: Final = 1 / 8
 
 
 class Quality(NamedTuple):
-    """Of a peer, over its last heartbeats."""
+    """How well a peer answered its last heartbeats."""
 
     round_trip_us: float
     """Of a heartbeat and its answer; 0 before the first."""
@@ -42,12 +42,12 @@ class Heartbeats:
         self._sent, self._replied = True, False
 
     def replied(self, round_trip_us: int) -> None:
-        """An answer came."""
+        """Count an answer to a heartbeat."""
         self._replied = True
         self.last_us = max(round_trip_us, 0)
         self._round_trip_us += (GAIN if self._round_trip_us else 1.0) * (self.last_us - self._round_trip_us)
 
     @property
     def quality(self) -> Quality:
-        """As of now."""
+        """The quality over the last few heartbeats."""
         return Quality(self._round_trip_us, self._answered)

@@ -61,7 +61,7 @@ class Weights:
         self.changes = 0
 
     def weight(self, replica: EndpointID) -> float:
-        """Of one replica; 1 for one that was never measured."""
+        """The weight of a replica; 1 for one that was never measured."""
         found = self._replicas.get(replica)
         return STEPS[found.step] if found is not None else STEPS[0]
 

@@ -42,7 +42,7 @@ REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UN
 
 
 def reason_of(error: BaseException | None) -> str:
-    """In a few words why a call failed."""
+    """Why a call failed, in a few words."""
     if error is None:
         return "the stream was closed by the other side"
     if isinstance(error, TimeoutError):

@@ -11,7 +11,7 @@ SLACK_S: Final = 0.001
 
 
 class DeadlineTimer:
-    """Of the deadlines that it was given since it rang last, the earliest counts.
+    """A re-armable timer. Fires once, at the earliest deadline set since it last fired.
 
     Args:
         ring: called in the event loop when it has come; gives the core its tick.

@@ -109,7 +109,7 @@ class Outbox(Generic[Out]):
         return True
 
     def give(self) -> Out | None:
-        """The next one."""
+        """Take the next message to write; None when nothing waits."""
         if not self._waiting:
             return None
         size, message = self._waiting.popleft()
@@ -117,12 +117,12 @@ class Outbox(Generic[Out]):
         return message
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop everything that waits."""
         self._waiting.clear()
         self._bytes = 0
 
     async def wait(self) -> None:
-        """Until something waits."""
+        """Wait until there is a message to write."""
         while not self._waiting:
             self.work.clear()
             await self.work.wait()
@@ -162,7 +162,7 @@ class Duplex(Generic[Out, In]):
         self._work.set()  # what waits from the beginning
 
     def wake(self) -> None:
-        """`give` has something."""
+        """Wake the writer: `give` has a message."""
         self._work.set()
 
     def finish(self) -> None:
@@ -177,7 +177,7 @@ class Duplex(Generic[Out, In]):
             self._stop.set_result(None)
 
     async def run(self) -> End:
-        """Until one side has ended the stream, or it broke. Raises what `take` and `give` raise.
+        """Run until one side has ended the stream, or it broke. Raises what `take` and `give` raise.
 
         Being cancelled ends the stream as well.
         """

@@ -54,12 +54,12 @@ class GrpcCall(Generic[Out, In]):
 
     @classmethod
     def over(cls, channels: Channels, address: str, method: Method) -> Self:
-        """By the channel to an address (host:port) that others use as well."""
+        """Call over a shared channel to an address (host:port)."""
         return cls(method(channels.acquire(address)), lambda: channels.release(address))
 
     @classmethod
     def to(cls, address: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
-        """By a channel of its own: one that connects now, however long others have waited to."""
+        """Call over a channel of its own, which connects now whatever back-off other channels are in."""
         channel = grpc.aio.insecure_channel(address, options=options)
         return cls(method(channel), channel.close)
 

@@ -112,12 +112,12 @@ class Limits(NamedTuple):
     """1: a user's further devices begin behind the newest entry; 0: with everything that can be read."""
 
     def encode(self) -> bytes:
-        """As the log and the store have them."""
+        """Encode as in the log and the store."""
         return LIMITS.pack(*self[:6]) + (bytes((self.from_now,)) if self.from_now else b"")
 
     @classmethod
     def decode(cls, body: bytes) -> Limits:
-        """From the log or the store. Raises MalformedData."""
+        """Decode from the log or the store. Raises MalformedData."""
         if not LIMITS.size <= len(body) <= LIMITS.size + 1:
             raise MalformedData(f"limits of {len(body)} bytes")
         return cls(*LIMITS.unpack_from(body), *body[LIMITS.size :])
@@ -153,13 +153,13 @@ class Fanout(NamedTuple):
 
 
 class Acknowledges(NamedTuple):
-    """Cursors forward."""
+    """Operation: move cursors forward."""
 
     items: bytes
 
 
 class OpenSessions(NamedTuple):
-    """New session numbers."""
+    """Operation: give devices new session numbers."""
 
     items: bytes
 

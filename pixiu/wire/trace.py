@@ -58,7 +58,7 @@ class Hop(IntEnum):
 
 
 class Stamp(NamedTuple):
-    """One hop's stamp."""
+    """One hop's stamp in a trace: who, when in, when out."""
 
     role: int
     """A `Hop`; another number is of a newer version."""
@@ -101,7 +101,7 @@ def as_traced(record: bytes) -> bytes:
 
 @dataclass(slots=True)
 class TraceCounters:
-    """Of one hop, since its start."""
+    """Totals of one hop's tracer, since its start."""
 
     traces_stamped: int = 0
     traces_malformed: int = 0

@@ -112,14 +112,14 @@ class LoggedIn:
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """Heartbeats of devices."""
+    """Heartbeats of devices that are logged in."""
 
     logins: Sequence[Login]
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedOut:
-    """Connections have ended."""
+    """Connections of devices have ended."""
 
     logins: Sequence[Login]
 
@@ -164,7 +164,7 @@ class Notified:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """From gateways."""
+    """Gateways report what devices acknowledged."""
 
     acknowledgements: Sequence[Acknowledgement]
 
@@ -235,7 +235,7 @@ class FetchMessages:
 
 @dataclass(frozen=True, slots=True)
 class SaveCursors:
-    """Acknowledge to Pi."""
+    """Save acknowledgements at Pi."""
 
     number: int
     items: Sequence[Acknowledgement]

@@ -44,7 +44,7 @@ class Saving:
         return min(calls, self._due_at if len(self._under_way) < self._limits.acknowledge_calls else NEVER)
 
     def add(self, item: ev.Acknowledgement, now: float) -> None:
-        """Save a cursor."""
+        """Queue a cursor to be saved at Pi."""
         self._waiting[_key(item)] = item
         self._due_at = min(self._due_at, now + self._limits.acknowledge_wait_s)
 

@@ -56,7 +56,7 @@ class SessionHost(Protocol):
         """Whether its stream takes deliveries."""
 
     def save(self, item: ev.Acknowledgement, now: float) -> None:
-        """Acknowledge to Pi."""
+        """Queue an acknowledgement to be saved at Pi."""
 
     def hurry(self, now: float) -> None:
         """Acknowledge to Pi at once."""
@@ -218,7 +218,7 @@ class Session:
         self._wait(limits.call_timeout_s, now)
 
     def listed(self, listings: Sequence[ev.Listing], now: float) -> None:
-        """Pi has answered."""
+        """Take Pi's answer to a read."""
         if len(listings) != len(self._asked):
             self.on(Cause.FAILED, None, now)
             return

@@ -29,7 +29,7 @@ from relay.delivery.states import Cause, State
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """Since the start."""
+    """Totals of deliveries since the start."""
 
     delivered: int = 0
     """Envelopes sent, repeats included."""
@@ -209,7 +209,7 @@ class Deliveries:
         return gateway not in self._held or now >= self._held[gateway]
 
     def save(self, item: ev.Acknowledgement, now: float) -> None:
-        """Acknowledge to Pi."""
+        """Queue an acknowledgement to be saved at Pi."""
         self._saving.add(item, now)
 
     def hurry(self, now: float) -> None:

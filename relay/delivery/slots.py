@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Gives out slots.
+    """A fixed number of slots, given out in the order of requests.
 
     Args:
         slots: how many there are. The queue is bounded by who may ask: each waits at most once.
@@ -29,7 +29,7 @@ class Slots(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many wait for a slot."""
         return len(self._queue)
 
     def ask(self, who: T) -> None:

@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
 
 class Lane:
-    """See the module."""
+    """Cursor, window and gaps of one lane of a session."""
 
     __slots__ = ("blocked_until", "cursor", "failures", "known", "last", "marked", "reach", "sent", "unread")
 

@@ -125,7 +125,7 @@ def findings_json(findings: list[Finding], prober: Prober) -> dict[str, object]:
 
 
 def result_json(prober: Prober) -> dict[str, object]:
-    """Everything, for programs."""
+    """The whole result as JSON, for programs."""
     paths = []
     for path, state in prober.paths.items():
         entry: dict[str, object] = {member.role: _member_json(member) for member in path}

@@ -67,7 +67,7 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As an alarm says it."""
+        """The process as an alarm names it."""
         where = (
             f"{self.role} {self.replica}"
             if self.partition < 0
@@ -86,7 +86,7 @@ class Path(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As an alarm says it."""
+        """The path as an alarm names it."""
         return " -> ".join(member.name for member in self)
 
 

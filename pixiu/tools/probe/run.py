@@ -45,7 +45,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeOptions:
-    """How to probe."""
+    """Options of a probe run."""
 
     count: int
     """Rounds; 0: go on."""

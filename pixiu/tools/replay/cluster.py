@@ -63,7 +63,7 @@ class MQTTSession:
         await self._client.subscribe([self._topic(room)])
 
     async def leave(self, room: RoomID) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from a room."""
         await self._client.unsubscribe([self._topic(room)])
 
     async def publish(self, room: RoomID, payload: bytes, done: Done) -> None:

@@ -42,7 +42,7 @@ def share_of(*keys: int) -> float:
 
 
 class Driver:
-    """One replay."""
+    """Drives one replay of a chat log."""
 
     def __init__(
         self,

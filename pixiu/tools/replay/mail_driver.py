@@ -39,14 +39,14 @@ class MailClient(Protocol):
     """What the driver uses of `pixiu.Client`."""
 
     def mail_writer(self) -> MailWriter:
-        """Sends mail."""
+        """Open a writer that sends mail."""
 
     def inbox(self, *, uin: int, device: str, on_gap: Callable[[MailGap], None] | None) -> Inbox:
-        """Receives it."""
+        """Open an inbox that receives mail."""
 
 
 class MailDriver:
-    """One replay.
+    """Drives one replay of mentions as mail.
 
     Args:
         client: a service's: it sends in its name, and receives for every user.

@@ -127,12 +127,12 @@ class MailLedger:
 
     @property
     def confirmed(self) -> int:
-        """Of it: stored, and told to the sender."""
+        """Mail that is stored and was confirmed to its sender."""
         return len(self._confirmed)
 
     @property
     def unanswered(self) -> int:
-        """Of it: the sender knows nothing yet."""
+        """Mail whose sender has no answer yet."""
         return len(self._unanswered)
 
     @property

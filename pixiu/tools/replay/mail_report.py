@@ -37,7 +37,7 @@ def mail_result_json(result: MailResult) -> dict[str, object]:
 
 
 def print_mail_result(result: MailResult, console: Console) -> None:
-    """Print it."""
+    """Print the result of a replay of mail."""
     verdict, schedule = result.verdict, result.plan.schedule
     table = Table(title="Replay of mail", title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule."""
+    """The schedule of a replay."""
 
     rooms: dict[RoomID, list[Step]]
     """The steps of each room, in order; of users' inboxes too (`pixiu.tools.replay.inbox`)."""

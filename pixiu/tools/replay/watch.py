@@ -131,7 +131,7 @@ class ClusterWatch:
 
     @property
     def view(self) -> View:
-        """The newest view."""
+        """The newest view of the registry."""
         return self.book.view
 
     def living(self, role: str) -> list[Node]:
