@@ -188,13 +188,13 @@ class Clients:
     def admit(self, connection: Pending) -> None:
         """A client says who it is. Raises `Overloaded` or `Draining`."""
         if self._draining:
-            raise Draining("this gateway is going; connect to another one")
+            raise Draining("this gateway is draining; connect to another one")
         wait_s = self._admission.connect(connection.id, self.now())
         if wait_s:
             # Those that are refused together must not come back together.
             retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
             text = "too many clients connect to this gateway, or are connected (gateway.connect_rate_per_s, max_connections)"
-            raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
+            raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
     def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
@@ -279,7 +279,7 @@ class Clients:
         loop = asyncio.get_running_loop()
         for connection in list(self._connections.values()):
             connection.announce()
-            text = "the gateway is going; connect to another one"
+            text = "the gateway is draining; connect to another one"
             # Who can be told leaves by itself in the first half, after it has found another gateway.
             loop.call_later(random.uniform(0.5, 1.0) * jitter_s, connection.close, text)
 

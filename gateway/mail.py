@@ -89,7 +89,7 @@ class _Recipient:
 
 @dataclass(slots=True)
 class _Stream:
-    """Of a relay."""
+    """State of one relay's delivery stream."""
 
     relay: int
     devices: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)

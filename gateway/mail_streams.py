@@ -40,7 +40,7 @@ Handler = GrpcHandler[delivery_pb2.DeliveryReply, delivery_pb2.DeliveryBatch]
 
 
 class _Stream:
-    """Of a relay.
+    """One relay's delivery stream.
 
     Args:
         number: of the stream.

@@ -269,7 +269,7 @@ class Service(RoleShell):
         return tuple(found)
 
     def _instance_lost(self) -> None:
-        text = "another gateway took this instance while ZooKeeper had lost our session; start again"
+        text = "the lease of this gateway instance was lost with the ZooKeeper session; restart the process"
         self._context.crash(Unavailable(text))
 
     def _samples(self) -> dict[str, object]:

@@ -230,7 +230,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             given_up = hello.cancelled()
             hello.cancel()
         if given_up:
-            raise Overloaded("too many streams of this gateway have not said who they are", retry_after_ms=1_000)
+            raise Overloaded("too many streams of this gateway have not sent their hello yet", retry_after_ms=1_000)
         first = None if not hello.done() or hello.exception() is not None else hello.result()
         if first is None:
             raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s")
@@ -294,7 +294,7 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], vrooms: VRooms) -> li
     for room, _ in found:
         if vrooms.is_vroom(room):
             big = vrooms.shown(room)
-            raise InvalidArgument(f"{room} is the number of a VRoom, which nobody joins; join the big room {big}")
+            raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
     if len(found) > MAX_CHANNELS_A_REQUEST:
         raise InvalidArgument(f"a request may name {MAX_CHANNELS_A_REQUEST} rooms and topics; send several")
     return found

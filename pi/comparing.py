@@ -75,7 +75,7 @@ class Comparer:
             try:
                 await proposal.reached(Level.REPLICATED)
             except OutcomeUnknown as unknown:
-                raise Unavailable("this replica leads no more; compare again") from unknown
+                raise Unavailable("this replica is no longer the leader; compare again") from unknown
             return await self._read(future)
 
     async def _read(self, future: asyncio.Future[View]) -> tuple[int, Digest]:

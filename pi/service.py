@@ -125,7 +125,7 @@ class Service(RoleShell):
     def admit(self, stream: Stream) -> int:
         """A number for a new stream. Raises Overloaded or Draining."""
         if self._draining:
-            raise Draining("this replica is going; use the next leader")
+            raise Draining("this replica is draining; use the next leader")
         if len(self._streams) >= self._context.options.max_streams:
             raise Overloaded(f"this replica has {len(self._streams)} streams (pi.max_streams); try again later", 1000)
         number = next(self._numbers)
@@ -175,7 +175,7 @@ class Service(RoleShell):
             if self._machine.full:
                 raise DiskFull(self._machine.full)
             if self._machine.behind:
-                raise Overloaded("the inboxes' disk does not follow; try again later")
+                raise Overloaded("LMDB writes lag behind the log; retry later")
             proposal = self._replica.submit([(ENTRY_KIND, effect.payload)], level)
         except PixiuError as refused:
             self._runner.step(ev.ProposalRejected(effect.token, refused.code, str(refused)))

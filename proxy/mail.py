@@ -126,7 +126,7 @@ class MailCore:
         if not self._taken:
             refusal = "this proxy does not take mail (proxy.kinds); use another one"
         elif not self._knows_stores:
-            text = "this proxy has only just started and does not know the cluster yet; use another one, or come again"
+            text = "this proxy has only just started and has not read the cluster yet; use another one, or retry"
             out.append(ev.EndWriter(event.stream, errors.Unavailable.code, text, RETRY_MS))
             return
         elif not self._xius or not self._pis:

@@ -203,7 +203,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     def _admit(self, stream: WriterStream) -> None:
         if self._draining:
-            raise Draining("this proxy is going; use another one")
+            raise Draining("this proxy is draining; use another one")
         if len(self._streams) >= self._max_writers:
             raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
         self._streams[stream.number] = stream

@@ -57,7 +57,7 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
             raise InvalidArgument(f"a query names at most {MAX_QUERY} users; send several")
         view = self._view()
         if "relay" not in view.layout.roles:
-            raise Unavailable("this cluster has no relays, so nobody knows who is online: `pixiu up --relays 2` has them")
+            raise Unavailable("this cluster has no relays, so presence is unknown: `pixiu up --relays 2` has them")
         partitions = view.layout.partitions("relay")
         wanted: dict[int, list[int]] = {}
         for uin in uins:

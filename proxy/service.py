@@ -167,7 +167,7 @@ class Service(RoleShell):
     def admit(self, publisher: PublisherStream) -> int:
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
         if self._draining:
-            raise Draining("this proxy is going; use another one")
+            raise Draining("this proxy is draining; use another one")
         if len(self._publishers) >= self.options.max_publishers:
             text = f"this proxy has {self.options.max_publishers} publishers (proxy.max_publishers); use another one"
             raise Overloaded(text, retry_after_ms=1_000)

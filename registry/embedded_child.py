@@ -1,6 +1,6 @@
 """The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
 
-Source: docs/operations.md, docs/pipeline.md.
+Source: docs/operations.md, "One machine".
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class EmbeddedChild:
                 self.port = int(found[1])
                 return
             if process.returncode is not None:
-                raise ConfigurationError(f"the embedded ZooKeeper did not start: {text or 'it said nothing'}")
+                raise ConfigurationError(f"the embedded ZooKeeper did not start: {text or 'it logged nothing'}")
             if loop.time() >= until:
                 process.kill()
-                raise RegistryUnavailable(f"the embedded ZooKeeper was not ready in time: {text or 'it said nothing'}")
+                raise RegistryUnavailable(f"the embedded ZooKeeper was not ready in time: {text or 'it logged nothing'}")
             await asyncio.sleep(POLL_S)
 
     async def _keep(self) -> None:

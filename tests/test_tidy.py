@@ -28,6 +28,8 @@ UNTYPED = {
 """Libraries without types, and the only modules that may import them."""
 PURE = "Pure."
 """The word by which a module promises that it imports nothing of `IMPURE`."""
+PREPOSITIONS = {"as", "at", "behind", "beside", "between", "by", "for", "from", "in", "of", "on", "to", "until", "up", "with"}
+"""A docstring's first line begins with none of them: such a line is a clause to something that only its author sees."""
 SDK_ONLY = {"grpc", "google", "kazoo", "xxhash", "typer", "rich"}
 """What the SDK may need beyond the standard library."""
 SDK_PACKAGES = ("pixiu/client", "pixiu/discovery", "pixiu/wire", "pixiu/mqtt", "pixiu/rpc", "pixiu/placement")
@@ -175,6 +177,22 @@ def test_public_things_are_documented() -> None:
             if not node.name.startswith("_") and not ast.get_docstring(node):
                 bare.append(f"{source}:{node.name}")
     assert not bare
+
+
+def test_docstrings_say_what_a_thing_is() -> None:
+    """What is public in a module or class: no relative clause ("Of a relay."), no "See the module."."""
+    vague: list[str] = []
+    for source in sources():
+        nodes = list(tree(source).body)
+        while nodes:
+            node = nodes.pop()
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+                continue
+            nodes += node.body if isinstance(node, ast.ClassDef) else []
+            first = (ast.get_docstring(node) or "Undocumented").split()
+            if first[0].rstrip(":").lower() in PREPOSITIONS or first[:3] == ["See", "the", "module."]:
+                vague.append(f"{source}:{node.lineno} {node.name}")
+    assert not vague
 
 
 def test_the_ratchets_have_no_slack() -> None:

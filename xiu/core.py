@@ -46,7 +46,7 @@ CODES: Final = {
 }
 REJECTIONS: Final = {
     Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
-    Rejection.DRAINING: (errors.Draining.code, "the replica is going; send to the next leader"),
+    Rejection.DRAINING: (errors.Draining.code, "the replica is draining; send to the next leader"),
     Rejection.OVERLOADED: (errors.Overloaded.code, "too much waits for its commit; send again later"),
     Rejection.TOO_FEW_IN_SYNC: (errors.Unavailable.code, "fewer replicas are in sync than min_in_sync asks for"),
     Rejection.DISK_FULL: (errors.DiskFull.code, "the disk is full; what is stored can be read"),

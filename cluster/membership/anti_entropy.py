@@ -68,7 +68,7 @@ def encode_absence(as_of: int, rooms: list[int]) -> bytes:
 
 
 class Verified:
-    """Up to which GatewayMsgID a router was last found equal to a gateway, by instance and bucket."""
+    """The highest GatewayMsgID at which a router was equal to a gateway, by instance and bucket."""
 
     def __init__(self) -> None:
         self._whole: dict[int, int] = {}

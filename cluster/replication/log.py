@@ -278,7 +278,7 @@ class SegmentedLog:
             except OSError as problem:  # from making a segment
                 if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFull(
-                        f"{self.directory}: no space left for the log; free some, writes go on by themselves"
+                        f"{self.directory}: no space left for the log; free some, writes then continue without a restart"
                     ) from problem
                 raise self._fail(f"{self.directory}: {problem.strerror}") from problem
             except DiskFailed as problem:

@@ -217,7 +217,7 @@ class Peers:
         """End every stream, and take no new one."""
         self._closed = True
         for incoming in self._incoming.values():
-            incoming.stream.end("this replica is going")
+            incoming.stream.end("this replica is draining")
         for stream in self._outgoing.values():
             self._close(stream)
         self._outgoing.clear()
@@ -264,7 +264,7 @@ class Peers:
     async def _exchange(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         member = await self._caller(context)
         if self._closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is going")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is draining")
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
         if (before := self._incoming.get(member)) is not None:

@@ -388,13 +388,15 @@ class Replica:
     def _refusal(self, reason: ev.Rejection) -> PixiuError:
         match reason:
             case ev.Rejection.DRAINING:
-                return Draining("this replica is going; another one of the partition takes its place")
+                return Draining("this replica is draining; another one takes its place")
             case ev.Rejection.OVERLOADED:
                 return Overloaded(f"more than {self._options.max_uncommitted} entries wait to be replicated", RETRY_AFTER_MS)
             case ev.Rejection.TOO_FEW_IN_SYNC:
                 return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
             case ev.Rejection.DISK_FULL:
-                return DiskFull(f"{self._folder.path}: no space left for the log; free some, writes go on by themselves")
+                return DiskFull(
+                    f"{self._folder.path}: no space left for the log; free some, writes then continue without a restart"
+                )
         leader = self.leader_address
         return NotLeader(f"this replica does not lead; the leader is {leader or 'not known'}", leader)
 
@@ -462,7 +464,7 @@ class Replica:
             case ev.Deposed(epoch):
                 self._counts["depositions_total"] += 1
                 log.warning(DEPOSED, epoch=epoch)
-                self._proposals.fail(OutcomeUnknown("this replica leads no more; send the write again, with the same IDs"))
+                self._proposals.fail(OutcomeUnknown("no longer the leader; send the write again, with the same IDs"))
                 self._on_deposed(epoch)
             case ev.ReportDamage(damage, sole):
                 self._damage = f"the log is damaged after {damage.position}: {damage.reason}; " + (

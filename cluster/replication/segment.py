@@ -117,7 +117,7 @@ class Segment:
         except OSError as worse:
             raise DiskFailed(f"{self.path}: {worse.strerror}") from worse
         if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{self.path.parent}: no space left for the log; free some, writes go on by themselves") from problem
+            raise DiskFull(f"{self.path.parent}: no space left for the log; free some, then writes continue") from problem
         raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
 
     def sync(self) -> None:

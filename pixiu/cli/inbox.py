@@ -39,7 +39,7 @@ T = TypeVar("T")
 def inbox(
     uin: Annotated[int, typer.Argument(help="Whose.", metavar="UIN")],
     lane: Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")] = -1,
-    after: Annotated[int, typer.Option("--after", min=0, help="Only entries behind this InboxSeq.", metavar="SEQ")] = 0,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this InboxSeq.", metavar="SEQ")] = 0,
     before: Annotated[
         int, typer.Option("--before", min=0, help="Back in time: entries before this InboxSeq, newest first.", metavar="SEQ")
     ] = 0,
@@ -52,7 +52,7 @@ def inbox(
     device: Annotated[
         str, typer.Option("--device", help="As which device to acknowledge: one of its own, made if need be.", metavar="NAME")
     ] = "",
-    drop_device: Annotated[int, typer.Option("--drop-device", min=-1, help="Wait for this device no more.", metavar="NUMBER")] = -1,
+    drop_device: Annotated[int, typer.Option("--drop-device", min=-1, help="Remove this device.", metavar="NUMBER")] = -1,
     delete: Annotated[
         str, typer.Option("--delete", help="Delete these entries for all devices, with --lane.", metavar="FROM-TO")
     ] = "",
@@ -70,7 +70,9 @@ def inbox(
         raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
     chosen = [unread, acknowledge > 0, drop_device >= 0, bool(delete), dead_letters, bool(resend), bool(drop)]
     if sum(chosen) > 1:
-        raise InvalidArgument("one of --unread, --acknowledge, --drop-device, --delete, --dead-letters, --resend, --drop at a time")
+        raise InvalidArgument(
+            "--unread, --acknowledge, --drop-device, --delete, --dead-letters, --resend and --drop are mutually exclusive"
+        )
     if acknowledge or delete:
         if lane < 0:
             raise InvalidArgument("numbers are of one lane: give --lane 0 or --lane 1 too")

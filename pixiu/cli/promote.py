@@ -35,7 +35,7 @@ def promote(
     partition: Annotated[int, typer.Argument(help="Number of the partition.")],
     member: Annotated[str, typer.Argument(help="The replica that shall lead: its member, as `pixiu status` shows it.")],
     reason: Annotated[str, typer.Option("--reason", help="Why; goes into the replica's audit log.")],
-    force: Annotated[bool, typer.Option("--force", help="Needed: there is no other promotion by hand.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Required: promotion by hand is always forced.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     target: Target = DEFAULT_TARGET,
 ) -> None:

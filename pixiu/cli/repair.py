@@ -126,7 +126,7 @@ def table(found: Iterable[Checked]) -> Table:
 async def _repair(role: str, partition: int, target: str) -> list[Checked]:
     processes = await _registered(role, partition, target)
     if not processes:
-        raise InvalidArgument("there is no live replica of such a role and partition")
+        raise InvalidArgument("no live replica has this role and partition")
     partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
     found: list[Checked] = []
     for process in processes:
@@ -265,9 +265,7 @@ async def _compare_pi(checked: Checked, target: str) -> None:
         checked.differed = checked.differing = len(reply.differing)
         if not reply.differing:
             return
-        ranges = (
-            f"differs from the leader behind entry {reply.position}, in ranges {', '.join(map(str, reply.differing[:8]))} of users"
-        )
+        ranges = f"differs from the leader at entry {reply.position}, in ranges {', '.join(map(str, reply.differing[:8]))} of users"
         if not reply.repairing:
             checked.text = f"{ranges}; no other replica is in sync"
             return

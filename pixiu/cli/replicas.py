@@ -78,7 +78,7 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
     for (role, partition), found in sorted(partitions.items()):
         leaders = [replica for replica in found if replica.state == LEADING]
         if not leaders:
-            problems.append(f"{role} partition {partition}: nobody leads; writes are refused")
+            problems.append(f"{role} partition {partition}: no leader; writes are refused")
             continue
         leader = max(leaders, key=lambda replica: replica.epoch)
         out = [replica.member for replica in found if replica.member not in leader.in_sync]

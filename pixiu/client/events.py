@@ -68,7 +68,7 @@ class ProxyEvent(Enum):
 
     WANTED = "a message is queued"
     DIED = "the stream died or stalled"
-    LEAVING = "it said that it is going, or is no longer listed"
+    LEAVING = "it is draining, or is no longer listed"
     FINISHED = "nothing is under way any more"
     RESTED = "the back-off is over"
 

@@ -243,7 +243,7 @@ class Inbox(GatewayConnection):
         if held.acknowledged:
             return
         if self._closed:
-            raise NotConnected("the inbox is closed: the mail is not acknowledged, and comes again with the device's next inbox")
+            raise NotConnected("the inbox is closed: the mail is not acknowledged, and is redelivered to the device's next inbox")
         self._intake.acknowledge(held, asyncio.get_running_loop().time())
         self._arm()
 
@@ -268,7 +268,7 @@ class Inbox(GatewayConnection):
                 raise self._error
             await self._more()
         self._send()
-        text = "the connection was lost before the gateway confirmed the acknowledgements: what it did not get comes again"
+        text = "the connection was lost before the gateway confirmed the acknowledgements: what it did not get is redelivered"
         waiter = Waiter(frozenset(), frozenset(), OutcomeUnknown(f"{text}, and is acknowledged again"))
         self._stream.acknowledge([], waiter)
         await waiter.done

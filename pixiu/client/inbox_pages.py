@@ -48,9 +48,9 @@ class DeviceState:
     number: int
     """DeviceID."""
     client_id: bytes
-    """By which Pi knows it; empty: device 0."""
+    """The client ID under which Pi stores it; empty: device 0."""
     seen_s: int
-    """When it was there last, Unix seconds, to the hour."""
+    """When it was last seen, Unix seconds, to the hour."""
     counts: bool
     """Whether the inbox keeps entries for it; not after 30 days (`pi.device_age_s`) without it."""
     up_to: int

@@ -382,8 +382,8 @@ class MailSender:
             failure = Failure(Unavailable.code, text)
         else:
             code = last.code if last is not None and last.code in (Overloaded.code, TooFewInSync.code) else OutcomeUnknown.code
-            text = f"nobody confirmed the mail within {seconds}{because}: whether it is in the inbox is unknown; `resend` it, "
-            failure = Failure(code, text + "which uses the same ID, so that it is there once")
+            text = f"the mail was not confirmed within {seconds}{because}: whether it is in the inbox is unknown; `resend` it, "
+            failure = Failure(code, text + "which uses the same ID, so that it is stored once")
         self._settle(ticket, failure, woken)
 
     def _fail_all(self, why: Failure, now: float) -> list[Effect]:

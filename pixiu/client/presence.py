@@ -60,4 +60,4 @@ async def _ask(
                 break
         finally:
             await channels.release(address)
-    raise Unavailable(f"nobody could tell who is online ({'; '.join(failures) or 'the cluster has no proxy'}); try again")
+    raise Unavailable(f"no proxy could answer who is online ({'; '.join(failures) or 'the cluster has no proxy'}); try again")

@@ -60,7 +60,7 @@ _REFUSALS: Final[dict[int, PixiuError]] = {
     4: OldSession("another session of this device was opened meanwhile; do it again"),
     _CURSOR_BEYOND_END: InvalidArgument("the inbox has no such entry yet"),
     6: TooManyDevices("the user has eight devices, and none that was not seen for long; drop one first"),
-    _INVALID: InvalidArgument("there is no such lane, or no such range"),
+    _INVALID: InvalidArgument("lane or range out of bounds"),
     _TOO_MANY_DELETIONS: LimitError("this inbox has 1,000 separate deletions; delete a larger range, or acknowledge first"),
 }
 

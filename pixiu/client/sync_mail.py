@@ -158,7 +158,7 @@ class SyncInbox(Twin[Inbox]):
         if held.acknowledged:
             return
         if self._wrapped.closed:
-            raise NotConnected("the inbox is closed: the mail is not acknowledged, and comes again with the device's next inbox")
+            raise NotConnected("the inbox is closed: the mail is not acknowledged, and is redelivered to the device's next inbox")
 
         def acknowledge() -> None:
             with suppress(NotConnected):  # closed meanwhile

@@ -83,7 +83,7 @@ def test_a_page_is_shown_to_people_and_programs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--unread", "--dead-letters"], "at a time"),
+        (["--unread", "--dead-letters"], "mutually exclusive"),
         (["--acknowledge", "3", "--device", "x"], "--lane 0 or --lane 1"),
         (["--delete", "3-4"], "--lane 0 or --lane 1"),
         (["--acknowledge", "3", "--lane", "1"], "--device NAME"),

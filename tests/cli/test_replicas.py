@@ -49,7 +49,7 @@ def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> 
     said = {"state": "Damaged", "member": A, "degraded": "the log is damaged"}
     damaged = read_replica(node(0), {"service": {"replication": said}})
     assert damaged is not None
-    assert replica_problems([damaged]) == ["xiu 0/0: the log is damaged", "xiu partition 0: nobody leads; writes are refused"]
+    assert replica_problems([damaged]) == ["xiu 0/0: the log is damaged", "xiu partition 0: no leader; writes are refused"]
 
 
 @pytest.mark.parametrize(

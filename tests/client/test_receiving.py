@@ -101,7 +101,7 @@ async def test_flush_waits_until_the_gateway_has_what_was_acknowledged(cluster: 
         gateway.unconfirmed.clear()
         gateway.confirming = True
         gateway.push(None)
-        with pytest.raises(OutcomeUnknown, match="comes again, and is acknowledged again"):
+        with pytest.raises(OutcomeUnknown, match="is redelivered, and is acknowledged again"):
             await flushing
         await inbox.flush()
 
@@ -129,7 +129,7 @@ async def test_what_was_not_acknowledged_comes_again_in_the_next_process_marked(
         mails[0].acknowledge()
         mails[2].acknowledge()
     assert cluster.inboxes.missing(7, PHONE) == [2, 4], "closing sends what was acknowledged"
-    with pytest.raises(NotConnected, match=r"the inbox is closed.*comes again"):
+    with pytest.raises(NotConnected, match=r"the inbox is closed.*redelivered"):
         mails[1].acknowledge()
     mails[0].acknowledge()
     async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.inbox() as inbox:

@@ -34,7 +34,7 @@ def probe(
     failures: Annotated[int, typer.Option(min=1, help="So many failed probes of a path in a row raise an alarm.")] = 3,
     join_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the subscriptions at the start.")] = 12.0,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C; alarms are printed as they come and go.")] = False,
-    seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after so many seconds; 0: go on.")] = 0.0,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after so many seconds; 0: never.")] = 0.0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:

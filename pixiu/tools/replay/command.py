@@ -64,7 +64,7 @@ def replay(
         bool, typer.Option("--mail", help="FILE is CSV ts_ms,line,room,user,to_user: each row a mail to one who comes and goes.")
     ] = False,
     seconds: Annotated[float, typer.Option(help="With --mail: send all of it in so many seconds.")] = MAIL.seconds,
-    online: Annotated[float, typer.Option(help="With --mail: share of the time in which each user is there.")] = MAIL.online,
+    online: Annotated[float, typer.Option(help="With --mail: share of the time in which each user is online.")] = MAIL.online,
     cycle: Annotated[float, typer.Option(help="With --mail: each user comes once in so many seconds.")] = MAIL.cycle_s,
     seed: Annotated[int, typer.Option(help="With --mail: of the times at which users come.")] = MAIL.seed,
     as_json: AsJson = False,

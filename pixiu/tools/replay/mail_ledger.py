@@ -211,10 +211,10 @@ def judge_mail(ledger: MailLedger, *, unread: int = 0, failed_logins: int = 0, d
     for count, text in (
         (len(missing), "mails were confirmed to their senders, and their receivers have not acknowledged them"),
         (0 if deaths else repeated, "mails came to the application again after it had acknowledged them"),
-        (outcomes[MailOutcome.OUT_OF_ORDER], "mails came behind a later one of the same inbox"),
+        (outcomes[MailOutcome.OUT_OF_ORDER], "mails arrived after a later one of the same inbox"),
         (outcomes[MailOutcome.ALIEN], "mails went to somebody else"),
         (outcomes[MailOutcome.DAMAGED], "mails had another content than what was sent"),
-        (ledger.gaps, "gaps were told, though nothing was to be dropped"),
+        (ledger.gaps, "gaps were reported, though nothing was to be dropped"),
         (unread, "mails are unread in Pi, though their receivers acknowledged them all"),
         (0 if deaths else ledger.unanswered, "mails got neither a confirmation nor an error"),
         (0 if deaths else failed_logins, "logins were not confirmed"),
