@@ -41,7 +41,7 @@ class _Device:
 
 
 class DeviceIndex:
-    """See the module. What its methods return is to be said to the relays.
+    """The connected devices of each user. Its methods return what to report to the relays.
 
     Args:
         next_id: gives the next GatewayMsgID; strictly increasing.

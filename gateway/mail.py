@@ -113,7 +113,7 @@ def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[ev.MailDevice], 
 
 
 class MailBook:
-    """See the module. Its methods that take an event are handlers of the gateway's core.
+    """The mail of all connections. Methods that take an event are handlers of the gateway's core.
 
     Args:
         target: (UIN, key, connect time) → the connection that gets the mail of the device; 0: there is none.

@@ -18,7 +18,7 @@ RANGE: Final = struct.Struct("<QQ")
 
 
 class Ranges:
-    """See the module. Every range is (first, last), both in it."""
+    """A sorted set of ranges. Every range is (first, last), both included."""
 
     __slots__ = ("_firsts", "_lasts")
 

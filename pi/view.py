@@ -28,7 +28,7 @@ again what it frees meanwhile."""
 
 
 class View:
-    """See the module. `close` ends it.
+    """A consistent view of the state at one entry of the log. `close` ends it.
 
     Args:
         reader: of the store.

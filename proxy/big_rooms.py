@@ -76,7 +76,7 @@ class _Room(Generic[Owner]):
 
 
 class BigRooms(Generic[Owner]):
-    """See the module. `Owner` is whom a message belongs to: who is told when it is finished.
+    """The queue of messages to big rooms. `Owner` is whom a message belongs to, and is notified when it is finished.
 
     Args:
         vrooms_per_s: VRooms served in a second, by all big rooms together.

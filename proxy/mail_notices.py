@@ -58,7 +58,7 @@ class NoticeCounters:
 
 
 class Notices:
-    """See the module. `step` never raises on what relays say."""
+    """The core of notices to relays. `step` never raises on what relays say."""
 
     def __init__(self) -> None:
         self.counters = NoticeCounters()

@@ -49,7 +49,7 @@ HOUSEKEEPING_S: Final = 1.0
 
 
 class MemberCore(ABC):
-    """See the module. `step` never raises on what comes from the network.
+    """The core of a member of the shared map. `step` never raises on what comes from the network.
 
     Args:
         endpoint: this process.

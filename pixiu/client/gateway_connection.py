@@ -57,7 +57,7 @@ class _Prepared:
 
 
 class GatewayConnection:
-    """See the module. The methods from `_connect` to `_nudge` are what inheritors say of themselves."""
+    """Keeps one client connected to a gateway. The methods from `_connect` to `_nudge` are for subclasses."""
 
     what: ClassVar[str] = "connection"
     """As errors and tasks name it."""

@@ -137,7 +137,7 @@ class _Lane:
 
 
 class MailIntake:
-    """See the module. A stream is whatever the caller knows it by; `now` is monotonic seconds."""
+    """The core of an inbox. A stream is whatever the caller knows it by; `now` is monotonic seconds."""
 
     def __init__(self, uin: int) -> None:
         self.counters = MailIntakeCounters()

@@ -19,7 +19,7 @@ def _key(item: ev.Acknowledgement) -> _Key:
 
 
 class Saving:
-    """See the module. What a session leaves behind when it ends is saved too."""
+    """Cursors that wait to be saved at Pi, those of ended sessions too."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

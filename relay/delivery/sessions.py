@@ -61,7 +61,7 @@ class _Remembered:
 
 
 class Deliveries:
-    """See the module. `step` never raises on what comes from the network.
+    """All delivery sessions of a relay. `step` never raises on what comes from the network.
 
     Args:
         owns: whether this relay serves a user, by its view of the cluster now.
