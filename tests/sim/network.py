@@ -44,6 +44,10 @@ class Network:
         self._order += 1
         heapq.heappush(self._heap, (self.now + delay, self._order, action))
 
+    def note(self, data: bytes) -> None:
+        """Feed something into the trace."""
+        self._trace.update(data)
+
     def run_until(self, end: float) -> None:
         """Let time pass."""
         while self._heap and self._heap[0][0] <= end:

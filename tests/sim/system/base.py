@@ -1,0 +1,57 @@
+"""What the processes of a whole system have beside those of `tests.sim.cluster`: methods that can be called, and timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.cluster.process import Process
+from tests.sim.system.streams import Stream
+
+if TYPE_CHECKING:
+    from tests.sim.system.world import SystemWorld
+
+
+class Served(Process):
+    """A process whose methods others call by streams."""
+
+    world: SystemWorld  # type: ignore[assignment]  # the same world, which has more
+
+    @property
+    def methods(self) -> dict[str, Callable[[Stream], None]]:
+        """What can be called: each method takes the callee's end of a new stream."""
+        return {}
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something later, if the process lives then: in a turn of it."""
+        self.world.wire.after(delay, lambda: self.do(action))
+
+    def crash(self) -> None:
+        """See `Process`."""
+        super().crash()
+        self.world.streams.break_of(self)
+
+
+def unary(process: Served, address: tuple[str, int], method: str, request: Any, timeout_s: float, done: Callable[[Any], None]) -> None:
+    """One question and its answer; `done(None)` when there is none in time."""
+    over = [False]
+    held: list[Stream] = []
+
+    def finish(answer: Any) -> None:
+        if not over[0]:
+            over[0] = True
+            for stream in held:
+                stream.leave()
+            done(answer)
+
+    def opened(stream: Stream) -> None:
+        if over[0]:
+            stream.leave()
+            return
+        held.append(stream)
+        stream.take_reply = finish
+        stream.lost = lambda: finish(None)
+        stream.send(request)
+
+    process.world.streams.call(process, address, method, opened, lambda: finish(None))
+    process.after(timeout_s, lambda: finish(None))

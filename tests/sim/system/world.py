@@ -1,0 +1,167 @@
+"""A whole system in one process: that of `tests.sim.cluster`, with writers of mail, Xiu, Pi, and devices that receive it.
+
+writers ─▶ proxies ─▶ Xiu, Pi         streams, which keep order or break
+             │ notices     ▲
+             ▼             │
+           relays ─────────┘ sessions, entries, messages, cursors
+             │
+             ▼
+          gateways ─▶ devices         and rooms, signals and chat by the same processes' links
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from tests.sim.cluster.process import Place, Process
+from tests.sim.cluster.stores import BrokerProcess, RouterProcess
+from tests.sim.cluster.world import Shape, World
+from tests.sim.system.client import Device, SystemClients, Writer
+from tests.sim.system.faults import SystemVariant
+from tests.sim.system.gateway import SystemGateway
+from tests.sim.system.pi import PiProcess
+from tests.sim.system.proxy import SystemProxy
+from tests.sim.system.relay import SystemRelay
+from tests.sim.system.replica import Partition
+from tests.sim.system.streams import Stream, Streams
+from tests.sim.system.watch import MailWatch
+from tests.sim.system.xiu import XiuProcess
+
+START_US: Final = 1_750_000_000_000_000
+REPLICAS: Final = 2
+"""Of each partition of Xiu and Pi."""
+USERS: Final = (1, 2, 3, 4)
+FIRST_DEVICE: Final = 101
+"""DeviceIDs below are those of the clients of rooms."""
+
+
+@dataclass(frozen=True)
+class SystemShape(Shape):
+    """What differs from run to run besides chance."""
+
+    xius: int = 1
+    pis: int = 1
+    writers: int = 2
+
+
+class SystemWorld(World):
+    """See the module."""
+
+    roles: ClassVar[dict[str, type[Process]]] = {
+        "router": RouterProcess,
+        "relay": SystemRelay,
+        "broker": BrokerProcess,
+        "gateway": SystemGateway,
+        "proxy": SystemProxy,
+        "xiu": XiuProcess,
+        "pi": PiProcess,
+    }
+    proxies = 2
+    shape: SystemShape
+    variant: SystemVariant
+    clients: SystemClients
+
+    def __init__(self, seed: int, shape: SystemShape, variant: SystemVariant) -> None:
+        super().__init__(seed, shape, variant)
+        self.streams = Streams(self.wire)
+        self.clients = SystemClients(self)
+        self.mail = MailWatch(self)
+        self.partitions: dict[tuple[str, int], Partition] = {}
+        for role, number in (("xiu", shape.xius), ("pi", shape.pis)):
+            self.registry.layout(role, number, number)
+            for partition in range(number):
+                self.partitions[role, partition] = Partition(role, partition)
+                self.add(role, partition, REPLICAS)
+        self.writers = [Writer(self, number) for number in range(shape.writers)]
+        self.devices = [
+            Device(self, uin, FIRST_DEVICE + number) for uin in USERS for number in range(self.rng.choice((1, 1, 2)))
+        ]
+
+    def unix_us(self) -> int:
+        """Every host's clock."""
+        return START_US + int(self.now * 1e6)
+
+    def device(self, uin: int, number: int) -> Device:
+        """By UIN and DeviceID."""
+        return next(device for device in self.devices if (device.uin, device.number) == (uin, number))
+
+    def devices_of(self, uin: int) -> list[Device]:
+        """Of a user."""
+        return [device for device in self.devices if device.uin == uin]
+
+    def running_relays(self) -> list[SystemRelay]:
+        """Relays."""
+        return self.running(SystemRelay)
+
+    # --- faults
+
+    def break_stream(self) -> None:
+        """One stream of all."""
+        self.counts["streams broken"] += 1
+        self.streams.break_one(self._choose)
+
+    def _choose(self, streams: list[Stream]) -> Stream:
+        return self.rng.choice(streams)
+
+    def isolate(self) -> None:
+        """ZooKeeper does not hear from the leader of a partition for so long that its session ends: another one leads."""
+        partition = self.rng.choice(list(self.partitions.values()))
+        state = partition.register.state
+        replica = partition.replicas.get(int(state.leader)) if state is not None else None
+        if replica is not None:
+            self.counts["leaders isolated"] += 1
+            replica.isolate(self.rng.uniform(2.2, 3.5))
+
+    def crash_leader(self) -> None:
+        """The leader of a partition of Xiu or Pi is killed."""
+        partition = self.rng.choice(list(self.partitions.values()))
+        state = partition.register.state
+        replica = partition.replicas.get(int(state.leader)) if state is not None else None
+        if replica is not None:
+            self.counts["leaders killed"] += 1
+            self.crash(replica.process.place)
+
+    def crash(self, place: Place) -> None:
+        """See `World`. One replica of a partition of Xiu or Pi lives at a time at least, so that nothing is lost for good."""
+        self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
+        super().crash(place)
+
+    # --- a run
+
+    def mailed(self) -> None:
+        """A writer sends a mail, or a few; now and then more than a window."""
+        rng: random.Random = self.rng
+        writer = rng.choice(self.writers)
+        lane = rng.choice((0, 1, 1, 1, 3))
+        many = rng.choice((70, 100)) if rng.random() < 0.004 else rng.choice((1, 1, 2, 5))
+        from pixiu.client.mail import MailLevel
+
+        for _ in range(many):
+            receivers = tuple(rng.sample(USERS, rng.choice((2, 3))) if rng.random() < 0.15 else [rng.choice(USERS)])
+            level = rng.choices((MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED), (8, 1, 1))[0]
+            writer.send(receivers, lane, level, rng.choice((0, 20, 400)))
+
+    def wander(self) -> None:
+        """A device comes, goes, moves, dies, or takes its time."""
+        rng = self.rng
+        device = rng.choice(self.devices)
+        what = rng.choice(("go", "move", "restart", "slow"))
+        if device.away:
+            device.come()
+        elif what == "go":
+            device.go()
+            self.wire.after(rng.uniform(0.1, 4.0), device.come)
+        elif what == "move":
+            device.move()
+        elif what == "restart":
+            device.restart()
+        else:
+            device.slow_until = self.now + rng.uniform(0.5, 3.0)
+
+    def pairs(self) -> Iterator[tuple[str, int]]:
+        """See `World`."""
+        counts = self.counts + self.watch.checked + self.clients.logins.checked + self.mail.checked
+        yield from sorted(counts.items())
