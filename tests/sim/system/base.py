@@ -32,7 +32,23 @@ class Served(Process):
         self.world.streams.break_of(self)
 
 
-def unary(process: Served, address: tuple[str, int], method: str, request: Any, timeout_s: float, done: Callable[[Any], None]) -> None:
+class Unlinked(Served):
+    """A process whose links have no peers."""
+
+    def peer_roles(self) -> tuple[str, ...]:
+        """See `Process`."""
+        return ()
+
+    def turn(self) -> None:
+        """See `Process`: nothing comes by the links, and nothing goes."""
+        if self.alive:
+            self.end_of_turn()
+            self._arm()
+
+
+def unary(
+    process: Served, address: tuple[str, int], method: str, request: Any, timeout_s: float, done: Callable[[Any], None]
+) -> None:
     """One question and its answer; `done(None)` when there is none in time."""
     over = [False]
     held: list[Stream] = []

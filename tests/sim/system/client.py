@@ -26,9 +26,8 @@ from tests.sim.system.streams import Stream
 if TYPE_CHECKING:
     from tests.sim.system.world import SystemWorld
 
-LANES: Final = (0, 1, 1, 1, 3)
 RECONNECT_S: Final = (0.05, 0.4)
-WRITER_TICK_S: Final = 0.02
+WRITER_TICK_S: Final = 0.1
 JOIN_TIMEOUT_S: Final = 5.0
 
 
@@ -77,7 +76,7 @@ class Writer:
         self.core = MailSender(options, [], lambda: self.worker, lambda: world.unix_us() / 1e6, world.rng.random)
         self._stream: Stream | None = None
         self._number = 0
-        self._told: set[int] = set()
+        self._waiting: list[Letter] = []
         world.wire.after(0.3 + 0.1 * number, self._tick)
 
     def send(self, receivers: tuple[int, ...], lane: int, level: MailLevel, size: int) -> None:
@@ -88,6 +87,7 @@ class Writer:
         ticket = MailTicket(record, identity, level, receivers[1:])
         letter = Letter(ticket, self.number, made, receivers, lane)
         self.letters.append(letter)
+        self._waiting.append(letter)
         self._world.mail.offered(letter)
         self._apply(self.core.offer(ticket, self._world.now))
 
@@ -155,9 +155,10 @@ class Writer:
 
     def _look(self) -> None:
         """What was resolved just now."""
-        for letter in self.letters:
-            if letter.ticket.resolved and letter.number not in self._told:
-                self._told.add(letter.number)
+        resolved = [letter for letter in self._waiting if letter.ticket.resolved]
+        if resolved:
+            self._waiting = [letter for letter in self._waiting if not letter.ticket.resolved]
+            for letter in resolved:
                 self._world.mail.resolved(letter)
 
 

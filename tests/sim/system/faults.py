@@ -1,11 +1,21 @@
-"""The production cores of a whole system, unless a test says otherwise: a fault is a class that takes the place of one."""
+"""What is built into a whole system: production cores, and the faults that a test can put in the place of one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cluster.replication.core
+import gateway.core
+import gateway.events as ge
 import proxy.mail
+import router.core
+from cluster.membership.replica_events import Effect as ReplicaEffect
+from cluster.membership.replica_events import MessagesReceived, SendControl
+from pi.state import State
+from pixiu.wire.envelope import AGAIN
+from proxy.mail_events import Effect as MailEffect
+from proxy.mail_events import Result, Store
+from proxy.mail_state import Parcel
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
 from relay.mail_devices import MailDevices
@@ -14,10 +24,57 @@ from tests.sim.cluster.faults import Variant
 
 @dataclass(frozen=True)
 class SystemVariant(Variant):
-    """What is built into a system."""
+    """The production cores, unless a test says otherwise."""
 
     replication: type[cluster.replication.core.Core] = cluster.replication.core.Core
+    state: type[State] = State
     mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
     mail_devices: type[MailDevices] = MailDevices
     deliveries: type[Deliveries] = Deliveries
     session: type[Session] = Session
+
+
+class ConfirmsWhatIsStored(proxy.mail.MailCore):
+    """Fault: mail is confirmed when Xiu has it; Pi may have it a moment later, or never."""
+
+    def _release(self, parcel: Parcel, out: list[MailEffect]) -> None:
+        super()._release(parcel, out)
+        stored = [index for index in range(parcel.count) if index not in parcel.codes]
+        results = [Result(parcel.positions[index], 1, parcel.copies, (parcel.msg_ids[index],)) for index in stored]
+        self._answer(parcel.writer, results, Store(False, parcel.partition))
+
+
+class DropsRedeliveries(gateway.core.Core):
+    """Fault: mail that is marked as sent before is not written to the client."""
+
+    def step(self, event: ge.Event, now: float) -> list[ge.Effect]:
+        """Without what is marked."""
+        if isinstance(event, ge.MailArrived):
+            event = replace(event, deliveries=[item for item in event.deliveries if not item.flags & AGAIN])
+        return super().step(event, now)
+
+
+class OwnsEverybody(MailDevices):
+    """Fault: every relay of a partition takes itself for the owner of all its users."""
+
+    def owns(self, uin: int) -> bool:
+        """Whoever it is."""
+        return self._endpoint in self._owners and uin % self._partitions == self._partition
+
+
+class OneSession(State):
+    """Fault: Pi gives a device the session number that it has: nobody is fenced."""
+
+    def _open_session(self, uin: int, number: int) -> int:
+        device = self.user(uin).devices.get(number)
+        return device.session if device is not None and device.session else super()._open_session(uin, number)
+
+
+class ConfirmsUnheard(router.core.Core):
+    """Fault: what a gateway says is confirmed, and neither kept nor passed on."""
+
+    def _take(self, event: MessagesReceived, now: float, effects: list[ReplicaEffect]) -> None:
+        if self._view is None or event.peer in self._view.replicas:
+            super()._take(event, now, effects)
+        else:
+            effects.append(SendControl(event.peer, [self._confirmation([message.id for message in event.messages])]))

@@ -11,13 +11,12 @@ from cluster.replication import events as ev
 from cluster.replication.model import Entry, Position
 from pi.operations import ENTRY_KIND, Limits
 from pi.reading import Read
-from pi.state import State
 from pi.streams import level_of, message_of, reads_of
 from pixiu import errors
 from pixiu.wire.v1 import pi_pb2
 from tests.pi.memory import MemoryStore
 from tests.sim.replication.disk import Disk
-from tests.sim.system.base import Served
+from tests.sim.system.base import Unlinked
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
 
@@ -36,7 +35,7 @@ class Machine:
 
     def __init__(self, process: PiProcess, kept: Kept) -> None:
         self._process, self._kept = process, kept
-        self.state = State(kept.state)
+        self.state = process.world.variant.state(kept.state)
 
     @property
     def position(self) -> Position:
@@ -65,10 +64,10 @@ class Machine:
         """See `Machine`."""
         self._kept.state = MemoryStore()
         self._kept.state.values = dict(snapshot)
-        self.state = State(self._kept.state)
+        self.state = self._process.world.variant.state(self._kept.state)
 
 
-class PiProcess(Served):
+class PiProcess(Unlinked):
     """One replica of a partition of Pi."""
 
     def start_core(self) -> None:
@@ -90,10 +89,6 @@ class PiProcess(Served):
     def methods(self) -> dict[str, Callable[[Stream], None]]:
         """See `Served`."""
         return {"Exchange": self._exchange}
-
-    def peer_roles(self) -> tuple[str, ...]:
-        """See `Process`: nobody sends a Pi datagrams."""
-        return ()
 
     def on_view(self) -> None:
         """See `Process`."""

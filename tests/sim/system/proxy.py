@@ -32,7 +32,10 @@ class _StoreLink:
         if isinstance(effect, me.SendStore):
             self._link.send(
                 xiu_pb2.StoreRequest(
-                    batch=effect.data, count=effect.count, position=effect.position, epoch=effect.epoch,
+                    batch=effect.data,
+                    count=effect.count,
+                    position=effect.position,
+                    epoch=effect.epoch,
                     level=xiu_pb2.StoreLevel.ValueType(int(effect.level)),
                 )  # fmt: skip
             )

@@ -20,7 +20,7 @@ from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from relay.delivery.limits import Limits
 from relay.gateway_streams import BACKOFF_S, MAX_BACKOFF_S, Outbox
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of
-from relay.mail_devices import MailDevices, Place, TrackedDevices
+from relay.mail_devices import Place, TrackedDevices
 from relay.mail_service import ASK_PAUSE_S, FETCH_S, notices_of
 from relay.mail_stores import STALL_S
 from tests.sim.cluster.stores import RelayProcess

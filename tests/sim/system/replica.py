@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cluster.replication import events as ev
-from cluster.replication.core import Core
 from cluster.replication.model import Entry, MemberID, Position
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import State
-from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.sim.replication.zookeeper import Register
 
@@ -396,11 +394,3 @@ class Replica:
                 self.step(ev.StateRead(register.read()))
         assert core is self.core
         self.process.after(ZOOKEEPER_TURN_S, self._zookeeper_turn)
-
-
-def hint(replica: Replica, epoch: int) -> xiu_pb2.StoreReply:
-    """What a replica of Xiu answers to an empty request."""
-    return xiu_pb2.StoreReply(epoch=epoch, leader="" if epoch else replica.leader_address)
-
-
-CORE: Final = Core

@@ -1,6 +1,6 @@
 """One run of a whole system: a shape, a workload and faults, all of them chosen by the seed.
 
-    python -m tests.sim.system.run 17
+python -m tests.sim.system.run 17
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class SystemLoad:
     signals: int = 12
     user_signals: int = 8
     mails: int = 60
-    wanders: int = 25
-    crashes: int = 3
+    wanders: int = 30
+    crashes: int = 5
     leaders: int = 3
-    pauses: int = 2
-    cuts: int = 2
-    breaks: int = 12
+    pauses: int = 3
+    cuts: int = 3
+    breaks: int = 25
 
 
 def shape_of(seed: int) -> SystemShape:
@@ -74,9 +74,9 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
         for _ in range(number):
             world.at(rng.uniform(1.0, CALM_S - 1.0), action)
     for number, action in (
-        (rng.randint(1, load.crashes), lambda: world.crash(rng.choice(world.places))),
+        (rng.randint(1, load.crashes), lambda: world.crash(world.some_place())),
         (rng.randint(0, load.leaders), lambda: world.crash_leader() if rng.random() < 0.5 else world.isolate()),
-        (rng.randint(0, load.pauses), lambda: world.pause(rng.choice(world.places))),
+        (rng.randint(0, load.pauses), lambda: world.pause(world.some_place())),
         (rng.randint(0, load.cuts), lambda: world.cut(*rng.sample(world.places, 2), both=rng.random() < 0.6)),
         (rng.randint(0, load.breaks), world.break_stream),
     ):

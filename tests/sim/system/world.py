@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from pixiu.client.mail import MailLevel
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.stores import BrokerProcess, RouterProcess
 from tests.sim.cluster.world import Shape, World
@@ -76,9 +77,7 @@ class SystemWorld(World):
                 self.partitions[role, partition] = Partition(role, partition)
                 self.add(role, partition, REPLICAS)
         self.writers = [Writer(self, number) for number in range(shape.writers)]
-        self.devices = [
-            Device(self, uin, FIRST_DEVICE + number) for uin in USERS for number in range(self.rng.choice((1, 1, 2)))
-        ]
+        self.devices = [Device(self, uin, FIRST_DEVICE + number) for uin in USERS for number in range(self.rng.choice((1, 1, 2)))]
 
     def unix_us(self) -> int:
         """Every host's clock."""
@@ -124,8 +123,12 @@ class SystemWorld(World):
             self.counts["leaders killed"] += 1
             self.crash(replica.process.place)
 
+    def some_place(self) -> Place:
+        """Every role as often as any other, however many processes it has."""
+        return self.rng.choice(self.places_of(self.rng.choice(list(self.roles))))
+
     def crash(self, place: Place) -> None:
-        """See `World`. One replica of a partition of Xiu or Pi lives at a time at least, so that nothing is lost for good."""
+        """See `World`."""
         self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
         super().crash(place)
 
@@ -137,8 +140,6 @@ class SystemWorld(World):
         writer = rng.choice(self.writers)
         lane = rng.choice((0, 1, 1, 1, 3))
         many = rng.choice((70, 100)) if rng.random() < 0.004 else rng.choice((1, 1, 2, 5))
-        from pixiu.client.mail import MailLevel
-
         for _ in range(many):
             receivers = tuple(rng.sample(USERS, rng.choice((2, 3))) if rng.random() < 0.15 else [rng.choice(USERS)])
             level = rng.choices((MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED), (8, 1, 1))[0]

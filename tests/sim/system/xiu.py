@@ -13,7 +13,7 @@ from cluster.replication.events import Accepted, Committed, Deposed, Leading, Pe
 from cluster.replication.model import Entry, Position
 from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk
-from tests.sim.system.base import Served
+from tests.sim.system.base import Unlinked
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
 from xiu import block as blocks
@@ -155,7 +155,7 @@ class Machine:
         process.core.replaced()
 
 
-class XiuProcess(Served):
+class XiuProcess(Unlinked):
     """One replica of a partition of Xiu."""
 
     def start_core(self) -> None:
@@ -179,10 +179,6 @@ class XiuProcess(Served):
     def methods(self) -> dict[str, Callable[[Stream], None]]:
         """See `Served`."""
         return {"Store": self._store, "Fetch": self._fetch, "Position": self._position}
-
-    def peer_roles(self) -> tuple[str, ...]:
-        """See `Process`: nobody sends a Xiu datagrams."""
-        return ()
 
     def on_view(self) -> None:
         """See `Process`."""
@@ -229,7 +225,10 @@ class XiuProcess(Served):
             core = self.core
             stream.reply(
                 xiu_pb2.PositionReply(
-                    partition=self.place.partition, epoch=core.epoch, committed=core.committed, last=self.store.head.last,
+                    partition=self.place.partition,
+                    epoch=core.epoch,
+                    committed=core.committed,
+                    last=self.store.head.last,
                     leader=self.replica.leader_address,
                 )  # fmt: skip
             )
@@ -262,7 +261,10 @@ class XiuProcess(Served):
     def _propose(self, effect: Propose) -> None:
         last = [0]
         verdict = self.replica.submit(
-            effect.payloads, effect.replicated, lambda: None if effect.replicated else self.step(Persisted(last[0])), lambda *_: None
+            effect.payloads,
+            effect.replicated,
+            lambda: None if effect.replicated else self.step(Persisted(last[0])),
+            lambda *_: None,
         )
         if isinstance(verdict, ev.Rejected):
             self.step(Rejected(effect.token, verdict.reason))
