@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Served(Process):
     """A process whose methods others call by streams."""
 
-    world: SystemWorld  # type: ignore[assignment]  # the same world, which has more
+    world: SystemWorld
 
     @property
     def methods(self) -> dict[str, Callable[[Stream], None]]:

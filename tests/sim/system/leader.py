@@ -1,4 +1,4 @@
-"""The twin of `cluster.rpc.leader_stream.LeaderStream`: a stream to the leader of a partition of Xiu or Pi, opened again elsewhere."""
+"""The twin of `cluster.rpc.leader_stream.LeaderStream`: a stream to the leader of a partition, opened again elsewhere."""
 
 from __future__ import annotations
 

@@ -30,15 +30,9 @@ class _StoreLink:
         if effect.link != self._number:
             return
         if isinstance(effect, me.SendStore):
-            self._link.send(
-                xiu_pb2.StoreRequest(
-                    batch=effect.data,
-                    count=effect.count,
-                    position=effect.position,
-                    epoch=effect.epoch,
-                    level=xiu_pb2.StoreLevel.ValueType(int(effect.level)),
-                )  # fmt: skip
-            )
+            request = xiu_pb2.StoreRequest(batch=effect.data, count=effect.count, position=effect.position, epoch=effect.epoch)
+            request.level = xiu_pb2.StoreLevel.ValueType(int(effect.level))
+            self._link.send(request)
         else:
             level = pi_pb2.PiLevel.ValueType(int(effect.level))
             self._link.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=level))

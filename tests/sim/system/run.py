@@ -77,7 +77,7 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
         (rng.randint(1, load.crashes), lambda: world.crash(world.some_place())),
         (rng.randint(0, load.leaders), lambda: world.crash_leader() if rng.random() < 0.5 else world.isolate()),
         (rng.randint(0, load.pauses), lambda: world.pause(world.some_place())),
-        (rng.randint(0, load.cuts), lambda: world.cut(*rng.sample(world.places, 2), both=rng.random() < 0.6)),
+        (rng.randint(0, load.cuts), world.cut_some),
         (rng.randint(0, load.breaks), world.break_stream),
     ):
         for _ in range(number):

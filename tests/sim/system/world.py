@@ -132,6 +132,11 @@ class SystemWorld(World):
         self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
         super().crash(place)
 
+    def cut_some(self) -> None:
+        """Between two hosts nothing passes for a while, or nothing one way."""
+        one, other = self.rng.sample(self.places, 2)
+        self.cut(one, other, both=self.rng.random() < 0.6)
+
     # --- a run
 
     def mailed(self) -> None:

@@ -204,7 +204,10 @@ class XiuProcess(Unlinked):
         number = self._number
         self._streams[number] = stream
         stream.take = lambda request: self._requested(number, request)
-        stream.left = lambda: self._streams.pop(number, None) and None
+        stream.left = lambda: self._left(number)
+
+    def _left(self, number: int) -> None:
+        self._streams.pop(number, None)
 
     def _requested(self, number: int, request: xiu_pb2.StoreRequest) -> None:
         received = xe.StoreReceived(
@@ -222,16 +225,9 @@ class XiuProcess(Unlinked):
 
     def _position(self, stream: Stream) -> None:
         def take(request: xiu_pb2.PositionRequest) -> None:
-            core = self.core
-            stream.reply(
-                xiu_pb2.PositionReply(
-                    partition=self.place.partition,
-                    epoch=core.epoch,
-                    committed=core.committed,
-                    last=self.store.head.last,
-                    leader=self.replica.leader_address,
-                )  # fmt: skip
-            )
+            reply = xiu_pb2.PositionReply(partition=self.place.partition, epoch=self.core.epoch, committed=self.core.committed)
+            reply.leader, reply.last = self.replica.leader_address, self.store.head.last
+            stream.reply(reply)
 
         stream.take = take
 
@@ -260,12 +256,12 @@ class XiuProcess(Unlinked):
 
     def _propose(self, effect: Propose) -> None:
         last = [0]
-        verdict = self.replica.submit(
-            effect.payloads,
-            effect.replicated,
-            lambda: None if effect.replicated else self.step(Persisted(last[0])),
-            lambda *_: None,
-        )
+
+        def persisted() -> None:
+            if not effect.replicated:
+                self.step(Persisted(last[0]))
+
+        verdict = self.replica.submit(effect.payloads, effect.replicated, persisted, lambda *_: None)
         if isinstance(verdict, ev.Rejected):
             self.step(Rejected(effect.token, verdict.reason))
         else:

@@ -1,0 +1,82 @@
+"""The whole system in one seeded world: rooms, signals, chat, and mail from its writer to each device's application.
+
+A failing seed prints itself; `python -m tests.sim.system.run SEED` runs it alone. `make sim` runs a thousand.
+
+Source: docs/simulation.md, "The whole system".
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.system.run import report, run
+
+SEEDS = int(os.environ.get("PIXIU_SYSTEM_SEEDS", "30"))
+ENOUGH = 20
+"""Some of what must happen is rare: in one run of five."""
+ROOT = Path(__file__).resolve().parents[2]
+HAPPENED: Counter[str] = Counter()
+"""What the runs of this session had in them."""
+RUNS: list[int] = []
+LEAST = {
+    "crashes": 2, "pauses": 0.5, "cuts": 0.3, "streams broken": 5, "leaders isolated": 0.2, "leaders killed": 0.2, "deposed": 0.3,
+    "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.2, "relay crashed": 0.2, "proxy crashed": 0.2, "snapshots of logs": 0.2,
+    "mails": 100, "mails to many": 10, "confirmed replicated": 80, "confirmed persisted": 5, "confirmed accepted": 5,
+    "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.1,
+    "deliveries": 150, "delivered again": 5, "written": 150, "received": 150, "received again by another run": 0.5,
+    "acknowledged": 150, "cursors saved": 80, "cursors fenced": 0.05, "sessions": 10, "inboxes opened": 10,
+    "applications restarted": 1, "accepted": 50, "delivered": 50, "chat": 20, "signals": 8, "receipts": 4, "offline": 1,
+    "confirmations": 40,
+}  # fmt: skip
+"""What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_whole_system_keeps_its_promises(seed: int) -> None:
+    found, world = report(seed)
+    assert not found, "\n".join(found)
+    assert world is not None
+    HAPPENED.update(dict(world.pairs()))
+    RUNS.append(seed)
+
+
+def test_the_runs_have_faults_in_them() -> None:
+    """Of the runs above; alone it makes some of its own."""
+    happened, runs = HAPPENED, len(RUNS)
+    if runs < ENOUGH:
+        runs, happened = ENOUGH, Counter()
+        for seed in range(runs):
+            found, world = report(seed)
+            assert world is not None, found
+            happened.update(dict(world.pairs()))
+    assert {name: happened[name] / runs for name, least in LEAST.items() if happened[name] < least * runs} == {}
+
+
+def test_the_same_seed_gives_the_same_run_byte_for_byte() -> None:
+    """In another process too, whose sets of strings are in another order."""
+    program = "from tests.sim.system.run import run; world = run(5); print(world.wire.trace, world.streams.messages, world.now)"
+    told = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        result = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True
+        )
+        told.add(result.stdout)
+    world = run(5)
+    assert told == {f"{world.wire.trace} {world.streams.messages} {world.now}\n"}
+    assert run(6).wire.trace != world.wire.trace
+
+
+def test_a_seed_runs_alone() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.sim.system.run", "3"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("seed 3: ")
+    assert result.stdout.rstrip().endswith("every promise kept")
