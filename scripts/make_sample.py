@@ -1,4 +1,4 @@
-"""Makes `pixiu/data/sample_chat.jsonl.gz`: a small chat log with the skew of real chat, of made-up words.
+"""Makes `pixiu/tools/replay/data/sample_chat.jsonl.gz`: a small chat log with the skew of real chat, of made-up words.
 
 Rooms and users follow Zipf's law; messages come in bursts; text lengths are log-normal (50 % below about 46 bytes,
 99 % below about 600: as measured in 211 038 real chat messages); several alphabets. The same seed makes the same

@@ -505,7 +505,7 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
     reached = 0
     for _ in range(12):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+            [sys.executable, "-c", WRITER, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
         )
         assert writer.stdout is not None
         for _ in range(rng.randint(1, 60)):

@@ -11,8 +11,8 @@ from types import ModuleType
 from pixiu.tools.replay.log import load_log
 from pixiu.tools.replay.plan import make_plan
 
-ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "pixiu" / "data" / "sample_chat.jsonl.gz"
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = ROOT / "pixiu" / "tools" / "replay" / "data" / "sample_chat.jsonl.gz"
 
 
 def script() -> ModuleType:
