@@ -46,11 +46,13 @@ def shape_of(seed: int) -> SystemShape:
     return SystemShape(
         routers=1,
         brokers=1,
-        relays=1 + seed // 2 % 2,
-        doubles=("", "", "router")[seed % 3],
-        reorder=seed % 4 != 0,
+        relays=1 + seed // 3 % 2,
+        doubles=("", "relay", "router", "broker")[seed // 2 % 4],
+        reorder=seed % 5 != 0,
+        stream=seed % 11 == 0,
+        through_relays=seed % 7 == 3,
         xius=1 + seed % 2,
-        pis=1 + seed // 3 % 2,
+        pis=1 + seed // 5 % 2,
         writers=1 + seed % 3,
     )
 
