@@ -258,6 +258,7 @@ class Device:
             hello = wire_pb2.SubscribeHello(uin=self.uin, device=self.number, mail=True)
             stream.send(wire_pb2.SubscribeRequest(hello=hello, request=1))
             world.counts["inboxes opened"] += 1
+            world.mail.connected(self)
             world.wire.after(JOIN_TIMEOUT_S, lambda: self._unanswered(attempt))
 
         def failed() -> None:

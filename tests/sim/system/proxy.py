@@ -153,7 +153,6 @@ class SystemProxy(Served, ProxyProcess):
         for effect in effects:
             match effect:
                 case me.Answer(stream):
-                    self.world.mail.answered(self, effect)
                     if stream in self._writers:
                         self._writers[stream].reply(effect)
                 case me.EndWriter(stream):

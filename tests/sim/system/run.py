@@ -99,7 +99,7 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
 
 def differences(world: SystemWorld) -> list[str]:
     """What is not as it must be at the end of a run."""
-    return [*world.watch.differences(), *world.mail.differences()]
+    return [*world.watch.differences(), *world.mail.differences(), *world.mail.told.violations()]
 
 
 def report(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = None) -> tuple[list[str], SystemWorld | None]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gateway.events as ge
-import proxy.mail_events as me
 from cluster.replication.model import Entry
 from cluster.replication.states import State
 from pi.operations import (
@@ -34,13 +33,14 @@ from pixiu.wire.cursor import Cursor
 from pixiu.wire.envelope import AGAIN, GAP, Delivery
 from pixiu.wire.envelope import split as split_envelopes
 from pixiu.wire.record import split
+from tests.history.record import Listed
+from tests.sim.system.told import Told
 from xiu.state import DEDUPE, KEY, SNOWFLAKES, Kind
 
 if TYPE_CHECKING:
     from tests.sim.system.client import Application, Device, Letter
     from tests.sim.system.gateway import SystemGateway
     from tests.sim.system.pi import PiProcess
-    from tests.sim.system.proxy import SystemProxy
     from tests.sim.system.relay import SystemRelay
     from tests.sim.system.world import SystemWorld
     from tests.sim.system.xiu import XiuProcess
@@ -88,6 +88,7 @@ class MailWatch:
         """(UIN, session) → the relay that delivers under it."""
         self._written: dict[tuple[int, int], tuple[int, int]] = {}
         """(connection, lane) → the session and InboxSeq that were written last."""
+        self.told = Told(world)
         self._received: dict[Place, set[int]] = {}
         """InboxSeqs that some run of the application on a device got, or was told of."""
 
@@ -97,17 +98,14 @@ class MailWatch:
         """A writer offers a mail."""
         self.letters[letter.ticket.message_id] = letter
         self._records[letter.ticket.message_id] = letter.ticket.record
+        self.told.offered(letter)
         self.checked["mails"] += 1
         self.checked["mails to many"] += len(letter.receivers) > 1
-
-    def answered(self, proxy: SystemProxy, answer: me.Answer) -> None:
-        """A proxy says what became of mail: what it confirms at level replicated is on two disks where there are two, and what
-        it names has this MsgID."""
-        self.checked["answers"] += len(answer.results)
 
     def resolved(self, letter: Letter) -> None:
         """A writer is told what became of its mail: what is confirmed at level replicated is stored, and in every inbox."""
         ticket = letter.ticket
+        self.told.resolved(letter)
         if ticket.failure is not None:
             self.checked["mails refused"] += 1
             return
@@ -187,6 +185,7 @@ class MailWatch:
                 known = seq <= held.start or held.cursor.has(seq) or seq in held.by_application
                 assert known, f"the cursor of device {number} of {uin} is saved beyond what it acknowledged: {seq} in lane {lane}"
             self.checked["cursors saved"] += held.cursor.acknowledge(up_to, bits)
+            self.told.saved(uin, number, lane, held.cursor.up_to, held.cursor.bits)
 
     def _cursor(self, place: Place) -> Acknowledged:
         return self._cursors.setdefault(place, Acknowledged())
@@ -205,8 +204,10 @@ class MailWatch:
         assert self.numbers.setdefault((uin, operation.client_id), number) == number, "a device has two numbers"
         if (uin, number) not in self._devices:
             self._devices[uin, number] = self._world.device(uin, device_id)
-            for lane in range(LANES):
-                self._cursor((uin, number, lane)).start = process.machine.state.head(uin, lane).floor
+            starts = [process.machine.state.head(uin, lane).floor for lane in range(LANES)]
+            for lane, start in enumerate(starts):
+                self._cursor((uin, number, lane)).start = start
+            self.told.numbered(self._devices[uin, number], starts)
 
     # --- relays and gateways
 
@@ -245,6 +246,7 @@ class MailWatch:
 
     def got(self, device: Device, application: Application, held: Held) -> None:
         """The application takes a mail, or is told of a gap: each once, in the order of its lane."""
+        self.told.got(device, held)
         self.checked["received"] += 1
         self.checked["received again by another run"] += held.again and device.runs > 1
         number = self._number(device)
@@ -266,8 +268,26 @@ class MailWatch:
 
     def acknowledged(self, device: Device, lane: int, seqs: Sequence[int]) -> None:
         """The application on a device has done with these."""
-        self._cursor((device.uin, self._number(device), lane)).by_application.update(seqs)
+        number = self._number(device)
+        self._cursor((device.uin, number, lane)).by_application.update(seqs)
+        for seq in seqs:
+            self.told.acknowledged(device, number, lane, seq)
         self.checked["acknowledged"] += len(seqs)
+
+    def connected(self, device: Device) -> None:
+        """A device has a connection."""
+        self.told.connected(device, self.numbers.get((device.uin, device.number.to_bytes(6, "big"))))
+
+    def listed(self, device: Device, lane: int) -> Listed | None:
+        """What Pi's leader lists for a device; None when there is no leader, or no such device."""
+        pi = next((p for p in self._world.running_pis(device.uin) if p.core.epoch), None)
+        number = self.numbers.get((device.uin, device.number.to_bytes(6, "big")))
+        if pi is None or number is None:
+            return None
+        session = pi.machine.state.user(device.uin).devices[number].session
+        found = pi.machine.state.read(device.uin, number, lane, session, None, 1000)
+        entries = tuple((seq, msg_id, self._snowflakes.get(msg_id, 0)) for seq, msg_id in found.entries)
+        return Listed(entries, found.last, found.floor, found.gap, found.up_to)
 
     def _number(self, device: Device) -> int:
         return self.numbers[device.uin, device.number.to_bytes(6, "big")]

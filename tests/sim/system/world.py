@@ -95,6 +95,10 @@ class SystemWorld(World):
         """Relays."""
         return self.running(SystemRelay)
 
+    def running_pis(self, uin: int) -> list[PiProcess]:
+        """Replicas of Pi that serve a user."""
+        return [process for process in self.running(PiProcess) if process.place.partition == uin % self.shape.pis]
+
     # --- faults
 
     def break_stream(self) -> None:
@@ -112,6 +116,7 @@ class SystemWorld(World):
         replica = partition.replicas.get(int(state.leader)) if state is not None else None
         if replica is not None:
             self.counts["leaders isolated"] += 1
+            self.mail.told.fault(replica.process.place)
             replica.isolate(self.rng.uniform(2.2, 3.5))
 
     def crash_leader(self) -> None:
@@ -129,6 +134,7 @@ class SystemWorld(World):
 
     def crash(self, place: Place) -> None:
         """See `World`."""
+        self.mail.told.fault(place)
         self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
         super().crash(place)
 
