@@ -17,7 +17,7 @@ import pytest
 
 from tests.sim.system.run import report, run
 
-SEEDS = int(os.environ.get("PIXIU_SYSTEM_SEEDS", "30"))
+SEEDS = int(os.environ.get("PIXIU_SYSTEM_SEEDS", "20"))
 ENOUGH = 20
 """Some of what must happen is rare: in one run of five."""
 ROOT = Path(__file__).resolve().parents[2]

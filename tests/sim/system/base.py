@@ -26,6 +26,10 @@ class Served(Process):
         """Do something later, if the process lives then: in a turn of it."""
         self.world.wire.after(delay, lambda: self.do(action))
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """SIGTERM: leave what is here to others, then call `done`. The registry says Draining by now."""
+        self.after(0.5, done)
+
     def crash(self) -> None:
         """See `Process`."""
         super().crash()

@@ -6,8 +6,9 @@ moves. Its application takes mail at its own pace, acknowledges a little out of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import proxy.mail_events as me
 from pixiu.client.events import CloseStream, Failure, Writable
@@ -20,7 +21,7 @@ from pixiu.wire.v1 import wire_pb2
 from tests.sim.cluster.clients import Clients
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.system.gateway import SystemGateway
-from tests.sim.system.proxy import SystemProxy
+from tests.sim.system.proxy import DRAINING, SystemProxy
 from tests.sim.system.streams import Stream
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Writer:
                 for r in message.results
             ]
             self._apply(self.core.reply(number, now, outcomes))
+        elif message == DRAINING:
+            self._apply(self.core.reply(number, now, [], draining=True))
         elif isinstance(message, me.EndWriter):
             self._apply(self.core.ended(number, now, Failure(message.code, message.text, message.retry_after_ms)))
 
@@ -174,12 +177,21 @@ class Application:
     """Lane → the InboxSeq that it got last."""
 
 
+@dataclass(eq=False)
+class _Prepared:
+    """A gateway that is to take over, and what it sent since."""
+
+    stream: Stream
+    held: list[wire_pb2.SubscribeReply]
+
+
 class Device:
     """One device of a user, with its connection and its application."""
 
     def __init__(self, world: SystemWorld, uin: int, number: int) -> None:
         self.world, self.uin, self.number = world, uin, number
         self.stream: Stream | None = None
+        self._prepared: _Prepared | None = None
         self._attempt = 0
         self.away = True
         self.joined = False
@@ -209,7 +221,7 @@ class Device:
         self._drop()
 
     def move(self) -> None:
-        """To another gateway, or the same, at once."""
+        """Leave the gateway, and come to another, or the same, at once."""
         if not self.away:
             self._drop()
             self._connect()
@@ -225,22 +237,46 @@ class Device:
     # --- the connection
 
     def _drop(self) -> None:
-        stream, self.stream = self.stream, None
         self._attempt += 1
         self.joined = False
+        self._end(self.stream)
+        self.stream = None
+        self._discard()
+
+    def _end(self, stream: Stream | None) -> None:
         if stream is not None:
             self.application.intake.closed(stream)
             stream.leave()
 
-    def _later(self, action: Any) -> None:
+    def _discard(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self._end(prepared.stream)
+
+    def _later(self, action: Callable[[], None]) -> None:
         attempt = self._attempt
         self.world.wire.after(self.world.rng.uniform(*RECONNECT_S), lambda: action() if attempt == self._attempt else None)
 
+    def _open(self, address: tuple[str, int], opened: Callable[[Stream], None], failed: Callable[[], None]) -> None:
+        """A stream that has asked for mail; neither is called when the connection is another by then."""
+        attempt, world = self._attempt, self.world
+
+        def greet(stream: Stream) -> None:
+            if attempt != self._attempt:
+                stream.leave()
+                return
+            self.application.intake.opened(stream)
+            opened(stream)
+            hello = wire_pb2.SubscribeHello(uin=self.uin, device=self.number, mail=True)
+            stream.send(wire_pb2.SubscribeRequest(hello=hello, request=1))
+            world.counts["inboxes opened"] += 1
+            world.mail.connected(self)
+
+        world.streams.call(None, address, "Subscribe", greet, lambda: failed() if attempt == self._attempt else None)
+
     def _connect(self) -> None:
-        world = self.world
-        running = world.running(SystemGateway)
         self._attempt += 1
-        attempt = self._attempt
+        attempt, running = self._attempt, self.world.running(SystemGateway)
         if self.away:
             return
         if not running:
@@ -248,24 +284,15 @@ class Device:
             return
 
         def opened(stream: Stream) -> None:
-            if attempt != self._attempt:
-                stream.leave()
-                return
-            self.stream = stream
-            self.application.intake.opened(stream)
-            stream.take_reply = lambda reply: self._replied(stream, reply)
-            stream.lost = lambda: self._lost(stream)
-            hello = wire_pb2.SubscribeHello(uin=self.uin, device=self.number, mail=True)
-            stream.send(wire_pb2.SubscribeRequest(hello=hello, request=1))
-            world.counts["inboxes opened"] += 1
-            world.mail.connected(self)
-            world.wire.after(JOIN_TIMEOUT_S, lambda: self._unanswered(attempt))
+            self._serve(stream)
+            self.world.wire.after(JOIN_TIMEOUT_S, lambda: self._unanswered(attempt))
 
-        def failed() -> None:
-            if attempt == self._attempt:
-                self._later(self._connect)
+        self._open(self.world.rng.choice(running).address, opened, lambda: self._later(self._connect))
 
-        world.streams.call(None, world.rng.choice(running).address, "Subscribe", opened, failed)
+    def _serve(self, stream: Stream) -> None:
+        self.stream = stream
+        stream.take_reply = lambda reply: self._replied(stream, reply)
+        stream.lost = lambda: self._lost(stream)
 
     def _unanswered(self, attempt: int) -> None:
         if attempt == self._attempt and not self.joined:
@@ -273,9 +300,52 @@ class Device:
             self.move()
 
     def _lost(self, stream: Stream) -> None:
-        if stream is self.stream:
+        if stream is not self.stream:
+            return
+        if self._prepared is not None:
+            self.stream = None
+            self.application.intake.closed(stream)
+        else:
             self._drop()
             self._later(self._connect)
+
+    def follow(self) -> None:
+        """Join at another gateway, while the old one still delivers; then go on there, without a gap."""
+        old = self.stream
+        others = [g for g in self.world.running(SystemGateway) if old is not None and g is not old.callee]
+        if self._prepared is not None or not others or not self.joined:
+            return
+
+        def opened(stream: Stream) -> None:
+            if self._prepared is not None:
+                self._end(stream)
+                return
+            self._prepared = prepared = _Prepared(stream, [])
+            stream.take_reply = lambda reply: self._held(prepared, reply)
+            stream.lost = lambda: self._not_prepared(prepared)
+            self.world.wire.after(JOIN_TIMEOUT_S, lambda: self._not_prepared(prepared))
+
+        self._open(self.world.rng.choice(others).address, opened, lambda: None)
+
+    def _held(self, prepared: _Prepared, reply: wire_pb2.SubscribeReply) -> None:
+        if reply.draining:
+            self._not_prepared(prepared)
+            return
+        prepared.held.append(reply)
+        if reply.request and prepared is self._prepared:
+            self.world.counts["moves without a gap"] += 1
+            self._prepared = None
+            self._end(self.stream)
+            self._serve(prepared.stream)
+            for each in prepared.held:
+                self._replied(prepared.stream, each)
+
+    def _not_prepared(self, prepared: _Prepared) -> None:
+        if prepared is self._prepared:
+            self._discard()
+            if self.stream is None:
+                self._drop()
+                self._later(self._connect)
 
     def _replied(self, stream: Stream, reply: wire_pb2.SubscribeReply) -> None:
         if stream is not self.stream:
@@ -286,6 +356,8 @@ class Device:
             assert sound, "a gateway sent damaged mail"
             self._take()
             self._arm()
+        if reply.draining:
+            self.world.wire.after(self.world.rng.uniform(0.0, 0.5), self.follow)
 
     # --- the application
 

@@ -19,6 +19,7 @@ from tests.sim.system.streams import Stream
 
 MAX_BATCH_BYTES: Final = 1 << 20
 LEFT: Final = 1
+DRAIN_S: Final = 2.0
 JOINED: Final = 1
 """The request that an inbox's stream begins with."""
 
@@ -46,6 +47,12 @@ class SystemGateway(Served, GatewayProcess):
     def methods(self) -> dict[str, Callable[[Stream], None]]:
         """See `Served`."""
         return {"Deliver": self._deliver, "Subscribe": self._subscribe}
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`: clients are told, and have a while to go elsewhere."""
+        for client in self.inboxes.values():
+            client.stream.reply(wire_pb2.SubscribeReply(draining=True))
+        self.after(DRAIN_S, done)
 
     # --- relays
 

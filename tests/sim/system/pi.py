@@ -115,6 +115,10 @@ class PiProcess(Unlinked):
             self._requested_in_turn = False
             self.step(pe.TurnEnded())
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`."""
+        self.replica.drain(done)
+
     def crash(self) -> None:
         """See `Process`."""
         super().crash()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import proxy.mail_events as me
+from pixiu.errors import Draining
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from proxy.mail_notices import LeaveRelay, Notices, SendNotices
 from proxy.mail_service import TICK_S
@@ -15,6 +16,8 @@ from tests.sim.system.leader import LeaderLink
 from tests.sim.system.streams import Stream
 
 MAIL_TIMEOUT_S: Final = 4.0
+DRAINING: Final = "draining"
+"""What a proxy says that goes."""
 
 
 class _StoreLink:
@@ -107,10 +110,30 @@ class SystemProxy(Served, ProxyProcess):
             self._leave_relay(each.relay)
         self._flush_notices()
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`: writers are told, and what is under way is confirmed."""
+        self._drains = True
+        for stream in self._writers.values():
+            stream.reply(DRAINING)
+
+        def poll() -> None:
+            if self.mail.under_way or self._writers:
+                self.after(TICK_S, poll)
+            else:
+                done()
+
+        poll()
+
+    _drains = False
+
     # --- writers
 
     def _send(self, stream: Stream) -> None:
         number = self.next_number()
+        if self._drains:
+            stream.reply(me.EndWriter(number, Draining.code, "this proxy is going", 200))
+            stream.end()
+            return
         self._writers[number] = stream
 
         def take(request: Any) -> None:

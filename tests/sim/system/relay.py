@@ -21,7 +21,7 @@ from relay.delivery.limits import Limits
 from relay.gateway_streams import BACKOFF_S, MAX_BACKOFF_S, Outbox
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of
 from relay.mail_devices import Place, TrackedDevices
-from relay.mail_service import ASK_PAUSE_S, FETCH_S, notices_of
+from relay.mail_service import ASK_PAUSE_S, FETCH_S, SAVE_POLL_S, SAVE_S, notices_of
 from relay.mail_stores import STALL_S
 from tests.sim.cluster.stores import RelayProcess
 from tests.sim.cluster.watched import Watched
@@ -208,7 +208,7 @@ class SystemRelay(Served, RelayProcess):
         while len(self._pis) < self.view.count("pi") and self.view.of_role("pi"):
             self._pis.append(_PiLink(self, len(self._pis)))
         gateways = frozenset(self.core.reachable_gateways())
-        owners = self.core.mail_owners() if self._pis else ()
+        owners = self.core.mail_owners() if self._pis and not self._drains else ()
         changed = self.mail_devices.set_owners(owners, self.place.partition, self.core.partitions)
         for gateway in sorted(self._at - gateways):
             self.deliver_step(de.GatewayLost(gateway))
@@ -216,6 +216,23 @@ class SystemRelay(Served, RelayProcess):
             self._at = gateways
             self._settled_at = self.world.now + SETTLE_S
             self._look(self.mail_devices.users(), heartbeat=True)
+
+    _drains = False
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`: deliver nothing more, and save what devices have acknowledged."""
+        self._drains = True
+        self.deliver_step(de.Stopping())
+        self._look_around()
+        end = self.world.now + SAVE_S
+
+        def poll() -> None:
+            if self.deliveries.unsaved and self.world.now < end:
+                self.after(SAVE_POLL_S, poll)
+            else:
+                self.after(0.2, done)
+
+        poll()
 
     def _takers_changed(self) -> None:
         self._noted = True

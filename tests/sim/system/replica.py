@@ -31,6 +31,7 @@ OPTIONS: Final = ReplicationOptions(
 )  # fmt: skip
 """Shorter times and smaller limits than in service, so that more happens in a run."""
 FLUSH_S: Final = 0.7
+DRAIN_S: Final = 3.0
 LOSS: Final = 0.01
 """Of messages between replicas: their streams lose what they hold when they break."""
 
@@ -196,6 +197,25 @@ class Replica:
             self.step(ev.Flushed(self.disk.flushed))
         if now >= self.core.next_deadline():
             self.step(ev.Tick())
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Hand over, where there is somebody; `done` follows, after a while in any case."""
+        self._done = done
+        self.step(ev.Drain())
+        self.process.after(DRAIN_S, self._drained)
+
+    _done: Callable[[], None] | None = None
+
+    def _drained(self) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            if self.session is not None:
+                self.partition.register.close(self.session)
+            done()
+
+    def _do_HandedOver(self, effect: ev.HandedOver) -> None:
+        self.process.world.counts["handed over"] += 1
+        self.process.after(0.0, self._drained)
 
     def crash(self) -> None:
         """The process ends."""

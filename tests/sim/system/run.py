@@ -36,6 +36,7 @@ class SystemLoad:
     wanders: int = 30
     crashes: int = 5
     leaders: int = 3
+    drains: int = 4
     pauses: int = 3
     cuts: int = 3
     breaks: int = 25
@@ -78,6 +79,7 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
     for number, action in (
         (rng.randint(1, load.crashes), lambda: world.crash(world.some_place())),
         (rng.randint(0, load.leaders), lambda: world.crash_leader() if rng.random() < 0.5 else world.isolate()),
+        (rng.randint(0, load.drains), world.drain_some),
         (rng.randint(0, load.pauses), lambda: world.pause(world.some_place())),
         (rng.randint(0, load.cuts), world.cut_some),
         (rng.randint(0, load.breaks), world.break_stream),

@@ -20,6 +20,7 @@ from pixiu.client.mail import MailLevel
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.stores import BrokerProcess, RouterProcess
 from tests.sim.cluster.world import Shape, World
+from tests.sim.system.base import Served
 from tests.sim.system.client import Device, SystemClients, Writer
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.gateway import SystemGateway
@@ -138,6 +139,31 @@ class SystemWorld(World):
         self.counts[f"{place.role} crashed"] += place.process is not None and place.process.alive
         super().crash(place)
 
+    def drain_some(self) -> None:
+        """SIGTERM: a process leaves what it does to others, and ends; something runs there again."""
+        roles = [role for role, kind in self.roles.items() if issubclass(kind, Served)]
+        place = self.rng.choice(self.places_of(self.rng.choice(roles)))
+        process = place.process
+        if not isinstance(process, Served) or not process.alive or process.paused or process.state != "Running":
+            return
+        self.counts["drained"] += 1
+        self.counts[f"{place.role} drained"] += 1
+        place.troubled_until = float("inf")
+        process.set_state("Draining")
+
+        def end() -> None:
+            if not process.alive:
+                return
+            process.crash()
+            if isinstance(process, SystemGateway):
+                self.clients.gateway_gone(process)
+            if isinstance(process, SystemProxy):
+                self.clients.proxy_gone(process)
+            self.registry.remove(process.endpoint)
+            self.wire.after(self.rng.uniform(0.1, 1.0), lambda: self.start(place))
+
+        process.do(lambda: process.drain(end))
+
     def cut_some(self) -> None:
         """Between two hosts nothing passes for a while, or nothing one way."""
         one, other = self.rng.sample(self.places, 2)
@@ -160,7 +186,7 @@ class SystemWorld(World):
         """A device comes, goes, moves, dies, or takes its time."""
         rng = self.rng
         device = rng.choice(self.devices)
-        what = rng.choice(("go", "move", "restart", "slow"))
+        what = rng.choice(("go", "move", "follow", "restart", "slow"))
         if device.away:
             device.come()
         elif what == "go":
@@ -168,6 +194,8 @@ class SystemWorld(World):
             self.wire.after(rng.uniform(0.1, 4.0), device.come)
         elif what == "move":
             device.move()
+        elif what == "follow":
+            device.follow()
         elif what == "restart":
             device.restart()
         else:

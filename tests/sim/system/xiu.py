@@ -192,6 +192,10 @@ class XiuProcess(Unlinked):
         """See `Process`."""
         self.replica.tick()
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`."""
+        self.replica.drain(done)
+
     def crash(self) -> None:
         """See `Process`."""
         super().crash()
