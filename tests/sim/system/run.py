@@ -12,10 +12,10 @@ from typing import Final
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.world import SystemShape, SystemWorld
 
-FAULTS_S: Final = 12.0
-CALM_S: Final = 20.0
+FAULTS_S: Final = 10.0
+CALM_S: Final = 17.0
 """Faults begin before the first; at the second everybody has been up again for some seconds, and no datagram is lost any more."""
-HEALED_S: Final = 25.0
+HEALED_S: Final = 22.0
 """Rooms are right then."""
 END_S: Final = 60.0
 """Mail is right before that: all is confirmed, delivered and acknowledged."""
