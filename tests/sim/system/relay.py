@@ -196,12 +196,13 @@ class SystemRelay(Served, RelayProcess):
         super().take_state(peer, state)
         self._look_around()
 
-    def step(self, event: Any) -> None:
+    def step(self, event: Any) -> Any:
         """See `StoreProcess`."""
         before = self.core.state
-        super().step(event)
+        found = super().step(event)
         if self.core.state is not before and hasattr(self, "mail_devices"):
             self._look_around()
+        return found
 
     def _look_around(self) -> None:
         """Decides: who owns whom among which relays, and which gateways are gone."""
