@@ -1,11 +1,13 @@
-"""The twin of `cluster.rpc.leader_stream.LeaderStream`: a stream to the leader of a partition, opened again elsewhere."""
+"""The twin of `cluster.rpc.leader_stream.LeaderStream`: a stream to the leader of a partition, opened again elsewhere.
+
+It decides who is asked next, by hints and by turns, and when. That is to be a core some day.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from cluster.rpc.leader_stream import ASK_TIMEOUT_S, BACKOFF_S, MAX_BACKOFF_S
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from tests.sim.system.streams import Stream
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from tests.sim.system.base import Served
 
 Address = tuple[str, int]
+ASK_TIMEOUT_S: Final = 3.0
+BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
+"""As in service."""
 
 
 def address_of(text: str) -> Address | None:

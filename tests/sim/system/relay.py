@@ -18,7 +18,7 @@ from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, 
 from pixiu.wire.record import split
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from relay.delivery.limits import Limits
-from relay.gateway_streams import BACKOFF_S, MAX_BACKOFF_S, Outbox
+from relay.gateway_streams import Outbox
 from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of
 from relay.mail_devices import Place, TrackedDevices
 from relay.mail_service import ASK_PAUSE_S, FETCH_S, SAVE_POLL_S, SAVE_S, notices_of
@@ -26,12 +26,13 @@ from relay.mail_stores import STALL_S
 from tests.sim.cluster.stores import RelayProcess
 from tests.sim.cluster.watched import Watched
 from tests.sim.system.base import Served, unary
-from tests.sim.system.leader import LeaderLink, address_of
+from tests.sim.system.leader import BACKOFF_S, LeaderLink, address_of
 from tests.sim.system.streams import Stream
 
 HEARTBEAT_S: Final = 1.5
 """Everybody who takes mail is looked at so often; 5 s in service."""
 SETTLE_S: Final = 2.0
+MAX_BACKOFF_S: Final = 2.0
 CHECK_S: Final = 1.0
 LIMITS: Final = Limits(
     opening=4, fetching=8, fetch_entries=16, max_sessions=100, max_remembered=100, record_bytes=200,
