@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.cluster.faults import GreedyRouter
-from tests.sim.delivery.faulty import LogoutAcknowledges
+from tests.sim.delivery.faulty import LogoutAcknowledges, NoGapCheck, NoRewind, NoWindow
 from tests.sim.system import faults
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.run import report, shape_of
@@ -31,6 +31,9 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
         SystemVariant(mail_devices=faults.OwnsEverybody),
         "not served by one relay each",
     ),
+    "a relay sends everything at once": (SystemVariant(session=NoWindow), "beyond the window"),
+    "a relay does not send again what a stream lost": (SystemVariant(session=NoRewind), " in lane "),
+    "a relay sends a notice's mail whatever is missing before it": (SystemVariant(session=NoGapCheck), " in lane "),
     "a router confirms what nobody has": (SystemVariant(router=faults.ConfirmsUnheard), "does not know a confirmed change"),
     "a router confirms what it does not pass on": (SystemVariant(router=GreedyRouter), "no replica of its partition has"),
 }

@@ -29,7 +29,7 @@ from pi.operations import (
 )
 from pixiu.client.inbox_core import LANES, GapReason, Held
 from pixiu.client.mail import MailLevel
-from pixiu.wire.cursor import Cursor
+from pixiu.wire.cursor import MAP_BITS, Cursor
 from pixiu.wire.envelope import AGAIN, GAP, Delivery
 from pixiu.wire.envelope import split as split_envelopes
 from pixiu.wire.record import split
@@ -57,6 +57,15 @@ class Acknowledged:
     """What all other devices had acknowledged before this one came."""
     by_application: set[int] = field(default_factory=set)
     cursor: Cursor = field(default_factory=Cursor)
+    up_to: int = 0
+    """The application has acknowledged everything up to here, or it is not for this device."""
+
+    def move_up(self) -> int:
+        """Bring `up_to` to where it is now."""
+        self.up_to = max(self.up_to, self.start, self.cursor.up_to)
+        while self.up_to + 1 in self.by_application:
+            self.up_to += 1
+        return self.up_to
 
 
 class MailWatch:
@@ -223,6 +232,8 @@ class MailWatch:
             self.checked["deliveries"] += 1
             if item.flags & GAP and not item.msg_id:
                 raise AssertionError("a relay tells of a gap, and no inbox drops anything")
+            window_from = self._cursor((item.uin, item.device, item.lane)).move_up()
+            assert item.seq <= window_from + MAP_BITS, "a relay delivers beyond the window"
             assert not cursors[item.lane].has(item.seq), "what was acknowledged before a session began is delivered under it"
             assert self.inboxes[item.uin, item.lane].get(item.seq) == item.msg_id, "another message than the inbox has"
 

@@ -36,6 +36,8 @@ START_US: Final = 1_750_000_000_000_000
 REPLICAS: Final = 2
 """Of each partition of Xiu and Pi."""
 USERS: Final = (1, 2, 3, 4)
+BURST: Final = 0.01
+"""Probability of one when somebody sends."""
 FIRST_DEVICE: Final = 101
 """DeviceIDs below are those of the clients of rooms."""
 
@@ -172,13 +174,17 @@ class SystemWorld(World):
     # --- a run
 
     def mailed(self) -> None:
-        """A writer sends a mail, or a few; now and then more than a window."""
+        """A writer sends a mail, or a few; now and then more than a window, to one user whose devices are slow just then."""
         rng: random.Random = self.rng
-        writer = rng.choice(self.writers)
-        lane = rng.choice((0, 1, 1, 1, 3))
-        many = rng.choice((70, 100)) if rng.random() < 0.004 else rng.choice((1, 1, 2, 5))
-        for _ in range(many):
-            receivers = tuple(rng.sample(USERS, rng.choice((2, 3))) if rng.random() < 0.15 else [rng.choice(USERS)])
+        writer, lane, burst = rng.choice(self.writers), rng.choice((0, 1, 1, 1, 3)), rng.random() < BURST
+        one = rng.choice(USERS)
+        if burst:
+            self.counts["bursts"] += 1
+            for device in self.devices_of(one):
+                device.slow_until = self.now + rng.uniform(0.5, 3.0)
+        for _ in range(rng.choice((70, 100)) if burst else rng.choice((1, 1, 2, 5))):
+            several = not burst and rng.random() < 0.15
+            receivers = tuple(rng.sample(USERS, rng.choice((2, 3)))) if several else (one if burst else rng.choice(USERS),)
             level = rng.choices((MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED), (8, 1, 1))[0]
             writer.send(receivers, lane, level, rng.choice((0, 20, 400)))
 
