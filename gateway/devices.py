@@ -144,7 +144,7 @@ class DeviceIndex:
 
         If the connection is new here, this gateway's clock was behind: say it once more, above.
         """
-        pair = change.room, change.uin
+        pair = change.group, change.member
         found = self._devices.get(pair)
         if found is None or not found.fresh or not change.login:
             return []
@@ -160,7 +160,7 @@ class DeviceIndex:
 
     def confirmed(self, change: Update) -> None:
         """A relay knows a change; what is said of the device from now on repeats its connect time."""
-        found = self._devices.get((change.room, change.uin))
+        found = self._devices.get((change.group, change.member))
         if found is not None and found.connect_time == connection_of(change).connect_time:
             found.fresh = False
 

@@ -111,7 +111,7 @@ class MembershipReporter:
     def announce(self, messages: Iterable[Update], now: float) -> None:
         """Say these, each in place of what was said of its pair before. Their IDs are new, and rise."""
         for message in messages:
-            room, uin = message.room, message.uin
+            room, uin = message.group, message.member
             # Its own map needs no memory of who left.
             self.remember([message], now)
             old = self._changes.pop((room, uin), None)
@@ -156,7 +156,7 @@ class MembershipReporter:
             change = self._by_id.get(number)
             if change is None or change.waiting.get(partition) != due:
                 continue
-            replica = self._replica(partition, change.message.room)
+            replica = self._replica(partition, change.message.group)
             self._schedule(change, partition, now + (RETRY_TIMEOUT_S if replica is None else CONFIRM_TIMEOUT_S))
             if replica is not None:
                 parcels.setdefault(replica, []).append((partition, change))
@@ -197,7 +197,7 @@ class MembershipReporter:
             change.waiting.pop(partition, None)
             if change.waiting:
                 continue
-            pair = (change.message.room, change.message.uin)
+            pair = (change.message.group, change.message.member)
             del self._by_id[number]
             del self._changes[pair]
             for connection, request in change.requests:
@@ -227,7 +227,7 @@ class MembershipReporter:
         parcels: dict[EndpointID, list[Update]] = {}
         while self._repeats and self._repeats[0][0] <= now:
             _, partition, message = self._repeats.popleft()
-            replica = self._replica(partition, message.room)
+            replica = self._replica(partition, message.group)
             if replica is not None:
                 parcels.setdefault(replica, []).append(message)
                 self.sent_twice += 1

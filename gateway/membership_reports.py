@@ -42,7 +42,7 @@ class Reports:
         self._as_of = as_of
         self.presence = MembershipReporter(next_token, few_members=few_members, parcel=parcel)
         self.feedback = Feedback()
-        self.holder = Source(self.presence.own, lambda asked, _: as_of() if asked == instance else 0)
+        self.source = Source(self.presence.own, lambda asked, _: as_of() if asked == instance else 0)
         self._partitions = 0
         self._partition_of: dict[EndpointID, int] = {}
 
@@ -73,11 +73,11 @@ class Reports:
     def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
         """For the answer to a heartbeat: what is here of what the replica keeps; None when its rule makes no sense."""
         rule = rule_of(partition, partitions)
-        return self.holder.digest(rule, self._as_of()) if rule is not None else None
+        return self.source.digest(rule, self._as_of()) if rule is not None else None
 
     def answer(self, peer: EndpointID, control: control_pb2.Control) -> list[Effect]:
         """A replica asks what is here."""
-        messages = self.holder.answer(control)
+        messages = self.source.answer(control)
         return [SendControl(peer, messages)] if messages else []
 
     def missing(self, key: int) -> None:

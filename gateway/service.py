@@ -583,7 +583,7 @@ class Service:
             for name, reports in (("", self._core.rooms), ("devices_", self._core.users)):
                 samples[f"{name}gateway_messages_resent_total"] = reports.presence.resent
                 samples[f"{name}gateway_messages_sent_twice_total"] = reports.presence.sent_twice
-                samples[f"{name}listing_pages_sent_total"] = reports.holder.pages_sent
+                samples[f"{name}listing_pages_sent_total"] = reports.source.pages_sent
                 samples[f"{name}feedback_said_total"] = reports.feedback.said
                 samples[f"{name}feedback_left_out_total"] = reports.feedback.left_out
             samples["devices"] = len(self._core.devices)

@@ -63,10 +63,10 @@ class TrackedDevices(Devices):
         takers = self.takers
         for change in applied.changes:
             if change.login and change.value & _MAIL:
-                takers[change.room] = None
-                self._note(change.room)
-            elif change.room in takers:
-                self._note(change.room)
+                takers[change.group] = None
+                self._note(change.group)
+            elif change.group in takers:
+                self._note(change.group)
         return applied
 
     def take(self) -> list[int]:
@@ -79,8 +79,8 @@ class TrackedDevices(Devices):
 
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:
-            if key.room in self.takers:
-                self._note(key.room)
+            if key.group in self.takers:
+                self._note(key.group)
         return super()._forget(purged)
 
     def _note(self, uin: int) -> None:

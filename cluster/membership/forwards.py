@@ -13,6 +13,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
+from cluster.runtime.contract import NEVER
 from pixiu.ids import EndpointID
 
 MAX_TRIES: Final = 8
@@ -122,9 +123,9 @@ class Forwards:
                 found.append((self._follow(forward), forward))
         return found
 
-    def next_retry(self) -> float | None:
-        """When a forward is due again, monotonic seconds."""
-        return self._retries[0][0] if self._retries else None
+    def next_retry(self) -> float:
+        """When a forward is due again, monotonic seconds; `NEVER` without one."""
+        return self._retries[0][0] if self._retries else NEVER
 
     def _follow(self, forward: Forward) -> int:
         token = self._next_token

@@ -62,10 +62,6 @@ class Subscribers:
         """Every subscription."""
         return list(self._all.values())
 
-    def of_role(self, role: str) -> list[Subscriber]:
-        """The subscriptions of a role."""
-        return [subscriber for subscriber in self._all.values() if subscriber.role == role]
-
     def open(self, endpoint: EndpointID, role: str, partition: int, partitions: int, now: float) -> bool:
         """Open or reopen a subscription. False at the limit of subscribers."""
         if endpoint not in self._all and len(self._all) >= MAX_SUBSCRIBERS:
@@ -99,7 +95,3 @@ class Subscribers:
         for endpoint in silent:
             del self._all[endpoint]
         return silent
-
-    def next_expiry(self) -> float | None:
-        """When the next subscription ends if it stays silent, monotonic seconds."""
-        return min((found.heard + self._expire_s for found in self._all.values()), default=None)

@@ -74,8 +74,11 @@ class Runner(Generic[EventT, EffectT]):
         self._outcome = Outcome.TAKEN
         self._stopped = False
 
-    def step(self, event: EventT) -> None:
-        """Give an event to the core and perform what it answers. Nothing happens after `stop`."""
+    def step(self, event: EventT, *, timed: bool = True) -> None:
+        """Give an event to the core and perform what it answers. Nothing happens after `stop`.
+
+        `timed=False`: the event moves no deadline (a batch of records that is only passed on), so that the core is not asked.
+        """
         core = self.core
         if core is None or self._stopped:
             return
@@ -86,15 +89,15 @@ class Runner(Generic[EventT, EffectT]):
             self._performed()
         if self._end_of_turn is not None:
             self.end_turn_soon()
-        elif self._tick_event is not None:
+        elif timed and self._tick_event is not None:
             self._set_timer(core)
 
-    def take(self, event: EventT) -> Outcome:
+    def take(self, event: EventT, *, timed: bool = True) -> Outcome:
         """The same for what a link hands over: what the core says became of it; NOT_TAKEN while there is no core."""
         if self.core is None or self._stopped:
             return Outcome.NOT_TAKEN
         self._outcome = Outcome.TAKEN
-        self.step(event)
+        self.step(event, timed=timed)
         return self._outcome
 
     def end_turn_soon(self) -> None:

@@ -48,6 +48,9 @@ class VRooms:
         return number // VROOMS if self.is_vroom(number) else number
 
 
+NO_BIG_ROOMS: Final = VRooms()
+
+
 def vrooms_of(room: int) -> range:
     """The VRooms of a big room."""
     return range(room * VROOMS, (room + 1) * VROOMS)

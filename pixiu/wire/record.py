@@ -57,6 +57,14 @@ class Kind(IntEnum):
     """Inside a cluster alone: a record and the users it is for (`pixiu.wire.uin_list`)."""
 
 
+ROOM: Final = int(Kind.ROOM)
+"""Kinds as plain integers, for loops over batches: to compare with a member of `Kind` costs more."""
+SIGNAL: Final = int(Kind.SIGNAL)
+CHAT: Final = int(Kind.CHAT)
+MAIL: Final = int(Kind.MAIL)
+ADDRESSED: Final = int(Kind.ADDRESSED)
+
+
 class Flag:
     """Bits of a record's flags. Plain integers: an operation of `enum.IntFlag` costs half a microsecond."""
 
@@ -74,6 +82,8 @@ PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
 """What `WALK` finds in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
+FIRST_LANE_BELOW: Final = LANE_NORMAL << 6
+"""A record type below this is in lane 0: its top two bits are the lane."""
 TYPE_NORMAL: Final = LANE_NORMAL << 6
 """The type of a message whose sender named none: type 0 in the normal lane."""
 

@@ -38,7 +38,7 @@ def turn(core: Core, *events: Event) -> list[Effect]:
 
 
 def told(effects: list[Effect]) -> list[tuple[int, int, bool]]:
-    return [(m.room, m.uin, m.login) for effect in effects if isinstance(effect, SendMembership) for m in effect.messages]
+    return [(m.group, m.member, m.login) for effect in effects if isinstance(effect, SendMembership) for m in effect.messages]
 
 
 def arrive(core: Core, *records: bytes) -> list[Deliver]:

@@ -69,7 +69,7 @@ def test_a_first_join_is_told_to_the_router_and_answered_when_it_is_confirmed() 
     effects = turn(core, Opened(1, 7, True), Join(1, 99, [(42, None)]))
     (send,) = memberships(effects)
     (message,) = send.messages
-    assert (send.peer, message.room, message.uin, message.login) == (R1, 42, 7, True)
+    assert (send.peer, message.group, message.member, message.login) == (R1, 42, 7, True)
     assert (gateway_instance(message.id), gateway_generation(message.id)) == (3, 5)
     assert core.step(Confirmed(R1, [message.id]), 1.1) == [Answer(1, 99, True)]
     assert core.rooms.presence.unconfirmed == 0
@@ -145,7 +145,7 @@ def test_a_client_is_answered_in_the_end_even_without_a_router() -> None:
     assert turn(core, Opened(1, 7, True), Join(1, 1, [(42, None)])) == []
     assert Answer(1, 1, False) in core.step(Tick(), 11.1)
     (send,) = memberships(turn(core, RoutersChanged(1, (Replica(R1, 0),)), now=12.0))
-    assert send.messages[0].room == 42
+    assert send.messages[0].group == 42
 
 
 def test_many_joins_share_parcels_that_fit_a_datagram() -> None:

@@ -68,7 +68,7 @@ def said(effects: list[Effect]) -> list[Update]:
 
 
 def pair(change: Update) -> tuple[int, int]:
-    return change.room, change.uin
+    return change.group, change.member
 
 
 def confirmed(core: Core, changes: list[Update], newer: dict[int, int] | None = None, peer: EndpointID = R1) -> list[Effect]:

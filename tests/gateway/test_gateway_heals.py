@@ -93,7 +93,7 @@ def test_a_change_of_a_room_with_enough_members_goes_once() -> None:
     sent = [len(memberships(join(core, uin, 42))) for uin in range(1, FEW_MEMBERS + 2)]
     assert sent == [1] * (FEW_MEMBERS + 1)
     (again,) = memberships(turn(core, now=1.0 + REPEAT_S))
-    assert [m.uin for m in again.messages] == list(range(1, FEW_MEMBERS))
+    assert [m.member for m in again.messages] == list(range(1, FEW_MEMBERS))
 
 
 # --- what is on this gateway

@@ -67,8 +67,8 @@ class Gateway:
         for effect in effects:
             for change in effect.messages if isinstance(effect, SendMembership) else ():
                 found = connection_of(change)
-                self.connect_time[change.room, change.uin] = found.connect_time
-                self.takes_mail[change.room, change.uin] = change.login and found.mail
+                self.connect_time[change.group, change.member] = found.connect_time
+                self.takes_mail[change.group, change.member] = change.login and found.mail
         return [effect for effect in effects if not isinstance(effect, SendMembership | Answer)]
 
     def connect(self, connection: int, *, uin: int = UIN, packets: bool = False, mail: bool = True) -> None:

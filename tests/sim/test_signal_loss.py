@@ -21,12 +21,13 @@ from math import sqrt
 import pytest
 
 import broker.core
-import broker.events as be
+import cluster.membership.events as me
 import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import RecordsReceived, SendRecords
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
@@ -42,10 +43,11 @@ TRY_S = 0.2
 
 def make_broker(endpoint: EndpointID) -> broker.core.Core:
     core = broker.core.Core(endpoint=endpoint, partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
-    gateways = (be.Gateway(GATEWAY, 1, 1),)
-    core.step(be.ClusterChanged(1, 1, 1, 1, (be.Replica(ROUTER, 0),), (), gateways), 0.0)
-    core.step(be.SnapshotFinished(ROUTER, None), 0.0)
-    core.step(be.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
+    gateways = (me.Gateway(GATEWAY, 1, 1),)
+    routers = me.OtherRole(1, 1, (me.Replica(ROUTER, 0),))
+    core.step(me.ClusterChanged(1, 1, (), frozenset(), gateways, routers), 0.0)
+    core.step(me.SnapshotFinished(ROUTER, None), 0.0)
+    core.step(me.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
     return core
 
 
@@ -124,9 +126,9 @@ class World:
 
     def at_broker(self, endpoint: EndpointID, records: list[bytes]) -> None:
         data = b"".join(records)
-        received = be.RecordsReceived(PROXIES[0], data, 0, len(data), len(records))
+        received = RecordsReceived(PROXIES[0], data, 0, len(data), len(records))
         for effect in self.brokers[endpoint].step(received, self.now):
-            assert isinstance(effect, be.SendRecords)
+            assert isinstance(effect, SendRecords)
             if not self.lost():
                 self.at_gateway(effect.records)
 

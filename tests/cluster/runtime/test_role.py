@@ -115,6 +115,30 @@ async def test_the_timer_rings_at_the_cores_deadline_and_not_after_the_end(turns
     assert found.take(BATCH) is Outcome.NOT_TAKEN
 
 
+async def test_an_overdue_deadline_is_not_put_off_by_events_that_keep_coming() -> None:
+    loop, said = asyncio.get_running_loop(), list[str]()
+    core = Core()
+    runner: Runner[Event, Effect] = Runner(core, loop.time, tick=TICK)
+    runner.effects.on(Said, lambda effect: said.append(effect.text))
+    core.deadline = loop.time() - 1.0
+    end = loop.time() + 5.0
+    while "tick" not in said and loop.time() < end:
+        runner.step(BATCH)
+        await asyncio.sleep(0)
+    assert "tick" in said
+
+
+async def test_records_that_move_no_deadline_set_no_timer() -> None:
+    loop, said = asyncio.get_running_loop(), list[str]()
+    core = Core()
+    runner: Runner[Event, Effect] = Runner(core, loop.time, tick=TICK)
+    runner.effects.on(Said, lambda effect: said.append(effect.text))
+    core.deadline = loop.time()
+    assert runner.take(BATCH, timed=False) is Outcome.TAKEN
+    await asyncio.sleep(0.05)
+    assert said == ["1 records"]
+
+
 async def test_what_is_flushed_once_is_flushed_behind_all_effects_of_a_step() -> None:
     heard: list[str] = []
     found: Runner[Event, Effect] = Runner(Core(), lambda: 0.0, performed=lambda: heard.append("flush"))

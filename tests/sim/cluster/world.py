@@ -253,17 +253,17 @@ class World:
         instances = {g.instance for g in self.alive(GatewayProcess)}
         count = process.view.count(process.place.role)
         old = [
-            c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.room, count)
+            c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.group, count)
         ]
         old = [c for c in old if c.id >= held.floor(gateway_instance(c.id))]
         if isinstance(process, BrokerProcess) and live and self.rng.random() < 0.5:
             key = self.rng.choice(live)
             held.lose(key)
-            room, uin = key.room, key.uin
+            room, uin = key.group, key.member
         elif old:
             change = self.rng.choice(old)
             held.revive(change)
-            room, uin = change.room, change.uin
+            room, uin = change.group, change.member
         else:
             return
         self.counts["scrambled"] += 1
