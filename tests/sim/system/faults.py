@@ -9,8 +9,9 @@ import gateway.core
 import gateway.events as ge
 import proxy.mail
 import router.core
-from cluster.membership.replica_events import Effect as ReplicaEffect
-from cluster.membership.replica_events import MessagesReceived, SendControl
+from cluster.membership.events import Effect as ReplicaEffect
+from cluster.membership.events import MessagesReceived
+from cluster.runtime.contract import SendControl
 from pi.state import State
 from pixiu.wire.envelope import AGAIN
 from proxy.mail_events import Effect as MailEffect
