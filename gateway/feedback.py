@@ -32,6 +32,10 @@ class Feedback:
         self.left_out = 0
         """Not named because `MAX_ROOMS` were."""
 
+    def __bool__(self) -> bool:
+        """Whether a room waits to be named, or was named within the last interval."""
+        return bool(self._waiting or self._said)
+
     def note(self, room: int) -> None:
         """A record came for a room without a member."""
         if room in self._said or room in self._waiting:

@@ -10,13 +10,8 @@ Source: DESIGN sections 9 ("Delivery of mail") and 15 (packet IDs).
 
 from __future__ import annotations
 
-from typing import Final
-
 from pixiu.mqtt.mail import seq_from
 from pixiu.wire.cursor import MAP_BITS, Cursor
-
-LANES: Final = 4
-"""Inboxes of a user, as `pixiu.wire.record.Record.lane` has them."""
 
 
 class MailLane:

@@ -15,8 +15,8 @@ import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
 from cluster.runtime.log import once_per
+from gateway import events as ev
 from gateway.core import Core
-from gateway.events import AcknowledgementsDue, EndMailStream, Event, MailArrived, MailStreamClosed, MailStreamOpened
 from gateway.mail import read_batch
 from pixiu.errors import Draining, MalformedData, Overloaded, PixiuError
 from pixiu.ids import EndpointID
@@ -62,7 +62,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         step: gives an event to it, and performs the effects.
     """
 
-    def __init__(self, core: Callable[[], Core | None], step: Callable[[Event], None], log: FilteringBoundLogger) -> None:
+    def __init__(self, core: Callable[[], Core | None], step: Callable[[ev.Event], None], log: FilteringBoundLogger) -> None:
         self._core, self._step, self._log = core, step, log
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
@@ -70,14 +70,17 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         self.refused = 0
         """Streams that ended because a relay sent what it may not."""
 
-    def perform(self, effect: AcknowledgementsDue | EndMailStream) -> None:
-        """What the core asks for."""
+    def acknowledgements_due(self, effect: ev.AcknowledgementsDue) -> None:
+        """There are acknowledgements to write on a stream."""
         stream = self._streams.get(effect.stream)
-        if stream is None:
-            return
-        if isinstance(effect, EndMailStream):
+        if stream is not None:
+            stream.wake.set()
+
+    def end_stream(self, effect: ev.EndMailStream) -> None:
+        """End a relay's stream."""
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
             stream.end(MalformedData(effect.text) if effect.at_fault else Overloaded(effect.text))
-        stream.wake.set()
 
     def stop(self) -> None:
         """End all streams, and take no more."""
@@ -107,7 +110,7 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
                 task.result()
         finally:
             del self._streams[stream.number]
-            self._step(MailStreamClosed(stream.number))
+            self._step(ev.MailStreamClosed(stream.number))
             await self._finish(stream, reader, writer)
         if stream.error is not None:
             bad = isinstance(stream.error, MalformedData)
@@ -150,11 +153,11 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         """One batch; of the first one the relay's endpoint. Raises `MalformedData`: then nothing of it was taken."""
         devices, deliveries = read_batch(batch)
         if relay:
-            self._step(MailStreamOpened(stream.number, EndpointID(relay)))
+            self._step(ev.MailStreamOpened(stream.number, EndpointID(relay)))
             stream.ready = True
             stream.wake.set()
         if devices or deliveries:
-            self._step(MailArrived(stream.number, devices, deliveries))
+            self._step(ev.MailArrived(stream.number, devices, deliveries))
 
     def _warn(self, relay: int, error: MalformedData) -> None:
         self.refused += 1

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from gateway import events as ev
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
+from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
-from gateway.options import Options
-from gateway.slow_consumers import SlowConsumers
 from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.envelope import Delivery, encode
+from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -44,57 +43,17 @@ SLOW = "the client does not read its messages fast enough"
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
 
-class SubscriberHost(Protocol):
-    """What the gateway's service offers to its protocols."""
-
-    options: Options
-    vrooms: VRooms
-    slow: SlowConsumers
-
-    def arrived(self, connection: _Stream) -> int:
-        """A number for a new connection, which has not said who it is yet."""
-
-    def admit(self, connection: _Stream) -> None:
-        """The client says who it is. Raises `Overloaded` or `Draining`."""
-
-    @property
-    def serves_users(self) -> bool:
-        """Whether messages to users can come."""
-
-    @property
-    def serves_mail(self) -> bool:
-        """Whether mail can come."""
-
-    def opened(self, connection: _Stream, uin: int, device: int, device_class: int, login: bool) -> None:
-        """The client said who it is."""
-
-    def closed(self, connection: _Stream, reason: int) -> None:
-        """The client is gone."""
-
-    def join(
-        self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False, mail: bool = False
-    ) -> None:
-        """The client subscribes."""
-
-    def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
-        """The client unsubscribes."""
-
-    def mail_acknowledged(self, connection: _Stream, ranges: Sequence[tuple[int, int, int]]) -> None:
-        """The client has got mail: (lane, first, last)."""
-
-    def count_dropped(self, messages: int) -> None:
-        """Messages were dropped for a slow client."""
-
-
 class _Stream:
     """One Subscribe stream."""
 
-    def __init__(self, hub: SubscriberHost) -> None:
-        self.id = hub.arrived(self)
+    packets = False
+
+    def __init__(self, clients: Clients) -> None:
+        self.id = clients.arrived(self)
         self.hello: asyncio.Future[wire_pb2.SubscribeRequest] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
-        self._hub = hub
-        self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
+        self._clients = clients
+        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._told_dropped = 0
         self.mail = False
         """It takes mail."""
@@ -121,19 +80,19 @@ class _Stream:
         return self._backlog.grade(now)
 
     def deliver(self, data: bytes, count: int) -> None:
-        now, before = self._hub.slow.now(), self._backlog.dropped
+        now, before = self._clients.slow_consumers.now(), self._backlog.dropped
         self._backlog.put(data, count, now)
         if self._backlog.behind_s(now) >= BATCHED_FROM_S:
-            self._hub.slow.add(self)
+            self._clients.slow_consumers.add(self)
         if self._backlog.dropped != before:
-            self._hub.count_dropped(self._backlog.dropped - before)
+            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
         self._wake.set()
 
     def flush(self) -> None:
         """Nothing: the writer of the stream takes what is there."""
 
-    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
-        if not self._mail.put([encode(*item) for item in deliveries], anew=anew):
+    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
+        if not self._mail.put([item.data for item in deliveries], anew=anew):
             self.close(OVERRUN)
         self._wake.set()
 
@@ -163,7 +122,7 @@ class _Stream:
         self.reason = REASON_MOVED if moved else REASON_KICKED
         self.close(text)
         # At once: nothing counts as delivered any more to a client that stops reading here.
-        self._hub.closed(self, self.reason)
+        self._clients.closed(self, self.reason)
 
     async def write_all(self, context: Context) -> None:
         """Write replies and batches as they come, until the stream closes."""
@@ -178,7 +137,7 @@ class _Stream:
                     mails = self._mail.take(MAX_BATCH_BYTES)
                     await context.write(wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails)))
                 if self._backlog:
-                    if self._backlog.grade(self._hub.slow.now()) is not Grade.PROMPT:
+                    if self._backlog.grade(self._clients.slow_consumers.now()) is not Grade.PROMPT:
                         await asyncio.sleep(BATCH_S)
                     chunks, count = self._backlog.take(MAX_BATCH_BYTES)
                     dropped = self._backlog.dropped - self._told_dropped
@@ -187,7 +146,7 @@ class _Stream:
                     await context.write(wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped))
                     self._backlog.left()
                     if not self._backlog:
-                        self._hub.slow.discard(self)
+                        self._clients.slow_consumers.discard(self)
             if self.closing is not None or self._ended:
                 return
 
@@ -200,8 +159,8 @@ class _Stream:
 class SubscriberService(wire_pb2_grpc.SubscriberServicer):
     """Serves `pixiu.v1.Subscriber`."""
 
-    def __init__(self, hub: SubscriberHost) -> None:
-        self._hub = hub
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
     async def Subscribe(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self,
@@ -209,17 +168,17 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         context: Context,
     ) -> None:
         """One connection of one user."""
-        stream = _Stream(self._hub)
+        stream = _Stream(self._clients)
         tasks: list[asyncio.Task[None]] = []
         try:
             first = await self._first(stream, request_iterator)
             uin = _uin(first)
-            self._hub.admit(stream)
+            self._clients.admit(stream)
             hello = first.hello
             # A stream that neither names a device nor takes messages is no login.
             login = bool(hello.device or hello.chat or hello.mail)
             device = hello.device or device_of_name(hello.client)
-            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
+            self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
             tasks.append(asyncio.create_task(stream.write_all(context)))
@@ -236,8 +195,8 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         finally:
             if stream.hello is not None:
                 stream.hello.cancel()
-            self._hub.slow.discard(stream)
-            self._hub.closed(stream, stream.reason if stream.closing else REASON_LEFT)
+            self._clients.slow_consumers.discard(stream)
+            self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
             await self._finish(stream, tasks)
         if stream.closing is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closing)
@@ -276,31 +235,31 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
         try:
-            leaves = _channels(request.leave_rooms, request.leave_topics, self._hub.vrooms)
-            joins = _channels(request.join_rooms, request.join_topics, self._hub.vrooms)
-            most = self._hub.options.max_subscriptions
+            leaves = _channels(request.leave_rooms, request.leave_topics, self._clients.vrooms)
+            joins = _channels(request.join_rooms, request.join_topics, self._clients.vrooms)
+            limit = self._clients.options.max_subscriptions
             chat, mail = request.hello.chat, request.hello.mail
             ranges = acknowledged_ranges(request.mail_acknowledgements)
-            if mail and not self._hub.serves_mail:
+            if mail and not self._clients.serves_mail:
                 raise NotServed("this cluster keeps no mail: `pixiu up --relays 2 --xius 1 --pis 1` does")
             if ranges and not stream.mail:
                 raise InvalidArgument("this stream takes no mail, so there is none to acknowledge: ask for it in the hello")
-            if chat and not self._hub.serves_users:
+            if chat and not self._clients.serves_users:
                 raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
-            if len(stream.channels.difference(leaves).union(joins)) > most:
-                raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
+            if len(stream.channels.difference(leaves).union(joins)) > limit:
+                raise InvalidArgument(f"a connection may have {limit} subscriptions; open another connection for more")
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
         if ranges:
-            self._hub.mail_acknowledged(stream, ranges)
+            self._clients.step(ev.MailAcknowledged(stream.id, ranges))
         if leaves:
             stream.channels.difference_update(leaves)
-            self._hub.leave(stream, leaves)
+            self._clients.step(ev.Leave(stream.id, leaves))
         if joins or chat or mail:
             stream.channels.update(joins)
             stream.mail = stream.mail or mail
-            self._hub.join(stream, request.request, joins, chat, mail)
+            self._clients.step(ev.Join(stream.id, request.request, joins, chat, mail))
         elif request.request:
             stream.answer(request.request, True)
 

@@ -102,6 +102,11 @@ def msg_type(msg_id: int) -> int:
     return msg_id >> MSG_SEQUENCE_BITS & 0xFF
 
 
+def msg_lane(msg_id: int) -> int:
+    """The lane in a MsgID: the top two bits of its type."""
+    return msg_id >> MSG_SEQUENCE_BITS + 6 & 3
+
+
 def msg_partition(msg_id: int) -> PartitionID:
     """The Xiu partition that gave a MsgID, and has the message for ever."""
     return PartitionID(msg_id >> MSG_SEQUENCE_BITS + 8)

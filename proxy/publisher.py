@@ -18,7 +18,7 @@ import grpc.aio
 from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
-from proxy.events import Failure, Reply
+from proxy import events as ev
 from proxy.options import Options
 from proxy.worker_leases import Lender
 
@@ -64,7 +64,7 @@ class PublisherStream:
         self._sizes: deque[tuple[int, int]] = deque()
         self._unresolved = 0
         self._up_to = 0
-        self._failures: list[Failure] = []
+        self._failures: list[ev.Failure] = []
         self._extra: list[wire_pb2.PublishReply] = []
         self._delivered: list[int] = []
         self._wake = asyncio.Event()
@@ -90,7 +90,7 @@ class PublisherStream:
         if self._unresolved >= self._window:
             self._room.clear()
 
-    def resolved(self, reply: Reply) -> None:
+    def resolved(self, reply: ev.Reply) -> None:
         """The core's reply."""
         self._up_to = reply.up_to
         self._failures.extend(reply.failures)
@@ -149,22 +149,22 @@ class PublisherStream:
 class PublisherService(wire_pb2_grpc.PublisherServicer):
     """Serves `pixiu.v1.Publisher`."""
 
-    def __init__(self, hub: PublisherHost) -> None:
-        self._hub = hub
+    def __init__(self, host: PublisherHost) -> None:
+        self._host = host
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
         """Where the cluster's proxies and gateways are."""
-        return self._hub.members()
+        return self._host.members()
 
     async def Publish(  # type: ignore[override]
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """One publisher's stream."""
-        publisher = PublisherStream(self._hub.options.publisher_window_bytes)
+        publisher = PublisherStream(self._host.options.publisher_window_bytes)
         try:
-            number = self._hub.admit(publisher)
+            number = self._host.admit(publisher)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
         writer = asyncio.create_task(publisher.write_all(context))
@@ -175,9 +175,9 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             if reader.done() and problem is None:
                 await _first_of(writer, publisher.finished(), FINISH_TIMEOUT_S)
         finally:
-            self._hub.left(number)
+            self._host.left(number)
             if publisher.worker is not None:
-                self._hub.lender.give_back(publisher.worker, 0)
+                self._host.lender.give_back(publisher.worker, 0)
             publisher.end()
             reader.cancel()
             # A write under way is left to end: gRPC refuses to close a call in the middle of one.
@@ -194,10 +194,10 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             if request.HasField("hello"):
                 await self._hello(number, publisher, request.hello)
             if request.renew_worker and publisher.worker is not None:
-                loan = self._hub.lender.renew(publisher.worker, _now_ms())
+                loan = self._host.lender.renew(publisher.worker, _now_ms())
                 publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
             if request.last_used_ms and publisher.worker is not None:
-                self._hub.lender.give_back(publisher.worker, request.last_used_ms)
+                self._host.lender.give_back(publisher.worker, request.last_used_ms)
                 publisher.worker = None
             if request.count:
                 self._take(number, publisher, request)
@@ -206,10 +206,10 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        self._hub.named(number, hello.client)
-        reply = wire_pb2.PublishReply(window_bytes=self._hub.options.publisher_window_bytes)
+        self._host.named(number, hello.client)
+        reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if hello.lend_worker and publisher.worker is None:
-            loan = await self._hub.lender.lend(_now_ms())
+            loan = await self._host.lender.lend(_now_ms())
             publisher.worker = loan.worker
             reply.worker, reply.worker_from_ms, reply.worker_until_ms = loan.worker, loan.from_ms, loan.until_ms
         publisher.say(reply)
@@ -222,7 +222,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             raise InvalidArgument(f"a batch of {len(data)} bytes cannot hold {count} records")
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
-        self._hub.publish(number, request)
+        self._host.publish(number, request)
 
 
 async def _first_of(task: asyncio.Task[None], other: Coroutine[None, None, None], timeout_s: float) -> None:

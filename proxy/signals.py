@@ -17,15 +17,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pixiu.placement.partition import rendezvous_order
-from pixiu.wire.record import SIZE_FIELD, Kind
-from proxy.events import Replica
+from pixiu.wire.record import SIGNAL, SIZE_FIELD
+from proxy import events as ev
 
 AWAITED_GENERATION: Final = 65_536
 """Signals awaited by publishers before a new generation begins; the last one or two are remembered, the oldest go first."""
-SIGNAL: Final = int(Kind.SIGNAL)
 
 
-def replica_of_copy(replicas: Sequence[Replica], signal: int, copy: int) -> int:
+def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> int:
     """The endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
 
     With fewer replicas than copies some get several. Raises ZeroDivisionError on no replicas.

@@ -51,7 +51,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Parcel:
+class Batch:
     """What leaves in one message."""
 
     devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
@@ -69,14 +69,14 @@ class Outbox:
 
     def __init__(self, place: Callable[[int, int], Place | None], gateway: int) -> None:
         self._place, self._gateway = place, gateway
-        self._parcels: deque[Parcel] = deque()
+        self._batches: deque[Batch] = deque()
         self._said: dict[tuple[int, int], tuple[int, int]] = {}
         """(UIN, number) → (key, connect time)."""
         self.bytes = 0
         """That wait, or are being sent."""
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._batches)
 
     def add(self, chunks: Sequence[bytes]) -> None:
         """Envelopes with their records. A device is named before its first one, and again when its connection is another."""
@@ -91,24 +91,24 @@ class Outbox:
                         self._said.clear()
                     self._said[uin, number] = meant
                     named = delivery_pb2.MailDevice(uin=uin, key=place.key, connect_time=place.connection, device=number)
-            last = self._parcels[-1] if self._parcels else None
+            last = self._batches[-1] if self._batches else None
             # What was for a device's former connection leaves before the new one is named.
             if last is None or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
-                last = Parcel()
-                self._parcels.append(last)
+                last = Batch()
+                self._batches.append(last)
             if named is not None:
                 last.devices.append(named)
             last.chunks.append(chunk)
             last.size += len(chunk)
             self.bytes += len(chunk)
 
-    def take(self) -> Parcel:
+    def take(self) -> Batch:
         """The next message; `sent` when it has left."""
-        return self._parcels.popleft()
+        return self._batches.popleft()
 
-    def sent(self, parcel: Parcel) -> None:
+    def sent(self, batch: Batch) -> None:
         """It has left."""
-        self.bytes -= parcel.size
+        self.bytes -= batch.size
 
 
 class _Stream:
@@ -188,13 +188,13 @@ class _Stream:
             await self._wake.wait()
             self._wake.clear()
             while self.outbox:
-                parcel = self.outbox.take()
-                batch = delivery_pb2.DeliveryBatch(
-                    devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=len(parcel.chunks)
+                batch = self.outbox.take()
+                message = delivery_pb2.DeliveryBatch(
+                    devices=batch.devices, deliveries=b"".join(batch.chunks), count=len(batch.chunks)
                 )
                 async with asyncio.timeout(STALL_S):
-                    await call.write(batch)
-                self.outbox.sent(parcel)
+                    await call.write(message)
+                self.outbox.sent(batch)
 
     async def _read(self, call: Any) -> None:
         while isinstance(reply := await call.read(), delivery_pb2.DeliveryReply):

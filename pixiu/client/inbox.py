@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.handler_runner import LaneHandler, Retries
-from pixiu.client.inbox_core import LANES, Held, MailGap, MailIntake, MailIntakeCounters
+from pixiu.client.inbox_core import Held, MailGap, MailIntake, MailIntakeCounters
 from pixiu.client.message import Message
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import UIN, MsgID, SnowflakeID
+from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 CLOSE_GRACE_S: Final = 1.0
 """What the gateway gets to take the last acknowledgements when an inbox is closed, seconds."""
-ALL_LANES: Final = range(LANES)
+ALL_LANES: Final = range(INBOX_LANES)
 log = logging.getLogger("pixiu.client")
 
 

@@ -26,7 +26,7 @@ class Mail(NamedTuple):
     seq: int
     """InboxSeq."""
     payload: bytes
-    again: bool
+    redelivered: bool
     """It may have arrived before: DUP."""
 
 
@@ -66,11 +66,11 @@ class Unacknowledged:
             self._since.clear()
         prefix = topic_prefix(topic)
         packets: list[bytes] = []
-        for lane, seq, payload, again in mails:
+        for lane, seq, payload, redelivered in mails:
             packet_id = packet_id_of(lane, seq)
             self._waiting.setdefault(lane, set()).add(packet_id)
             self._since.setdefault(lane, now)
-            packets.append(encode_publish_parts(prefix, payload, 1, packet_id, dup=again))
+            packets.append(encode_publish_parts(prefix, payload, 1, packet_id, dup=redelivered))
         return packets
 
     def acknowledge(self, packet_id: int, now: float) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from cluster.runtime.contract import Tick
+
 
 class Device(NamedTuple):
     """A user's device, as Pi numbers it."""
@@ -199,11 +201,6 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """The process drains: all sessions end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline is due."""
 
 
 Event = (

@@ -18,7 +18,7 @@ import pytest
 import pixiu
 from pixiu.cli.inbox import read_inbox
 from pixiu.client.mail_writer import MailReceipt, MailWriter
-from pixiu.wire.envelope import AGAIN, GAP, split
+from pixiu.wire.envelope import GAP, REDELIVERED, split
 from pixiu.wire.record import decode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
@@ -169,7 +169,7 @@ async def test_what_came_while_a_device_was_away_comes_at_its_login(delivering: 
         await acknowledged(delivering, AWAY)
     assert device.ids == ids
     assert in_order(device)
-    assert not any(flags & AGAIN for flags in device.flags)
+    assert not any(flags & REDELIVERED for flags in device.flags)
     assert len(device.sessions) == 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -13,24 +12,11 @@ from gateway import subscriber
 from gateway.subscriber import SubscriberService, _Stream
 from pixiu.errors import InvalidArgument
 from pixiu.wire.v1 import wire_pb2
+from tests.gateway.world import World
 
 HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
 HOPS = 20
 """Turns of the loop between the bytes of a request and the request."""
-
-
-class Options:
-    connection_buffer_bytes = 1 << 20
-    slow_consumer_timeout_s = 10.0
-
-
-class Hub:
-    """As much of the service as a stream needs before its hello."""
-
-    options = Options()
-
-    def arrived(self, _stream: object) -> int:
-        return 1
 
 
 async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequest]:
@@ -41,8 +27,8 @@ async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequ
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
-    hub: Any = Hub()
-    return await SubscriberService(hub)._first(_Stream(hub), requests(there))
+    clients = World().clients
+    return await SubscriberService(clients)._first(_Stream(clients), requests(there))
 
 
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from pi.ranges import Ranges
 from pi.reading import unread_by
 from pixiu.errors import MalformedData
 from pixiu.wire.cursor import Cursor
-from relay.delivery.events import Listing
+from relay.delivery import events as ev
 from relay.delivery.window import Lane
 from tests.pi.memory import HOUR, MemoryStore, Replica
 from tests.support.pi import acknowledges, appends, message
@@ -219,9 +219,9 @@ def test_too_many_separate_deletions_are_refused_and_change_nothing(monkeypatch:
 # --- how a relay takes it
 
 
-def listing(replica: Replica, start: int | None, num: int) -> Listing:
+def listing(replica: Replica, start: int | None, num: int) -> ev.Listing:
     read = replica.state.read(UIN, 0, 1, 1, start, num)
-    return Listing(read.entries, read.floor, read.gap, read.last, read.up_to)
+    return ev.Listing(read.entries, read.floor, read.gap, read.last, read.up_to)
 
 
 def test_a_relay_tells_a_gap_for_what_was_deleted_and_its_device_comes_over_it() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from pixiu.wire.v1 import mail_pb2
-from proxy.mail_events import Answer, Result, Store, Triple
+from proxy import mail_events as ev
 from proxy.mail_service import WriterStream
 
 
-def confirmed(position: int, unconfirmed: int) -> Answer:
+def confirmed(position: int, unconfirmed: int) -> ev.Answer:
     """One mail is confirmed."""
-    return Answer(1, [Result(position, 1, 2, [position])], {Store(True, 0): Triple(1, 3, 9)}, unconfirmed)
+    return ev.Answer(1, [ev.Result(position, 1, 2, [position])], {ev.Store(True, 0): ev.Triple(1, 3, 9)}, unconfirmed)
 
 
 async def test_replies_that_wait_leave_together_and_the_last_word_ends_the_stream() -> None:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pixiu.client.mail import MailLevel
-from proxy.mail_events import Store
+from proxy import mail_events as ev
 from tests.proxy.mail_world import PiModel, World, XiuModel
 
 SEEDS = int(os.environ.get("PIXIU_MAIL_SEEDS", "40"))
@@ -38,7 +38,7 @@ def one_fault(world: World) -> str:
     chance = world.chance
     what = chance.choice(("link", "link", "xiu", "pi", "proxy", "refuse xiu", "refuse pi"))
     if what == "link":
-        store = Store(chance.random() < 0.5, chance.randrange(2))
+        store = ev.Store(chance.random() < 0.5, chance.randrange(2))
         chance.choice(world.proxies).lose(store)
     elif what in ("xiu", "pi"):
         model: XiuModel | PiModel = chance.choice(world.xius) if what == "xiu" else chance.choice(world.pis)
@@ -46,7 +46,7 @@ def one_fault(world: World) -> str:
         model.epoch += 1
         for proxy in world.proxies:
             if chance.random() < 0.8:  # else it finds out by itself
-                proxy.lose(Store(what == "pi", model.partition))
+                proxy.lose(ev.Store(what == "pi", model.partition))
         world.after(chance.uniform(0.05, 8.0), lambda: setattr(model, "leads", True))
     elif what == "proxy":
         proxy = chance.choice(world.proxies)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
 
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
+from relay import mail_core
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.roles import until
 
@@ -34,7 +36,7 @@ async def saved(world: World, up_to: int) -> None:
     """Until Pi has the cursor."""
 
     async def there() -> bool:
-        return world.cursor() == up_to and not world.service.deliveries.unsaved
+        return world.cursor() == up_to and not world.service.core.deliveries.unsaved
 
     await until(f"cursor {up_to}", there)
 
@@ -107,7 +109,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_not_acknowledge
     world.gateway.acknowledges = True
     world.gateway.end_streams()
     await seen(world, 1, 2, 3, 1, 2, 3)
-    assert [bool(delivery.flags & AGAIN) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
+    assert [bool(delivery.flags & REDELIVERED) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
     await saved(world, 3)
     assert len(world.gateway.devices) == 2
     assert world.service.samples()["mail_gateway_streams_broken_total"] == 1
@@ -195,21 +197,25 @@ async def test_draining_saves_and_delivers_no_more(world: World) -> None:
     await seen(world, 1)
     await world.service.drain()
     assert world.cursor() == 1
-    assert world.service.deliveries.sessions == {}
+    assert world.service.core.deliveries.sessions == {}
     world.login(at=9)
-    world.service._end_turn()
-    assert world.service.deliveries.sessions == {}
+    await asyncio.sleep(0.01)
+    assert world.service.core.deliveries.sessions == {}
 
 
-async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(world: World) -> None:
-    world.login()
-    world.store()
-    await seen(world, 1)
-    await saved(world, 1)
-    world.logout()
+async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_core, "HEARTBEAT_S", 0.05)
+    world = await World().start()
+    try:
+        world.login()
+        world.store()
+        await seen(world, 1)
+        await saved(world, 1)
+        world.logout()
 
-    async def gone() -> bool:
-        world.service._walk()
-        return not world.service.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
+        async def gone() -> bool:
+            return not world.service.core.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
 
-    await until("nobody is served", gone)
+        await until("nobody is served", gone)
+    finally:
+        await world.stop()

@@ -27,7 +27,7 @@ import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.membership.lww_map import Update
-from cluster.runtime.contract import RecordsReceived, SendRecords
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
@@ -80,7 +80,7 @@ class World:
         core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in PROXIES)), 0.0)
         core.step(ge.Opened(1, UIN, False), 0.0)
         core.step(ge.Join(1, 1, [(ROOM, None)]), 0.0)
-        core.step(ge.EndOfTurn(), 0.0)
+        core.step(END_OF_TURN, 0.0)
         return core
 
     def lost(self) -> bool:
@@ -113,11 +113,11 @@ class World:
     def at_proxy(self, endpoint: EndpointID, event: pe.Event) -> None:
         for effect in self.proxies[endpoint].step(event, self.now):
             match effect:
-                case pe.SendRecords(peer, records, _, token):
+                case SendRecords(peer, records, _, token):
                     arrived = not self.lost()
                     if arrived:
                         self.at_broker(peer, records)
-                    self.at_proxy(endpoint, pe.Settled([(token, arrived)]))
+                    self.at_proxy(endpoint, Settled([(token, arrived)]))
                 case pe.Reply(_, up_to, failures):
                     failure = Failure(failures[0].code, failures[0].text) if failures else None
                     self.do(self.sender.copy_done(self.signals.pop((endpoint, up_to)), failure))
@@ -134,8 +134,8 @@ class World:
 
     def at_gateway(self, records: list[bytes]) -> None:
         data = b"".join(records)
-        assert self.gateway.records_arrived(ge.RecordsArrived(data, 0, len(data), len(records)))
-        for effect in self.gateway.step(ge.EndOfTurn(), self.now):
+        assert not self.gateway.step(RecordsReceived(BROKERS[0], data, 0, len(data), len(records)), self.now)
+        for effect in self.gateway.step(END_OF_TURN, self.now):
             match effect:
                 case ge.Deliver(_, written, number):
                     assert number == 1

@@ -74,6 +74,20 @@ async def test_effects_are_performed_in_order() -> None:
     assert heard == ["a 1", "a 2"]
 
 
+async def test_what_comes_of_an_effect_is_taken_behind_all_effects_before_it() -> None:
+    heard: list[str] = []
+    found: Runner[Event, Effect] = Runner(Core(), asyncio.get_running_loop().time)
+
+    def say(effect: Said) -> None:
+        if effect.text == "a 1":
+            found.step(Said("b"))
+        heard.append(effect.text)
+
+    found.effects.on(Said, say)
+    found.step(Said("a"))
+    assert heard == ["a 1", "a 2", "b 1", "b 2"]
+
+
 async def test_what_a_link_hands_over_is_answered_by_a_value() -> None:
     heard: list[str] = []
     found = runner(Core(), heard)

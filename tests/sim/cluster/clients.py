@@ -213,7 +213,7 @@ class Clients:
         connection.takes_own |= chat
         connection.rooms.update(dict.fromkeys(rooms, request))
         connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms], chat))
-        presence = connection.gateway.core.rooms.presence.own
+        presence = connection.gateway.core.rooms.own
         for room in rooms:
             found = presence.get(self._world.vrooms.room_of_user(room, connection.uin), connection.uin, connection.gateway.instance)
             assert found is not None, "a gateway does not know who has just joined"

@@ -357,13 +357,13 @@ class Watch:
     def maps(self) -> Iterator[str]:
         """Where routers, brokers and relays differ from what is on the gateways."""
         view = self._world.registry.view
-        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.presence.own, self._rooms())}
+        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.own, self._rooms())}
         held: list[tuple[Process, LwwMap, int]] = [
             *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
             *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
         ]
         users = range(USERS + 1)
-        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.presence.own, users)}
+        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.own, users)}
         held += [(r, r.core.devices, view.count("relay")) for r in self._world.alive(RelayProcess)]
         for process, membership, partitions in held:
             known, keys = (devices, users) if isinstance(process, RelayProcess) else (everything, self._rooms())

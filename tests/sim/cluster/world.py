@@ -166,7 +166,7 @@ class World:
     def is_true(self, key: Key, id_: int) -> bool:
         """Whether the gateway of a key lives and has exactly this login."""
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
-        return found is not None and found.core.rooms.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.rooms.own.get(*key) == (id_, True)
 
     # --- faults
 
@@ -216,7 +216,7 @@ class World:
     def is_true_device(self, key: Key, id_: int) -> bool:
         """The same for a device."""
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
-        return found is not None and found.core.users.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.users.own.get(*key) == (id_, True)
 
     def _trouble(self, place: Place, end: float) -> None:
         place.troubled_until = max(place.troubled_until, end + self.recovery_s)

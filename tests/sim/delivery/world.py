@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from cluster.runtime.contract import TICK
 from pixiu.wire.envelope import split
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -71,7 +72,7 @@ class World:
         self.limits = Limits(
             opening=2, fetching=rng.choice((2, 8)), fetch_entries=rng.choice((4, 16, 64)), max_sessions=100,
             max_remembered=100, record_bytes=200,
-            call_timeout_s=0.6, place_timeout_s=2.0, pause_s=0.05, max_pause_s=0.5, resend_s=1.5, max_resend_s=4.0,
+            call_timeout_s=0.6, slot_timeout_s=2.0, pause_s=0.05, max_pause_s=0.5, resend_s=1.5, max_resend_s=4.0,
             hold_s=3.0, poll_s=1e6 if self.reliable else 4.0, acknowledge_batch=4, acknowledge_calls=2, fenced_pause_s=1.0,
         )  # fmt: skip
         self.pi = Pi(rng.choice((40, 100_000, 100_000)), fencing)
@@ -212,7 +213,7 @@ class World:
         self.digest = crc32(b"%d %.6f " % (relay.number, self.now) + said, self.digest)
 
     def _tick(self, relay: Relay, start: int) -> None:
-        self._arrive(relay, start, ev.Tick())
+        self._arrive(relay, start, TICK)
 
     # --- calls to Pi and Xiu: the request or the answer may be lost, or refused
 
