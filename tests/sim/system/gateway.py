@@ -11,7 +11,6 @@ from gateway.mail import read_batch
 from gateway.mail_queue import MailQueue, acknowledged_ranges
 from gateway.mail_streams import MAX_ACKNOWLEDGEMENTS
 from pixiu.ids import EndpointID
-from pixiu.wire.envelope import encode
 from pixiu.wire.v1 import delivery_pb2, wire_pb2
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.system.base import Served
@@ -81,7 +80,7 @@ class SystemGateway(Served, GatewayProcess):
             case ge.WriteMail(connection, deliveries, anew):
                 self.world.mail.written(self, effect)
                 client = self.inboxes[connection]
-                client.queue.put([encode(*item) for item in deliveries], anew=anew)
+                client.queue.put([item.data for item in deliveries], anew=anew)
             case ge.AcknowledgementsDue(stream):
                 found = self._relays.get(stream)
                 if found is not None:

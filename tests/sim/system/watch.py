@@ -30,7 +30,7 @@ from pi.operations import (
 from pixiu.client.inbox_core import LANES, GapReason, Held
 from pixiu.client.mail import MailLevel
 from pixiu.wire.cursor import MAP_BITS, Cursor
-from pixiu.wire.envelope import AGAIN, GAP, Delivery
+from pixiu.wire.envelope import AGAIN, ENVELOPE_SIZE, GAP, Envelope
 from pixiu.wire.envelope import split as split_envelopes
 from pixiu.wire.record import split
 from tests.history.record import Listed
@@ -247,10 +247,11 @@ class MailWatch:
             self._check_record(item)
             self.checked["written"] += 1
 
-    def _check_record(self, item: Delivery) -> None:
+    def _check_record(self, item: Envelope) -> None:
         if not item.flags & GAP:
-            snowflake = int.from_bytes(item.record[16:24], "little")
-            assert self._records[snowflake] == item.record, "another record than was sent"
+            record = item.data[ENVELOPE_SIZE:]
+            snowflake = int.from_bytes(record[16:24], "little")
+            assert self._records[snowflake] == record, "another record than was sent"
             assert item.uin in self.letters[snowflake].receivers, "somebody gets another user's mail"
 
     # --- applications
