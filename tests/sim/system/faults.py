@@ -13,12 +13,13 @@ from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.events import MessagesReceived
 from cluster.runtime.contract import SendControl
 from pi.state import State
-from pixiu.wire.envelope import AGAIN
+from pixiu.wire.envelope import REDELIVERED
+from proxy.mail_batches import Batch
 from proxy.mail_events import Effect as MailEffect
 from proxy.mail_events import Result, Store
-from proxy.mail_state import Parcel
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
+from relay.mail_core import MailCore
 from relay.mail_devices import MailDevices
 from tests.sim.cluster.faults import Variant
 
@@ -32,17 +33,18 @@ class SystemVariant(Variant):
     mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
     mail_devices: type[MailDevices] = MailDevices
     deliveries: type[Deliveries] = Deliveries
+    relay_mail: type[MailCore] = MailCore
     session: type[Session] = Session
 
 
 class ConfirmsWhatIsStored(proxy.mail.MailCore):
     """Fault: mail is confirmed when Xiu has it; Pi may have it a moment later, or never."""
 
-    def _release(self, parcel: Parcel, out: list[MailEffect]) -> None:
-        super()._release(parcel, out)
-        stored = [index for index in range(parcel.count) if index not in parcel.codes]
-        results = [Result(parcel.positions[index], 1, parcel.copies, (parcel.msg_ids[index],)) for index in stored]
-        self._answer(parcel.writer, results, Store(False, parcel.partition))
+    def _release(self, batch: Batch, out: list[MailEffect]) -> None:
+        super()._release(batch, out)
+        stored = [index for index in range(batch.count) if index not in batch.codes]
+        results = [Result(batch.positions[index], 1, batch.copies, (batch.msg_ids[index],)) for index in stored]
+        self._answer(batch.writer, results, Store(False, batch.partition))
 
 
 class DropsRedeliveries(gateway.core.Core):
@@ -51,7 +53,7 @@ class DropsRedeliveries(gateway.core.Core):
     def step(self, event: ge.Event, now: float) -> list[ge.Effect]:
         """Without what is marked."""
         if isinstance(event, ge.MailArrived):
-            event = replace(event, deliveries=[item for item in event.deliveries if not item.flags & AGAIN])
+            event = replace(event, deliveries=[item for item in event.deliveries if not item.flags & REDELIVERED])
         return super().step(event, now)
 
 

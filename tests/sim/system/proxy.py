@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import proxy.mail_events as me
+from cluster.runtime.contract import END_OF_TURN, TICK
 from pixiu.errors import Draining
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
-from proxy.mail_notices import LeaveRelay, Notices, SendNotices
-from proxy.mail_service import TICK_S
+from proxy.mail_notices import Notices
+from proxy.mail_service import POLL_S
 from tests.sim.cluster.edges import ProxyProcess
 from tests.sim.system.base import Served
 from tests.sim.system.leader import LeaderLink
@@ -79,7 +80,7 @@ class SystemProxy(Served, ProxyProcess):
         self._links: dict[me.Store, _StoreLink] = {}
         self._relays: dict[int, Stream | None] = {}
         self._to_relays: dict[int, list[delivery_pb2.NoticeBatch]] = {}
-        self._mail_in_turn = self._ticking = False
+        self._mail_in_turn = self._notices_in_turn = False
 
     def next_number(self) -> int:
         """Of a stream."""
@@ -106,9 +107,7 @@ class SystemProxy(Served, ProxyProcess):
             if node.running:
                 relays.setdefault(replica.partition, []).append(replica.endpoint)
         owners = {partition: tuple(sorted(found)) for partition, found in relays.items()}
-        for each in self.notices.owners(self.view.count("relay"), owners, self.world.now):
-            self._leave_relay(each.relay)
-        self._flush_notices()
+        self.notices_step(me.OwnersChanged(self.view.count("relay"), owners))
 
     def drain(self, done: Callable[[], None]) -> None:
         """See `Served`: writers are told, and what is under way is confirmed."""
@@ -118,7 +117,7 @@ class SystemProxy(Served, ProxyProcess):
 
         def poll() -> None:
             if self.mail.under_way or self._writers:
-                self.after(TICK_S, poll)
+                self.after(POLL_S, poll)
             else:
                 done()
 
@@ -162,15 +161,10 @@ class SystemProxy(Served, ProxyProcess):
         super().end_of_turn()
         if self._mail_in_turn:
             self._mail_in_turn = False
-            self._do_mail(self.mail.step(me.TurnEnded(), self.world.now))
-            if self.mail.waiting_bytes and not self._ticking:
-                self._ticking = True
-                self.after(TICK_S, self._mail_tick)
-        self._flush_notices()
-
-    def _mail_tick(self) -> None:
-        self._ticking = False
-        self.mail_step(me.Tick())
+            self._do_mail(self.mail.step(END_OF_TURN, self.world.now))
+        if self._notices_in_turn:
+            self._notices_in_turn = False
+            self._do_notices(self.notices.step(END_OF_TURN, self.world.now))
 
     def _do_mail(self, effects: list[me.Effect]) -> None:
         for effect in effects:
@@ -186,7 +180,7 @@ class SystemProxy(Served, ProxyProcess):
                 case me.SendStore() | me.SendAppend():
                     self._links[me.Store(isinstance(effect, me.SendAppend), effect.partition)].send(effect)
                 case me.InboxesGrew():
-                    self.notices.grown(effect, self.world.now)
+                    self.notices_step(effect)
                 case me.Connect(store):
                     self._links[store] = _StoreLink(self, store)
                 case me.Disconnect(store, link):
@@ -196,19 +190,28 @@ class SystemProxy(Served, ProxyProcess):
 
     def deadline(self) -> float | None:
         """See `Process`."""
-        due, mine = super().deadline(), self.notices.next_deadline()
+        due, mine = super().deadline(), min(self.mail.next_deadline(), self.notices.next_deadline())
         return mine if due is None else min(due, mine)
 
     def tick(self) -> None:
         """See `Process`."""
-        due = super().deadline()
-        if due is not None and due <= self.world.now:
+        now, due = self.world.now, super().deadline()
+        if due is not None and due <= now:
             super().tick()
-        self._flush_notices()
+        if self.mail.next_deadline() <= now:
+            self.mail_step(TICK)
+        if self.notices.next_deadline() <= now:
+            self.notices_step(TICK)
 
-    def _flush_notices(self) -> None:
-        for effect in self.notices.flush(self.world.now):
-            if isinstance(effect, LeaveRelay):
+    def notices_step(self, event: me.NoticesEvent) -> None:
+        """Give the core of notices an event."""
+        if self.alive:
+            self._notices_in_turn = True
+            self._do_notices(self.notices.step(event, self.world.now))
+
+    def _do_notices(self, effects: list[me.NoticesEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, me.LeaveRelay):
                 self._leave_relay(effect.relay)
             else:
                 self._tell(effect)
@@ -219,7 +222,7 @@ class SystemProxy(Served, ProxyProcess):
         if stream is not None:
             stream.leave()
 
-    def _tell(self, effect: SendNotices) -> None:
+    def _tell(self, effect: me.SendNotices) -> None:
         batch = delivery_pb2.NoticeBatch(
             number=effect.number,
             uins=[notice.uin for notice in effect.notices],
@@ -231,7 +234,7 @@ class SystemProxy(Served, ProxyProcess):
         if effect.relay not in self._relays:
             node = next((node for node in self.view.nodes if node.endpoint == effect.relay), None)
             if node is None:
-                self.notices.broken(effect.relay, self.world.now)
+                self.notices_step(me.RelayLost(effect.relay))
                 return
             batch.proxy = self.endpoint
             self._relays[effect.relay] = None
@@ -252,7 +255,7 @@ class SystemProxy(Served, ProxyProcess):
                 stream.leave()
                 return
             self._relays[relay] = stream
-            stream.take_reply = lambda reply: self.notices.taken(relay, reply.number, reply.elsewhere, self.world.now)
+            stream.take_reply = lambda reply: self.notices_step(me.NoticesTaken(relay, reply.number, reply.elsewhere))
             stream.lost = broken
             for batch in waiting:
                 stream.send(batch)
@@ -261,6 +264,6 @@ class SystemProxy(Served, ProxyProcess):
         def broken() -> None:
             if current():
                 del self._to_relays[relay], self._relays[relay]
-                self.notices.broken(relay, self.world.now)
+                self.notices_step(me.RelayLost(relay))
 
         self.world.streams.call(self, address, "Notify", opened, broken)

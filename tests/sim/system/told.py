@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from pixiu.client.inbox_core import LANES, Held
+from pixiu.client.inbox_core import Held
 from pixiu.client.mail import MailLevel
+from pixiu.wire.record import INBOX_LANES
 from tests.history.checker import check
 from tests.history.record import (
     ACCEPTED,
@@ -108,7 +109,7 @@ class Told:
         """What the checker finds, after a last look at every inbox."""
         history = self._history
         for device in self._world.devices:
-            for lane in range(LANES):
+            for lane in range(INBOX_LANES):
                 asked = Read(device.uin, device.number, lane, UNTOLD, MAX_READ, final=True)
                 listed = self._world.mail.listed(device, lane)
                 if listed is not None:

@@ -27,12 +27,12 @@ from pi.operations import (
     OpenSessions,
     decode,
 )
-from pixiu.client.inbox_core import LANES, GapReason, Held
+from pixiu.client.inbox_core import GapReason, Held
 from pixiu.client.mail import MailLevel
 from pixiu.wire.cursor import MAP_BITS, Cursor
-from pixiu.wire.envelope import AGAIN, ENVELOPE_SIZE, GAP, Envelope
+from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope
 from pixiu.wire.envelope import split as split_envelopes
-from pixiu.wire.record import split
+from pixiu.wire.record import INBOX_LANES, split
 from tests.history.record import Listed
 from tests.sim.system.told import Told
 from xiu.state import DEDUPE, KEY, SNOWFLAKES, Kind
@@ -202,7 +202,7 @@ class MailWatch:
     def _session(self, items: list[tuple[int, int]], results: list[int]) -> None:
         for (uin, number), session in zip(items, results, strict=True):
             if session > 0:
-                cursors = [self._cursor((uin, number, lane)).cursor for lane in range(LANES)]
+                cursors = [self._cursor((uin, number, lane)).cursor for lane in range(INBOX_LANES)]
                 self._opened[uin, session] = number, [Cursor(cursor.up_to, cursor.bits) for cursor in cursors]
                 self.checked["sessions"] += 1
 
@@ -213,7 +213,7 @@ class MailWatch:
         assert self.numbers.setdefault((uin, operation.client_id), number) == number, "a device has two numbers"
         if (uin, number) not in self._devices:
             self._devices[uin, number] = self._world.device(uin, device_id)
-            starts = [process.machine.state.head(uin, lane).floor for lane in range(LANES)]
+            starts = [process.machine.state.head(uin, lane).floor for lane in range(INBOX_LANES)]
             for lane, start in enumerate(starts):
                 self._cursor((uin, number, lane)).start = start
             self.told.numbered(self._devices[uin, number], starts)
@@ -228,7 +228,7 @@ class MailWatch:
             assert number == item.device, "a session is of another device"
             one = self._sessions.setdefault((item.uin, item.session), relay.endpoint)
             assert one == relay.endpoint, "two relays deliver under one session"
-            self.checked["delivered again"] += bool(item.flags & AGAIN)
+            self.checked["delivered again"] += bool(item.flags & REDELIVERED)
             self.checked["deliveries"] += 1
             if item.flags & GAP and not item.msg_id:
                 raise AssertionError("a relay tells of a gap, and no inbox drops anything")
