@@ -94,6 +94,8 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
         device.slow_until = 0.0
         device.come()
     world.wire.run_until(HEALED_S)
+    while world.doubles() and world.now < END_S:
+        world.wire.run_until(world.now + 1.0)
     while list(world.mail.differences()) and world.now < END_S:
         world.wire.run_until(world.now + 1.0)
     return world

@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 
 from pixiu.client.mail import MailLevel
 from tests.sim.cluster.process import Place, Process
+from tests.sim.cluster.registry import POLL_S
 from tests.sim.cluster.stores import BrokerProcess, RouterProcess
 from tests.sim.cluster.world import Shape, World
 from tests.sim.system.base import Served
@@ -36,6 +37,7 @@ START_US: Final = 1_750_000_000_000_000
 REPLICAS: Final = 2
 """Of each partition of Xiu and Pi."""
 USERS: Final = (1, 2, 3, 4)
+DOUBLED_S: Final = 3 * POLL_S + 1.0
 BURST: Final = 0.01
 """Probability of one when somebody sends."""
 FIRST_DEVICE: Final = 101
@@ -103,6 +105,26 @@ class SystemWorld(World):
         return [process for process in self.running(PiProcess) if process.place.partition == uin % self.shape.pis]
 
     # --- faults
+
+    def double(self, role: str) -> None:
+        """See `World`."""
+        before = self.registry.view.count(role)
+        super().double(role)
+        self._doubled_at = float("inf")
+
+        def look() -> None:
+            if self.registry.view.count(role) > before:
+                self._doubled_at = self.now
+            else:
+                self.wire.after(0.25, look)
+
+        look()
+
+    _doubled_at = -DOUBLED_S
+
+    def doubles(self) -> bool:
+        """Whether partitions double, or have done so just now: what moved away is dropped some seconds later."""
+        return self.now < self._doubled_at + DOUBLED_S
 
     def break_stream(self) -> None:
         """One stream of all."""
