@@ -14,9 +14,10 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from pi.events import NO_DEVICE, Level, ReadRequest, Reply
+from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000
@@ -112,15 +113,14 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
 
 def level_of(request: pi_pb2.PiRequest) -> Level:
     """The level of a request's operations; one that is unknown is the safest."""
-    number = int(request.level)
-    return Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+    return Level.from_wire(request.level) or Level.REPLICATED
 
 
 def message_of(reply: Reply) -> pi_pb2.PiReply:
     """A reply as it travels."""
     message = pi_pb2.PiReply(
-        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.layout_version,
-        epoch=reply.epoch, committed=reply.committed, copies=reply.copies,
+        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.triple.layout_version,
+        epoch=reply.triple.epoch, committed=reply.triple.committed, copies=reply.copies,
     )  # fmt: skip
     for found in reply.reads:
         answer = message.reads.add(

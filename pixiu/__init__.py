@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pixiu.client.inbox import Inbox, Mail
     from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.inbox_view import InboxView
-    from pixiu.client.mail import MailCounters, MailTriple
+    from pixiu.client.mail import MailCounters
     from pixiu.client.mail_writer import MailReceipt, MailWriter
     from pixiu.client.message import Message
     from pixiu.client.options import ClientOptions
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Unavailable,
         Undelivered,
     )
+    from pixiu.wire.levels import Triple
 
 __all__ = [
     "Client",
@@ -82,7 +83,6 @@ __all__ = [
     "MailGap",
     "MailIntakeCounters",
     "MailReceipt",
-    "MailTriple",
     "MailWriter",
     "MalformedData",
     "Message",
@@ -111,6 +111,7 @@ __all__ = [
     "TooFewInSync",
     "TooManyReceivers",
     "Topic",
+    "Triple",
     "Unavailable",
     "Undelivered",
     "User",

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from cluster.runtime.contract import END_OF_TURN, NEVER, EndOfTurn, EventTable, Tick
 from pixiu import errors
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy import mail_events as ev
 from proxy.mail_batches import Batch, Part, Writer, parts_of, split
@@ -68,7 +69,7 @@ class MailCore:
         self._pi_links: dict[int, Link[Part]] = {}
         self._deadlines: deque[Batch] = deque()
         self._size = 0
-        self.triples: dict[ev.Store, ev.Triple] = {}
+        self.triples: dict[ev.Store, Triple] = {}
         self._results: dict[int, list[ev.Result]] = {}
         """By stream, of the step under way."""
         self._touched: dict[int, set[ev.Store]] = {}
@@ -407,7 +408,7 @@ class MailCore:
                 text = "a newer stream of this writer is open, or the leader of Pi changed"
                 self._end([batch.writer], errors.StaleWriter.code, text, out)
                 continue
-            copies = min(batch.copies, event.copies) if batch.level is ev.Level.REPLICATED else 1
+            copies = min(batch.copies, event.copies) if batch.level is Level.REPLICATED else 1
             batch.pending -= 1
             if batch.many:
                 self._appended_to_many(link, part, results, copies)
@@ -420,7 +421,7 @@ class MailCore:
 
     def _appended_to_many(self, link: Link[Part], part: Part, results: Sequence[int], copies: int) -> None:
         batch = part.batch
-        batch.copies = min(batch.copies, copies) if batch.level is ev.Level.REPLICATED else 1
+        batch.copies = min(batch.copies, copies) if batch.level is Level.REPLICATED else 1
         for at, uin in enumerate(part.uins):
             if not results or results[at] > 0:
                 batch.open.discard(uin)

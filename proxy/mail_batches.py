@@ -14,7 +14,8 @@ from typing import Final
 
 from pixiu import errors
 from pixiu.ids import MAX_ID
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
+from pixiu.wire.levels import Level
 from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, MAIL, ROUTE, SIZE_FIELD, Flag
 from proxy import mail_events as ev
 
@@ -45,7 +46,7 @@ class Batch:
     """Mail of one writer and one level that goes the same way: many to one receiver each, or one to many."""
 
     writer: Writer
-    level: ev.Level
+    level: Level
     partition: int
     """Of Xiu."""
     channels: tuple[int, ...]

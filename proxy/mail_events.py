@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 from cluster.runtime.contract import EndOfTurn, Tick
 from pixiu.ids import msg_lane
-
-
-class Level(IntEnum):
-    """How safe mail is to be when it is confirmed; the same numbers as Xiu's and Pi's. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
+from pixiu.wire.levels import Level, Triple
 
 
 class Store(NamedTuple):
@@ -32,17 +24,6 @@ class Store(NamedTuple):
     def role(self) -> str:
         """Its role."""
         return "pi" if self.pi else "xiu"
-
-
-class Triple(NamedTuple):
-    """Where a partition stands."""
-
-    layout_version: int
-    """V."""
-    epoch: int
-    """S: of the leader."""
-    committed: int
-    """C."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from cluster.runtime.contract import NEVER
 from pixiu.ids import MSG_SEQUENCE_BITS
-from pixiu.wire.inbox_appends import encode_appends, encode_fanout
+from pixiu.wire.inbox_operations import encode_appends, encode_fanout
 from proxy import mail_events as ev
 from proxy.mail_batches import Batch, Part
 from proxy.mail_results import PERMANENT

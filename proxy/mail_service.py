@@ -20,7 +20,8 @@ from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
-from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy import mail_events as ev
 from proxy.mail import MailCore
@@ -222,8 +223,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         for each in request.more:
             # A few too many are passed on, so that the pipeline can say so for this record alone.
             more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
-        number = int(request.level)
-        level = ev.Level(number) if 0 <= number < len(ev.Level) else ev.Level.REPLICATED
+        level = Level.from_wire(request.level) or Level.REPLICATED
         stream.took(request.position + request.count - 1, len(request.batch))
         self.runner.step(ev.MailReceived(stream.number, request.batch, request.count, request.position, level, more))
 

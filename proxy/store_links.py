@@ -10,6 +10,7 @@ from collections.abc import Callable
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.rpc.channels import Channels
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from proxy import mail_events as ev
 
@@ -48,14 +49,14 @@ class StoreLink:
         if effect.link != self._number:
             return
         if isinstance(effect, ev.SendStore):
-            level = xiu_pb2.StoreLevel.ValueType(int(effect.level))
+            level = xiu_pb2.StoreLevel.ValueType(effect.level.value)
             self._stream.send(
                 xiu_pb2.StoreRequest(
                     batch=effect.data, count=effect.count, position=effect.position, level=level, epoch=effect.epoch
                 )
             )
         else:
-            wanted = pi_pb2.PiLevel.ValueType(int(effect.level))
+            wanted = pi_pb2.PiLevel.ValueType(effect.level.value)
             self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
 
     def leave(self, number: int) -> None:
@@ -78,7 +79,7 @@ class StoreLink:
 
     def _replied(self, reply: Reply) -> None:
         store, link = self.store, self._number
-        triple = ev.Triple(reply.layout_version, reply.epoch, reply.committed)
+        triple = Triple(reply.layout_version, reply.epoch, reply.committed)
         if isinstance(reply, pi_pb2.PiReply):
             results = list(reply.results)
             self._take(ev.Appended(store.partition, link, reply.request, results, reply.code, reply.text, triple, reply.copies))

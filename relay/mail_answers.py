@@ -10,14 +10,13 @@ from typing import Final
 
 from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
 from pixiu.ids import msg_lane
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
 from pixiu.wire.record import LEAST_SIZE, SIZE_FIELD
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 
 MAX_NOTICES: Final = 4096
 """In one batch of a proxy."""
-_OLD_SESSION: Final = 4
 _CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
 _MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE}
 
@@ -81,7 +80,7 @@ def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | ev.Failur
     if reply is None or len(reply.results) != count:
         return [ev.Failure.LATER] * count
     return [
-        result if result >= 0 else ev.Failure.FENCED if result == -_OLD_SESSION else ev.Failure.REFUSED for result in reply.results
+        result if result >= 0 else ev.Failure.FENCED if result == -Code.OLD_SESSION else ev.Failure.REFUSED for result in reply.results
     ]
 
 

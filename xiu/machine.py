@@ -78,7 +78,7 @@ class Machine:
     Args:
         folder: of RocksDB.
         memtable_bytes, cache_bytes: see `Store`.
-        on_committed: writes what is committed up to a counter; returns why it cannot now, or "".
+        apply: writes committed entries that follow what is in the store, all or none; returns why it cannot now, or "".
         on_replaced: the store holds another state now.
 
     `open` first.
@@ -89,12 +89,12 @@ class Machine:
         folder: Path,
         memtable_bytes: int,
         cache_bytes: int,
-        on_committed: Callable[[int], str],
+        apply: Callable[[Sequence[Entry]], str],
         on_replaced: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
-        self._on_committed, self._on_replaced = on_committed, on_replaced
+        self._apply, self._on_replaced = apply, on_replaced
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
@@ -142,12 +142,10 @@ class Machine:
         return self.store.flushed
 
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
-        """Write what was decided for these entries. Raises DiskFull when the store takes nothing now."""
-        before = self.applied
-        why = self._on_committed(entries[-1].counter)
-        if self.applied <= before:
+        """Write these entries. Raises DiskFull when the store takes nothing now."""
+        if why := self._apply(entries):
             raise DiskFull(why)
-        return (None,) * (self.applied - before)
+        return (None,) * len(entries)
 
     async def snapshot(self, folder: Path) -> int:
         """A checkpoint, in hard links; writes go on. Raises StorageError."""

@@ -19,10 +19,11 @@ import grpc.aio
 
 from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
-from xiu.events import Answer, EndStream, Event, Level, StoreReceived
+from xiu.events import Answer, EndStream, StoreReceived
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repair import Checked
@@ -34,11 +35,6 @@ MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream. Policy: it is not read until some are answered."""
 REPAIR_TRIES: Final = 3
-LEVELS: Final = {
-    xiu_pb2.StoreLevel.REPLICATED: Level.REPLICATED,
-    xiu_pb2.StoreLevel.PERSISTED: Level.PERSISTED,
-    xiu_pb2.StoreLevel.ACCEPTED: Level.ACCEPTED,
-}
 
 
 class Shell(Protocol):
@@ -56,8 +52,8 @@ class Shell(Protocol):
     def leader_address(self) -> str:
         """Of the partition's leader; empty where it is not known."""
 
-    def take(self, event: Event) -> None:
-        """Give the core an event."""
+    def take(self, event: StoreReceived) -> None:
+        """Give the core a batch."""
 
 
 class Stream:
@@ -128,14 +124,16 @@ class Streams:
         """It is gone: answers find nobody."""
         self._streams.pop(stream.number, None)
 
-    def deliver(self, effect: Answer | EndStream) -> None:
-        """What the core says to a stream."""
+    def answer(self, effect: Answer) -> None:
+        """The core's answer to one batch of a stream."""
         stream = self._streams.get(effect.stream)
-        if stream is None:
-            return
-        if isinstance(effect, Answer):
+        if stream is not None:
             stream.answered(effect)
-        else:
+
+    def end(self, effect: EndStream) -> None:
+        """What a stream brought is no batch."""
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
             stream.end(effect.text)
 
     def close(self) -> None:
@@ -190,13 +188,13 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     def _take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> str:
         """Give a batch to the core; what is wrong with it as a whole, if anything."""
-        if request.level not in LEVELS:
-            return f"there is no level {request.level}"
+        level = Level.from_wire(request.level)
+        if level is None:
+            return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
             return f"a batch has at most {MAX_BATCH_RECORDS} records, and a position is below 2^63"
         stream.sent(len(request.batch))
         now_us = time.time_ns() // 1000
-        level = LEVELS[request.level]
         self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
         return ""
 
@@ -215,12 +213,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                 for answer in answers
                 for result in answer.results
             ],
-            layout_version=newest.layout_version,
-            epoch=newest.epoch,
-            committed=newest.committed,
+            layout_version=newest.triple.layout_version,
+            epoch=newest.triple.epoch,
+            committed=newest.triple.committed,
             copies=newest.copies,
             partition=self._partition,
-            leader="" if newest.epoch else self._shell.leader_address,
+            leader="" if newest.triple.epoch else self._shell.leader_address,
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:

@@ -58,7 +58,7 @@ class RecordsReceived:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Tells the link what became of what it handed over in this step."""
+    """Tells who handed something over in this step (a link, a replica's log) what became of it."""
 
     outcome: Outcome
 

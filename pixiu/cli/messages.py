@@ -16,7 +16,7 @@ from rich.markup import escape
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
 from pixiu.client.client import Client, Destination, connect
-from pixiu.client.mail_writer import Level, level_of
+from pixiu.client.mail_writer import LevelName, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
@@ -57,7 +57,7 @@ def send(
 
     async def send_one(client: Client, payload: bytes) -> int:
         if mail:
-            return (await client.user(user or 0).mail(payload, level=cast(Level, safety), to=to or ())).id
+            return (await client.user(user or 0).mail(payload, level=cast(LevelName, safety), to=to or ())).id
         if signal:
             sent = await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)
             await sent

@@ -6,7 +6,7 @@ from pixiu.client.directory import ClusterMap
 from pixiu.client.inbox import Inbox, Mail
 from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.inbox_view import InboxView
-from pixiu.client.mail import MailCounters, MailTriple
+from pixiu.client.mail import MailCounters
 from pixiu.client.mail_writer import MailReceipt, MailWriter
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions
@@ -17,6 +17,7 @@ from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync import SyncClient, SyncReceipt, SyncRoom, SyncSubscription, SyncUser, connect_sync
 from pixiu.client.sync_inbox import SyncInbox
 from pixiu.client.sync_mail import SyncMailReceipt, SyncMailWriter
+from pixiu.wire.levels import Triple
 
 __all__ = [
     "Client",
@@ -31,7 +32,6 @@ __all__ = [
     "MailGap",
     "MailIntakeCounters",
     "MailReceipt",
-    "MailTriple",
     "MailWriter",
     "Message",
     "Receipt",
@@ -48,6 +48,7 @@ __all__ = [
     "SyncSubscription",
     "SyncUser",
     "Topic",
+    "Triple",
     "User",
     "UserPresence",
     "connect",

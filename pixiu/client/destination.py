@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from pixiu.client.mail_writer import Level, MailOptions, MailReceipt
+from pixiu.client.mail_writer import LevelName, MailOptions, MailReceipt
 from pixiu.client.message import TYPE_MASK
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
@@ -216,7 +216,7 @@ class User:
         self,
         payload: bytes,
         *,
-        level: Level = "replicated",
+        level: LevelName = "replicated",
         lane: int = LANE_NORMAL,
         expire: timedelta | None = None,
         to: Iterable[int] = (),

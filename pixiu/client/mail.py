@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
@@ -32,7 +31,8 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.wire.inbox_appends import next_generation
+from pixiu.wire.inbox_operations import next_generation
+from pixiu.wire.levels import Level, Triple
 
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
@@ -40,25 +40,6 @@ MAX_BACKOFF_S: Final = 1.0
 HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotServed.code})
 """Ends of a stream that another stream would have too."""
 MAX_OPEN_SHOWN: Final = 1000
-
-
-class MailLevel(IntEnum):
-    """How safe mail is when it is confirmed. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
-
-class MailTriple(NamedTuple):
-    """Where a partition of Xiu or Pi stands: the triple of the write protocol."""
-
-    layout_version: int
-    """V."""
-    epoch: int
-    """S: of the leader."""
-    committed: int
-    """C: the log is persisted and replicated up to here."""
 
 
 class MailTicket:
@@ -69,7 +50,7 @@ class MailTicket:
         "resolved", "size", "watched",
     )  # fmt: skip
 
-    def __init__(self, record: bytes, message_id: int, level: MailLevel, more: tuple[int, ...] = ()) -> None:
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
         self.record = record
         self.message_id = message_id
         self.level = level
@@ -124,7 +105,7 @@ class MailBatch:
     data: bytes
     count: int
     position: int
-    level: MailLevel
+    level: Level
     more: Sequence[tuple[int, tuple[int, ...]]]
 
 
@@ -200,7 +181,7 @@ class MailSender:
         """Why the last stream ended."""
         self.unresolved = 0
         self.unresolved_bytes = 0
-        self.triples: dict[tuple[str, int], MailTriple] = {}
+        self.triples: dict[tuple[str, int], Triple] = {}
         self.counters = MailCounters()
 
     def has_room(self) -> bool:

@@ -25,19 +25,18 @@ from pixiu.client.mail import (
     Effect,
     MailBatch,
     MailCounters,
-    MailLevel,
     MailOutcome,
     MailResolved,
     MailSender,
     MailTicket,
-    MailTriple,
     OpenMailStream,
 )
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError, TooManyReceivers
 from pixiu.ids import MAX_ID, MsgID, SnowflakeID
 from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.deadline_timer import DeadlineTimer
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     from pixiu.client.client import Draft
     from pixiu.client.worker import WorkerLease
 
-Level = Literal["replicated", "persisted", "accepted"]
-LEVELS: Final = {"replicated": MailLevel.REPLICATED, "persisted": MailLevel.PERSISTED, "accepted": MailLevel.ACCEPTED}
+LevelName = Literal["replicated", "persisted", "accepted"]
+LEVELS: Final = {"replicated": Level.REPLICATED, "persisted": Level.PERSISTED, "accepted": Level.ACCEPTED}
 MAX_WAITING: Final = 10_000
 """Coroutines that may wait for room; more are refused as `Overloaded`."""
 MAX_EXPIRE_MIN: Final = 65_535
@@ -75,7 +74,7 @@ class MailReceipt(Awaited, MailTicket):
 
     __slots__ = ("_waiters",)
 
-    def __init__(self, record: bytes, message_id: int, level: MailLevel, more: tuple[int, ...] = ()) -> None:
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
         super().__init__(record, message_id, level, more)
         self._waiters: list[asyncio.Future[None]] | None = None
 
@@ -121,7 +120,7 @@ def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
     return tuple(receivers[1:])
 
 
-def level_of(level: str) -> MailLevel:
+def level_of(level: str) -> Level:
     """A level by its name. Raises `InvalidArgument`."""
     found = LEVELS.get(level)
     if found is None:
@@ -264,7 +263,7 @@ class MailShell:
         while isinstance(reply := await call.read(), mail_pb2.MailReply):
             for triple in reply.triples:
                 place = ("pi" if triple.pi else "xiu", triple.partition)
-                self.core.triples[place] = MailTriple(triple.layout_version, triple.epoch, triple.committed)
+                self.core.triples[place] = Triple(triple.layout_version, triple.epoch, triple.committed)
             outcomes = [
                 MailOutcome(
                     result.position, result.count, result.copies, result.msg_ids,
@@ -280,7 +279,7 @@ class MailShell:
 
 
 def _request_of(batch: MailBatch) -> mail_pb2.MailRequest:
-    level = mail_pb2.MailLevel.ValueType(int(batch.level))
+    level = mail_pb2.MailLevel.ValueType(batch.level.value)
     more = [mail_pb2.MailReceivers(index=index, uins=uins) for index, uins in batch.more]
     return mail_pb2.MailRequest(batch=batch.data, count=batch.count, position=batch.position, level=level, more=more)
 
@@ -379,7 +378,7 @@ class MailWriter:
         uin: int,
         payload: bytes,
         *,
-        level: Level = "replicated",
+        level: LevelName = "replicated",
         lane: int = 1,
         expire: timedelta | None = None,
         to: Iterable[int] = (),
@@ -435,7 +434,7 @@ class MailWriter:
             raise error
 
     @property
-    def triples(self) -> Mapping[tuple[str, int], MailTriple]:
+    def triples(self) -> Mapping[tuple[str, int], Triple]:
         """(role, partition) → where it stood at its last answer."""
         return self._publisher.shell.core.triples
 

@@ -25,7 +25,7 @@ from pixiu.client.directory import ClusterMap
 from pixiu.client.events import Failure
 from pixiu.client.inbox import Inbox
 from pixiu.client.inbox_core import MailGap
-from pixiu.client.mail_writer import Level
+from pixiu.client.mail_writer import LevelName
 from pixiu.client.message import Message
 from pixiu.client.options import OptionOverrides
 from pixiu.client.presence import UserPresence
@@ -146,7 +146,7 @@ class SyncUser:
         self,
         payload: bytes,
         *,
-        level: Level = "replicated",
+        level: LevelName = "replicated",
         lane: int = LANE_NORMAL,
         expire: timedelta | None = None,
         to: Iterable[int] = (),

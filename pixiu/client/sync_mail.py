@@ -8,10 +8,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from pixiu.client.mail import MailCounters, MailTriple
-from pixiu.client.mail_writer import Level, MailReceipt, MailWriter
+from pixiu.client.mail import MailCounters
+from pixiu.client.mail_writer import LevelName, MailReceipt, MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import MsgID, SnowflakeID
+from pixiu.wire.levels import Triple
 from pixiu.wire.record import LANE_NORMAL
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class SyncMailWriter:
         uin: int,
         payload: bytes,
         *,
-        level: Level = "replicated",
+        level: LevelName = "replicated",
         lane: int = LANE_NORMAL,
         expire: timedelta | None = None,
         to: Iterable[int] = (),
@@ -137,7 +138,7 @@ class SyncMailWriter:
         self._runner.run(self._writer.wait_finished())
 
     @property
-    def triples(self) -> Mapping[tuple[str, int], MailTriple]:
+    def triples(self) -> Mapping[tuple[str, int], Triple]:
         """As `MailWriter.triples`."""
         return self._writer.triples
 

@@ -35,7 +35,7 @@ async def publish() -> None:
             queued: pixiu.MailReceipt = writer.send(7, b"kept")
             await writer.wait_sent()
             await queued
-            triple: pixiu.MailTriple = writer.triples["pi", 0]
+            triple: pixiu.Triple = writer.triples["pi", 0]
             print(mail.stored_as, mail.replicas, triple.epoch, writer.counters.resent)
         async with px.inbox(uin=7, device="phone", on_gap=lambda gap: print(gap.reason, gap.up_to)) as inbox:
             async for got in inbox:

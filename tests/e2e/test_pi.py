@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from pi.keys import entry_key
-from pi.operations import AddDevice, Code
 from pixiu.discovery.node import Node
+from pixiu.wire.inbox_operations import AddDevice, Code
 from tests.support.disks import small_disk
 from tests.support.pi import Lost, PiClient, acknowledges, appends, message
 from tests.support.roles import Roles, until

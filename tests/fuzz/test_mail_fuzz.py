@@ -9,6 +9,7 @@ import pytest
 
 from cluster.runtime.contract import END_OF_TURN, TICK
 from pixiu.ids import MAX_ID, snowflake
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy import mail_events as ev
 from proxy.mail import MailCore
@@ -70,7 +71,7 @@ class Stranger:
             position = self.positions[stream] + (chance.random() < 0.02)
             self.positions[stream] += count
             more = {chance.randrange(4): [chance.choice((0, 1, 5, MAX_ID + 9)) for _ in range(chance.randrange(3))]}
-            self.step(ev.MailReceived(stream, data, count, position, ev.Level(chance.randrange(3)), more))
+            self.step(ev.MailReceived(stream, data, count, position, Level(chance.randrange(3)), more))
         elif what <= 5 and self.sent:
             self.answer(self.sent.pop(chance.randrange(len(self.sent))))
         elif what == 6:
@@ -82,7 +83,7 @@ class Stranger:
 
     def answer(self, sent: ev.SendStore | ev.SendAppend) -> None:
         """A store answers, rightly or not."""
-        chance, triple = self.chance, ev.Triple(1, self.chance.choice((3, 3, 3, 3, 4)), 9)
+        chance, triple = self.chance, Triple(1, self.chance.choice((3, 3, 3, 3, 4)), 9)
         code = chance.choice(CODES)
         if isinstance(sent, ev.SendStore):
             runs = [

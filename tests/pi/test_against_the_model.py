@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from cluster.replication.model import Entry
-from pi.operations import (
+from pi.state import State
+from pi.store import StateStore
+from pi.unwritten import Store
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DELETE,
@@ -32,9 +35,6 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.state import State
-from pi.store import StateStore
-from pi.unwritten import Store
 from tests.pi.memory import HOUR, START_S, MemoryStore, at_us
 from tests.pi.model import Model
 
@@ -137,7 +137,7 @@ class World:
         """Reads, of everything."""
         for uin in UINS:
             for lane in range(2):
-                inbox, head = self.model.inbox(uin, lane), self.state.head(uin, lane)
+                inbox, head = self.model.inbox(uin, lane), self.state.inboxes.head(uin, lane)
                 assert (head.last, head.floor, head.gap, head.dropped) == (
                     len(inbox.entries), inbox.floor, inbox.gap, inbox.dropped,
                 ), (uin, lane)  # fmt: skip

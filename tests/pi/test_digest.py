@@ -13,7 +13,10 @@ from pi import expiry
 from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
 from pi.keys import deleted_key, entry_key, index_key, seal, time_key, user_key, writer_key
 from pi.machine import Machine
-from pi.operations import (
+from pi.state import State
+from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
+from pixiu.errors import Overloaded, Unavailable
+from pixiu.wire.inbox_operations import (
     DELETE,
     ENTRY_KIND,
     TRIM,
@@ -28,9 +31,6 @@ from pi.operations import (
     Trims,
     encode,
 )
-from pi.state import State
-from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
-from pixiu.errors import Overloaded, Unavailable
 from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
 from tests.support.pi import acknowledges, appends, message
 

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from pi import streams
-from pi.events import NO_DEVICE, Level, ReadFound, Reply
+from pi.events import NO_DEVICE, ReadFound, Reply
 from pi.streams import Stream, level_of, message_of, reads_of
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.v1 import pi_pb2
 
 
@@ -34,9 +35,12 @@ def test_an_unknown_level_is_the_safest() -> None:
 
 
 def test_a_reply_travels_whole() -> None:
-    reply = Reply(1, 9, 3, 5, 100, results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2, 1)], copies=2, server=(1, 2, "a:1"))
+    reply = Reply(
+        1, 9, Triple(3, 5, 100), results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2, 1)], copies=2, server=(1, 2, "a:1")
+    )
     message = message_of(reply)
-    assert (message.request, list(message.results), message.copies, message.committed) == (9, [1, -2], 2, 100)
+    assert (message.request, list(message.results), message.copies) == (9, [1, -2], 2)
+    assert (message.layout_version, message.epoch, message.committed) == (3, 5, 100)
     assert (message.server.partition, message.server.partitions, message.server.address) == (1, 2, "a:1")
     read = message.reads[0]
     assert read.up_to == 1

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
-from pi.operations import APPEND, U64, Appends, Code, Fanout, decode
 from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.mail import Effect as SenderEffect
-from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import msg_id, msg_lane, snowflake
+from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, decode
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy import mail_events as ev
 from proxy.mail import MailCore
@@ -124,7 +125,7 @@ class XiuModel:
         """None: nobody answers."""
         if not self.leads:
             return None
-        triple = ev.Triple(1, self.epoch, self._last)
+        triple = Triple(1, self.epoch, self._last)
         refusal = self.refusing if self._world.chance.random() < 0.5 else ""
         if request.epoch not in (0, self.epoch):
             refusal = "STALE_STREAM"
@@ -166,7 +167,7 @@ class PiModel:
         """None: nobody answers."""
         if not self.leads:
             return None
-        triple = ev.Triple(1, self.epoch, 0)
+        triple = Triple(1, self.epoch, 0)
         operations = decode(request.operations)
         code = self.refusing if self._world.chance.random() < 0.5 else ""
         for operation in operations:
@@ -183,7 +184,7 @@ class PiModel:
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             results += self._append(operation)
-        if request.level is not ev.Level.REPLICATED:
+        if request.level is not Level.REPLICATED:
             results = []
         return ev.Appended(self.partition, link, request.request, results, "", "", triple, 2)
 
@@ -358,7 +359,7 @@ class ProxyModel:
                 return
             if isinstance(item, MailBatch):
                 more = dict(item.more)
-                self.step(ev.MailReceived(number, item.data, item.count, item.position, ev.Level(int(item.level)), more))
+                self.step(ev.MailReceived(number, item.data, item.count, item.position, item.level, more))
             elif item is None:
                 self._writers.pop(number, None)
                 self.step(ev.WriterClosed(number))
@@ -393,7 +394,7 @@ class SenderModel:
         self.generations: list[int] = []
         self._tick()
 
-    def send(self, *receivers: int, level: MailLevel = MailLevel.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
+    def send(self, *receivers: int, level: Level = Level.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
         """Offer a mail."""
         self._made += 1
         identity = identity or snowflake(START_MS + self._made, self.worker, 0)

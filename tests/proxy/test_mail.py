@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import pytest
 
 from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
-from pi.operations import APPEND, Appends, Fanout, decode
-from pi.operations import Writer as PiWriter
-from pi.operations import encode as encode_operations
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
-from pixiu.wire import inbox_appends
+from pixiu.wire.inbox_operations import APPEND, Appends, Fanout, decode
+from pixiu.wire.inbox_operations import Writer as PiWriter
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail, mail_requests
 from proxy import mail_events as ev
@@ -63,9 +62,7 @@ class Pipeline:
         self.step(END_OF_TURN)
         self.step(END_OF_TURN)
 
-    def mail(
-        self, *records: bytes, position: int, level: ev.Level = ev.Level.REPLICATED, stream: int = 1, **more: Sequence[int]
-    ) -> None:
+    def mail(self, *records: bytes, position: int, level: Level = Level.REPLICATED, stream: int = 1, **more: Sequence[int]) -> None:
         """A batch; `more`: m0=[…] for the further receivers of record 0."""
         receivers = {int(name[1:]): uins for name, uins in more.items()}
         self.step(ev.MailReceived(stream, b"".join(records), len(records), position, level, receivers))
@@ -81,7 +78,7 @@ class Pipeline:
     def stored(self, *runs: ev.StoredRun, partition: int = 0, epoch: int = 0, copies: int = 2) -> None:
         """A Xiu answers."""
         store = ev.Store(False, partition)
-        triple = ev.Triple(1, epoch or self.epochs[store], 50)
+        triple = Triple(1, epoch or self.epochs[store], 50)
         self.step(ev.Stored(partition, self.links[store], runs, triple, copies))
         self.turn()
 
@@ -99,7 +96,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """A Pi answers."""
         store = ev.Store(True, sent.partition)
-        triple = ev.Triple(1, epoch or self.epochs[store], 60)
+        triple = Triple(1, epoch or self.epochs[store], 60)
         self.step(ev.Appended(sent.partition, self.links[store], sent.request, results, code, "says the test", triple, copies))
         self.turn()
 
@@ -115,25 +112,11 @@ class Pipeline:
         return sent, operation
 
 
-def test_appends_travel_as_pi_reads_them() -> None:
-    pairs = [(11, 1), (12, 2)]
-    items = b"".join(APPEND.pack(*pair) for pair in pairs)
-    assert inbox_appends.encode_appends(9, 70, 3, [11, 12], [1, 2]) == encode_operations([Appends(PiWriter(9, 70, 3), items)])
-    fanout = Fanout(PiWriter(9, 70, 3), 11, b"".join(uin.to_bytes(8, "little") for uin in (1, 2, 3)))
-    assert inbox_appends.encode_fanout(9, 70, 3, 11, (1, 2, 3)) == encode_operations([fanout])
-
-
-def test_generations_grow_and_begin_at_the_time() -> None:
-    assert inbox_appends.next_generation(0, inbox_appends.GENERATION_EPOCH_S + 1000) == 1000
-    assert inbox_appends.next_generation(1000, inbox_appends.GENERATION_EPOCH_S + 1000) == 1001
-    assert inbox_appends.next_generation(5, 0) == 6
-
-
 def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), record(2, 8), position=1)
     (sent,) = pipeline.take(ev.SendStore)
-    assert (sent.partition, sent.count, sent.level, sent.epoch) == (0, 2, ev.Level.REPLICATED, 3)
+    assert (sent.partition, sent.count, sent.level, sent.epoch) == (0, 2, Level.REPLICATED, 3)
     assert sent.data == record(1, 7) + record(2, 8)
     assert not pipeline.take(ev.SendAppend)
     pipeline.stored(ev.StoredRun(sent.position, 2, 40, 0, "", ""))
@@ -144,7 +127,7 @@ def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:
     pipeline.appended(append, [1, 5])
     (answer,) = pipeline.take(ev.Answer)
     assert answer.results == [ev.Result(1, 2, 2, ids)]
-    assert answer.triples == {XIU: ev.Triple(1, 3, 50), PI: ev.Triple(1, 3, 60)}
+    assert answer.triples == {XIU: Triple(1, 3, 50), PI: Triple(1, 3, 60)}
     assert (answer.unconfirmed_bytes, pipeline.core.under_way, pipeline.core.waiting_bytes) == (0, 0, 0)
     (grown,) = pipeline.take(ev.InboxesGrew)
     assert list(grown.items()) == [(7, 1, 1, ids[0], record(1, 7)), (8, 1, 5, ids[1], record(2, 8))]
@@ -156,12 +139,12 @@ def test_copies_are_those_of_the_store_that_has_fewer_and_lower_levels_have_one(
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [1], copies=1)
     assert [result.copies for result in pipeline.results()] == [1]
-    pipeline.mail(record(2, 7), position=2, level=ev.Level.ACCEPTED)
+    pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
     (sent,) = pipeline.take(ev.SendStore)
-    assert sent.level is ev.Level.ACCEPTED
+    assert sent.level is Level.ACCEPTED
     pipeline.stored(ev.StoredRun(sent.position, 1, 2, 0, "", ""))
     append, _ = pipeline.one_append()
-    assert append.level is ev.Level.ACCEPTED
+    assert append.level is Level.ACCEPTED
     pipeline.appended(append, [])
     assert [(result.copies, result.code) for result in pipeline.results()] == [(1, "")]
     (*_, grown) = pipeline.take(ev.InboxesGrew)
@@ -302,7 +285,7 @@ def test_a_writer_that_opened_a_newer_stream_elsewhere_is_told() -> None:
 
 def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None:
     pipeline = Pipeline()
-    pipeline.mail(record(1, 7), position=1, level=ev.Level.PERSISTED)
+    pipeline.mail(record(1, 7), position=1, level=Level.PERSISTED)
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [], epoch=4)
     assert not pipeline.results()
@@ -402,12 +385,12 @@ def test_one_inbox_gets_its_mail_in_order_whichever_xiu_answers_first() -> None:
 def test_levels_keep_the_order_too() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    pipeline.mail(record(2, 7), position=2, level=ev.Level.ACCEPTED)
+    pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
     slow, quick = pipeline.take(ev.SendStore)
     pipeline.stored(ev.StoredRun(quick.position, 1, 2, 0, "", ""))
     assert not pipeline.take(ev.SendAppend)
     pipeline.stored(ev.StoredRun(slow.position, 1, 1, 0, "", ""))
-    assert [each.level for each in pipeline.take(ev.SendAppend)] == [ev.Level.REPLICATED, ev.Level.ACCEPTED]
+    assert [each.level for each in pipeline.take(ev.SendAppend)] == [Level.REPLICATED, Level.ACCEPTED]
 
 
 def test_what_comes_while_requests_are_under_way_leaves_together() -> None:
@@ -481,7 +464,7 @@ def test_who_keeps_no_mail_says_so(xius: int, pis: int, taken: bool) -> None:
 )  # fmt: skip
 def test_a_batch_that_cannot_be_read_ends_its_stream(data: bytes, count: int, position: int, code: str) -> None:
     pipeline = Pipeline()
-    pipeline.step(ev.MailReceived(1, data, count, position, ev.Level.REPLICATED, {}))
+    pipeline.step(ev.MailReceived(1, data, count, position, Level.REPLICATED, {}))
     assert [end.code for end in pipeline.take(ev.EndWriter)] == [code]
     assert pipeline.core.waiting_bytes == 0
 
@@ -502,7 +485,7 @@ def test_a_writer_that_went_is_forgotten_and_late_answers_find_nobody() -> None:
     assert (pipeline.core.under_way, pipeline.core.waiting_bytes, pipeline.core.writers) == (0, 0, 0)
     pipeline.store_all()
     assert not pipeline.take(ev.SendAppend)
-    pipeline.step(ev.Stored(0, pipeline.links[XIU] + 7, [], ev.Triple(1, 3, 1), 1))
+    pipeline.step(ev.Stored(0, pipeline.links[XIU] + 7, [], Triple(1, 3, 1), 1))
     pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU] + 7, "an old one"))
     pipeline.step(ev.WriterOpened(2, 9, 71))
     pipeline.mail(record(2, 7), position=1, stream=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2
 from proxy import mail_events as ev
 from proxy.mail_service import WriterStream
@@ -11,7 +12,7 @@ from proxy.mail_service import WriterStream
 
 def confirmed(position: int, unconfirmed: int) -> ev.Answer:
     """One mail is confirmed."""
-    return ev.Answer(1, [ev.Result(position, 1, 2, [position])], {ev.Store(True, 0): ev.Triple(1, 3, 9)}, unconfirmed)
+    return ev.Answer(1, [ev.Result(position, 1, 2, [position])], {ev.Store(True, 0): Triple(1, 3, 9)}, unconfirmed)
 
 
 async def test_replies_that_wait_leave_together_and_the_last_word_ends_the_stream() -> None:

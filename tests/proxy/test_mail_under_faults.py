@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pixiu.client.mail import MailLevel
+from pixiu.wire.levels import Level
 from proxy import mail_events as ev
 from tests.proxy.mail_world import PiModel, World, XiuModel
 
@@ -69,7 +69,7 @@ def test_confirmed_mail_is_in_every_inbox_once_and_each_senders_in_order(seed: i
         sender = chance.choice(world.senders)
         several = chance.random() < 0.1
         receivers = chance.sample(range(1, USERS + 1), chance.randint(2, USERS)) if several else [chance.randint(1, USERS)]
-        level = chance.choice((MailLevel.REPLICATED, MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED))
+        level = chance.choice((Level.REPLICATED, Level.REPLICATED, Level.PERSISTED, Level.ACCEPTED))
         sender.send(*receivers, level=level, lane=chance.choice((0, 1, 1)))
         world.run(chance.expovariate(200))
         if number % 40 == 20:

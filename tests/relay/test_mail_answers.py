@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from pi import operations as op
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, encode_acknowledges, encode_add_device, encode_opens
+from pixiu.wire import inbox_operations as op
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 from relay.mail_answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
 
 ASKED = ev.Asked(7, 2, 40)
 RECORD = (44).to_bytes(4, "little") + bytes(44)
-
-
-def test_operations_are_those_that_pi_reads() -> None:
-    assert op.decode(encode_opens([(7, 2), (9, 1)])) == [op.OpenSessions(op.USER_DEVICE.pack(7, 2) + op.USER_DEVICE.pack(9, 1))]
-    assert op.decode(encode_add_device(7, int.from_bytes(b"abcdef"))) == [op.AddDevice(7, b"abcdef")]
-    acknowledged = encode_acknowledges([(7, 2, 30, 1, 500, 1 << 63)])
-    assert op.decode(acknowledged) == [op.Acknowledges(op.ACKNOWLEDGE.pack(7, 2, 1, 30, 500, 1 << 63))]
 
 
 def test_reads_are_split_where_pi_would_cut_them_off() -> None:

@@ -9,7 +9,17 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
-from pi.operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Operation, Writer, encode
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    USER_DEVICE,
+    Acknowledges,
+    Appends,
+    OpenSessions,
+    Operation,
+    Writer,
+    encode,
+)
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 from tests.support.roles import Roles, until
 

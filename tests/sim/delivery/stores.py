@@ -5,8 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pi.operations import ACKNOWLEDGE, TRIM, U64, USER_DEVICE, Acknowledges, AddDevice, Clock, Code, Limits, OpenSessions, Trims
 from pi.state import Refusal
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    TRIM,
+    U64,
+    USER_DEVICE,
+    Acknowledges,
+    AddDevice,
+    Clock,
+    Code,
+    Limits,
+    OpenSessions,
+    Trims,
+)
 from pixiu.wire.record import Kind, encode
 from relay.delivery import events as ev
 from tests.pi.memory import START_S, Replica
@@ -50,7 +62,7 @@ class Pi:
 
     def open(self, uin: int, device: int) -> int | ev.Failure:
         """A session number; the one there is where a fault is put back."""
-        there = self.replica.state.user(uin).devices.get(device)
+        there = self.replica.state.inboxes.user(uin).devices.get(device)
         if not self._fencing and there is not None and there.session:
             return there.session
         result = self.replica.apply(OpenSessions(USER_DEVICE.pack(uin, device)))[0][0]
@@ -76,24 +88,24 @@ class Pi:
     def has(self, uin: int, device: int, lane: int, seq: int) -> bool:
         """Whether a device has acknowledged an entry."""
         state = self.replica.state
-        return state.cursor(uin, device, state.user(uin).devices[device], lane).has(seq)
+        return state.inboxes.cursor(uin, device, state.inboxes.user(uin).devices[device], lane).has(seq)
 
     def up_to(self, uin: int, device: int, lane: int) -> int:
         """A device's cursor."""
         state = self.replica.state
-        return state.cursor(uin, device, state.user(uin).devices[device], lane).up_to
+        return state.inboxes.cursor(uin, device, state.inboxes.user(uin).devices[device], lane).up_to
 
     def session(self, uin: int, device: int) -> int:
         """A device's newest session."""
-        return self.replica.state.user(uin).devices[device].session
+        return self.replica.state.inboxes.user(uin).devices[device].session
 
     def floor(self, uin: int, lane: int) -> int:
         """Up to where an inbox cannot be read."""
-        return self.replica.state.head(uin, lane).floor
+        return self.replica.state.inboxes.head(uin, lane).floor
 
     def last(self, uin: int, lane: int) -> int:
         """An inbox's newest entry."""
-        return self.replica.state.head(uin, lane).last
+        return self.replica.state.inboxes.head(uin, lane).last
 
 
 class Xiu:
