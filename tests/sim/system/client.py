@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 import proxy.mail_events as me
 from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.inbox_core import Held, MailIntake
-from pixiu.client.mail import Effect, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail import Effect, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import snowflake
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
 from tests.sim.cluster.clients import Clients
@@ -80,7 +81,7 @@ class Writer:
         self._waiting: list[Letter] = []
         world.wire.after(0.3 + 0.1 * number, self._tick)
 
-    def send(self, receivers: tuple[int, ...], lane: int, level: MailLevel, size: int) -> None:
+    def send(self, receivers: tuple[int, ...], lane: int, level: Level, size: int) -> None:
         """Offer a mail."""
         made = len(self.letters) + 1
         identity = snowflake(self._world.unix_us() // 1000, self.worker, made & 1023)
@@ -140,7 +141,7 @@ class Writer:
             batch = self.core.next_batch(number, self._world.now)
             if batch is None:
                 return
-            level = me.Level(int(batch.level))
+            level = batch.level
             self._stream.send(me.MailReceived(0, batch.data, batch.count, batch.position, level, dict(batch.more)))
 
     def _heard(self, number: int, message: object) -> None:

@@ -69,7 +69,7 @@ class OneSession(State):
     """Fault: Pi gives a device the session number that it has: nobody is fenced."""
 
     def _open_session(self, uin: int, number: int) -> int:
-        device = self.user(uin).devices.get(number)
+        device = self.inboxes.user(uin).devices.get(number)
         return device.session if device is not None and device.session else super()._open_session(uin, number)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pi.core
 import pi.events as pe
 from cluster.replication import events as ev
+from cluster.replication.events import Persisted
 from cluster.replication.model import Entry, Position
-from pi.operations import ENTRY_KIND, Limits
+from cluster.runtime.contract import END_OF_TURN, TICK
 from pi.reading import Read
 from pi.streams import level_of, message_of, reads_of
 from pixiu import errors
+from pixiu.wire.inbox_operations import ENTRY_KIND, Limits
 from pixiu.wire.v1 import pi_pb2
 from tests.pi.memory import MemoryStore
 from tests.sim.replication.disk import Disk
@@ -106,14 +109,14 @@ class PiProcess(Unlinked):
         now = self.world.now
         if now >= max(self.core.next_deadline(), self._clock_not_before):
             self._clock_not_before = now + 0.05
-            self.step(pe.Tick())
+            self.step(TICK)
         self.replica.tick()
 
     def end_of_turn(self) -> None:
         """See `Process`."""
         if self._requested_in_turn:
             self._requested_in_turn = False
-            self.step(pe.TurnEnded())
+            self.step(END_OF_TURN)
 
     def drain(self, done: Callable[[], None]) -> None:
         """See `Served`."""
@@ -183,9 +186,9 @@ class PiProcess(Unlinked):
             self.step(pe.EntryApplied(first[0], answers[0], copies))
 
         payloads = [(ENTRY_KIND, effect.payload)]
-        verdict = self.replica.submit(payloads, effect.replicated, lambda: self.step(pe.LogPersisted(first[0])), applied)
+        verdict = self.replica.submit(payloads, effect.replicated, lambda: self.step(Persisted(first[0])), applied)
         if isinstance(verdict, ev.Rejected):
             self.step(pe.ProposalRejected(effect.token, CODES[verdict.reason], "replication refuses"))
         else:
             first[0] = verdict.first
-            self.step(pe.ProposalAccepted(effect.token, verdict.epoch, verdict.first))
+            self.step(replace(verdict, token=effect.token))

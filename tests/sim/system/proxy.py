@@ -8,6 +8,7 @@ from typing import Any, Final
 import proxy.mail_events as me
 from cluster.runtime.contract import END_OF_TURN, TICK
 from pixiu.errors import Draining
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from proxy.mail_notices import Notices
 from proxy.mail_service import POLL_S
@@ -35,10 +36,10 @@ class _StoreLink:
             return
         if isinstance(effect, me.SendStore):
             request = xiu_pb2.StoreRequest(batch=effect.data, count=effect.count, position=effect.position, epoch=effect.epoch)
-            request.level = xiu_pb2.StoreLevel.ValueType(int(effect.level))
+            request.level = xiu_pb2.StoreLevel.ValueType(effect.level.value)
             self._link.send(request)
         else:
-            level = pi_pb2.PiLevel.ValueType(int(effect.level))
+            level = pi_pb2.PiLevel.ValueType(effect.level.value)
             self._link.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=level))
 
     def leave(self, number: int) -> None:
@@ -56,7 +57,7 @@ class _StoreLink:
         self._proxy.mail_step(me.LinkDown(self._store, number, reason))
 
     def _replied(self, reply: Any) -> None:
-        partition, triple = self._store.partition, me.Triple(reply.layout_version, reply.epoch, reply.committed)
+        partition, triple = self._store.partition, Triple(reply.layout_version, reply.epoch, reply.committed)
         if self._store.pi:
             results = list(reply.results)
             self._proxy.mail_step(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from pixiu.client.inbox_core import Held
-from pixiu.client.mail import MailLevel
+from pixiu.wire.levels import Level
 from pixiu.wire.record import INBOX_LANES
 from tests.history.checker import check
 from tests.history.record import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.sim.system.client import Device, Letter
     from tests.sim.system.world import SystemWorld
 
-LEVELS = {MailLevel.REPLICATED: REPLICATED, MailLevel.PERSISTED: PERSISTED, MailLevel.ACCEPTED: ACCEPTED}
+LEVELS = {Level.REPLICATED: REPLICATED, Level.PERSISTED: PERSISTED, Level.ACCEPTED: ACCEPTED}
 LIMITS = Limits(faults=0)
 MAX_READ = 1000
 

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 import gateway.events as ge
 from cluster.replication.model import Entry
 from cluster.replication.states import State
-from pi.operations import (
+from pixiu.client.inbox_core import GapReason, Held
+from pixiu.wire.cursor import MAP_BITS, Cursor
+from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope
+from pixiu.wire.envelope import split as split_envelopes
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     ENTRY_KIND,
@@ -27,11 +31,7 @@ from pi.operations import (
     OpenSessions,
     decode,
 )
-from pixiu.client.inbox_core import GapReason, Held
-from pixiu.client.mail import MailLevel
-from pixiu.wire.cursor import MAP_BITS, Cursor
-from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope
-from pixiu.wire.envelope import split as split_envelopes
+from pixiu.wire.levels import Level
 from pixiu.wire.record import INBOX_LANES, split
 from tests.history.record import Listed
 from tests.sim.system.told import Told
@@ -120,7 +120,7 @@ class MailWatch:
             return
         self.checked[f"confirmed {ticket.level.name.lower()}"] += 1
         self.checked["sent again"] += ticket.attempts > 1
-        if ticket.level is not MailLevel.REPLICATED:
+        if ticket.level is not Level.REPLICATED:
             return
         assert self._msg_ids.get(ticket.message_id) == ticket.msg_id, "mail is confirmed that Xiu does not have"
         for uin in letter.receivers:
@@ -213,7 +213,7 @@ class MailWatch:
         assert self.numbers.setdefault((uin, operation.client_id), number) == number, "a device has two numbers"
         if (uin, number) not in self._devices:
             self._devices[uin, number] = self._world.device(uin, device_id)
-            starts = [process.machine.state.head(uin, lane).floor for lane in range(INBOX_LANES)]
+            starts = [process.machine.state.inboxes.head(uin, lane).floor for lane in range(INBOX_LANES)]
             for lane, start in enumerate(starts):
                 self._cursor((uin, number, lane)).start = start
             self.told.numbered(self._devices[uin, number], starts)
@@ -296,7 +296,7 @@ class MailWatch:
         number = self.numbers.get((device.uin, device.number.to_bytes(6, "big")))
         if pi is None or number is None:
             return None
-        session = pi.machine.state.user(device.uin).devices[number].session
+        session = pi.machine.state.inboxes.user(device.uin).devices[number].session
         found = pi.machine.state.read(device.uin, number, lane, session, None, 1000)
         entries = tuple((seq, msg_id, self._snowflakes.get(msg_id, 0)) for seq, msg_id in found.entries)
         return Listed(entries, found.last, found.floor, found.gap, found.up_to)
@@ -320,7 +320,7 @@ class MailWatch:
                 yield f"{name} has no outcome"
             elif letter.ticket.failure is not None:
                 yield f"{name} failed: {letter.ticket.failure}"
-            elif letter.ticket.level is MailLevel.REPLICATED:
+            elif letter.ticket.level is Level.REPLICATED:
                 for uin in letter.receivers:
                     if letter.ticket.msg_id not in self._entries.get((uin, letter.lane), {}):
                         yield f"{name} was confirmed, and is not in the inbox of {uin}"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from pixiu.client.mail import MailLevel
+from pixiu.wire.levels import Level
 from tests.sim.cluster.process import Place, Process
 from tests.sim.cluster.registry import POLL_S
 from tests.sim.cluster.stores import BrokerProcess, RouterProcess
@@ -207,7 +207,7 @@ class SystemWorld(World):
         for _ in range(rng.choice((70, 100)) if burst else rng.choice((1, 1, 2, 5))):
             several = not burst and rng.random() < 0.15
             receivers = tuple(rng.sample(USERS, rng.choice((2, 3)))) if several else (one if burst else rng.choice(USERS),)
-            level = rng.choices((MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED), (8, 1, 1))[0]
+            level = rng.choices((Level.REPLICATED, Level.PERSISTED, Level.ACCEPTED), (8, 1, 1))[0]
             writer.send(receivers, lane, level, rng.choice((0, 20, 400)))
 
     def wander(self) -> None:

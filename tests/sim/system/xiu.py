@@ -8,9 +8,12 @@ from typing import Any, Final
 
 import xiu.core
 import xiu.events as xe
+from cluster.links.api import Outcome
 from cluster.replication import events as ev
-from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry, Position
+from cluster.runtime.contract import Settle
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk
 from tests.sim.system.base import Unlinked
@@ -21,7 +24,6 @@ from xiu.block import Block
 from xiu.reading import Reading
 from xiu.repair import Cursor
 from xiu.state import BLOCKS, KEY, MARK, MARKS, Decision, Head
-from xiu.streams import LEVELS
 
 MAX_RECORD_BYTES: Final = 1 << 20
 
@@ -132,7 +134,7 @@ class Machine:
         """See `Machine`."""
         process = self._process
         before = self.position.counter
-        process.step(Committed(entries[-1].counter, process.replica.copies))
+        process.step(xe.EntriesCommitted(entries, process.replica.copies))
         assert self.position.counter == entries[-1].counter
         process.world.mail.stored(process, entries)
         return [None] * (self.position.counter - before)
@@ -214,9 +216,10 @@ class XiuProcess(Unlinked):
         self._streams.pop(number, None)
 
     def _requested(self, number: int, request: xiu_pb2.StoreRequest) -> None:
-        received = xe.StoreReceived(
-            number, request.position, LEVELS[request.level], request.epoch, request.batch, request.count, self.world.unix_us()
-        )
+        level = Level.from_wire(request.level)
+        assert level is not None
+        at_us = self.world.unix_us()
+        received = xe.StoreReceived(number, request.position, level, request.epoch, request.batch, request.count, at_us)
         self.step(received)
 
     def _fetch(self, stream: Stream) -> None:
@@ -255,6 +258,8 @@ class XiuProcess(Unlinked):
                         found.reply(self._reply(effect))
                 case Propose():
                     self._propose(effect)
+                case Settle(outcome):
+                    assert outcome is Outcome.TAKEN, "no write fails here"
                 case _:
                     raise AssertionError(f"a Xiu says {effect}")
 
@@ -280,6 +285,7 @@ class XiuProcess(Unlinked):
                 )
                 for r in answer.results
             ],
-            layout_version=answer.layout_version, epoch=answer.epoch, committed=answer.committed, copies=answer.copies,
-            partition=self.place.partition, leader="" if answer.epoch else self.replica.leader_address,
+            layout_version=answer.triple.layout_version, epoch=answer.triple.epoch, committed=answer.triple.committed,
+            copies=answer.copies, partition=self.place.partition,
+            leader="" if answer.triple.epoch else self.replica.leader_address,
         )  # fmt: skip
