@@ -356,6 +356,10 @@ class MailWatch:
             if core.unsaved or core.waiting or core.busy:
                 yield f"{relay.place.name} is busy: {core.unsaved} cursors, {core.waiting} wait, {core.busy} busy"
             served += [(device.uin, device.device) for device in core.sessions]
+        for uin in sorted({uin for uin, _ in self._devices}):
+            owners = [relay.place.name for relay in self._world.running_relays() if relay.mail_devices.owns(uin)]
+            if len(owners) != 1:
+                yield f"the devices of {uin} are not served by one relay each: {owners} own them"
         if sorted(served) != sorted(self._devices):
             yield f"devices are not served by one relay each: {sorted(served)}"
 
