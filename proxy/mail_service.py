@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-import grpc
 import grpc.aio
 
 from cluster.runtime.context import Context
@@ -20,6 +19,8 @@ from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
@@ -33,7 +34,7 @@ MAX_CLIENT_BYTES: Final = 128
 FINISH_TIMEOUT_S: Final = 30.0
 """How long a writer that has said its last word is still answered."""
 POLL_S: Final = 0.02
-"""How often the last answers are looked for."""
+"""How often a proxy that drains looks whether all is answered."""
 
 Call = grpc.aio.ServicerContext[mail_pb2.MailRequest, mail_pb2.MailReply]
 
@@ -46,14 +47,23 @@ class WriterStream:
         self.ended = False
         self._window = window_bytes
         self._reply = mail_pb2.MailReply()
-        self._wake = asyncio.Event()
+        self.work = asyncio.Event()
+        """`give` has something."""
+        self.opened = False
+        self.finish: Callable[[], None] = lambda: None
+        """Called when all is said of a stream that has ended."""
+        self._all_said = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self.unconfirmed = 0
 
-    async def room(self) -> None:
-        """Until another batch may be taken."""
-        await self._room.wait()
+    def room(self) -> Awaitable[object] | None:
+        """What to wait for until another batch may be taken; None: nothing."""
+        return None if self._room.is_set() else self._room.wait()
+
+    async def finished(self) -> None:
+        """Until all of it is confirmed, and said."""
+        await self._all_said.wait()
 
     def took(self, up_to: int, size: int) -> None:
         """The pipeline has a batch up to this position."""
@@ -61,7 +71,7 @@ class WriterStream:
         self.unconfirmed += size
         if self.unconfirmed >= self._window:
             self._room.clear()
-        self._wake.set()
+        self._wake()
 
     def answered(self, answer: ev.Answer) -> None:
         """Results."""
@@ -78,29 +88,33 @@ class WriterStream:
         self.unconfirmed = answer.unconfirmed_bytes
         if self.unconfirmed < self._window:
             self._room.set()
-        self._wake.set()
+        self._wake()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
         """Something beside results."""
         self._reply.MergeFrom(reply)
-        self._wake.set()
+        self._wake()
 
     def end(self) -> None:
         """What waits is said, then the stream ends."""
         self.ended = True
         self._room.set()
-        self._wake.set()
+        self._wake()
 
-    async def replies(self) -> AsyncIterator[mail_pb2.MailReply]:
-        """Replies as they come, joined while one is being sent."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            reply, self._reply = self._reply, mail_pb2.MailReply()
-            if reply.ByteSize():
-                yield reply
-            if self.ended and not self._reply.ByteSize():
-                return
+    def give(self) -> mail_pb2.MailReply | None:
+        """The next reply: all that has come while the one before was written."""
+        reply, self._reply = self._reply, mail_pb2.MailReply()
+        if reply.ByteSize():
+            return reply
+        if self.ended:
+            self.finish()
+        if not self.unconfirmed:
+            self._all_said.set()
+        return None
+
+    def _wake(self) -> None:
+        self._all_said.clear()
+        self.work.set()
 
 
 class MailService(mail_pb2_grpc.MailerServicer):
@@ -164,24 +178,28 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     # --- writers
 
-    async def Send(self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call) -> AsyncIterator[mail_pb2.MailReply]:
+    async def Send(  # type: ignore[override]  # the generated base has the synchronous signature as well
+        self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call
+    ) -> None:
         """One writer's stream."""
-        number = next(self._numbers)
-        stream = WriterStream(number, self._window)
+        handler: GrpcHandler[mail_pb2.MailReply, mail_pb2.MailRequest] = GrpcHandler(context)
+        stream = WriterStream(next(self._numbers), self._window)
+        duplex = Duplex(
+            handler, lambda request: self._request(stream, request), stream.give,
+            work=stream.work, over=lambda: self._over(stream), last=stream.finished, last_s=FINISH_TIMEOUT_S,
+        )  # fmt: skip
+        stream.finish = duplex.finish
         try:
             self._admit(stream)
         except PixiuError as refused:
-            yield mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200))
-            return
-        reader = asyncio.get_running_loop().create_task(self._read(stream, request_iterator))
-        try:
-            async for reply in stream.replies():
-                yield reply
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            self._streams.pop(number, None)
-            self.runner.step(ev.WriterClosed(number))
+            stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200)))
+            stream.end()
+        await duplex.run()
+
+    def _over(self, stream: WriterStream) -> None:
+        stream.ended = True
+        if self._streams.pop(stream.number, None) is not None:
+            self.runner.step(ev.WriterClosed(stream.number))
 
     def _admit(self, stream: WriterStream) -> None:
         if self._draining:
@@ -190,27 +208,21 @@ class MailService(mail_pb2_grpc.MailerServicer):
             raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
         self._streams[stream.number] = stream
 
-    async def _read(self, stream: WriterStream, requests: AsyncIterator[mail_pb2.MailRequest]) -> None:
-        opened = False
+    def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
+        if stream.ended:
+            return None
         try:
-            async for request in requests:
-                if request.HasField("hello") and not opened:
-                    self._hello(stream, request.hello)
-                    opened = True
-                if request.count:
-                    if not opened:
-                        raise InvalidArgument("a stream begins with `hello`")
-                    self._take(stream, request)
-                await stream.room()
-                if stream.ended:
-                    return
-            end = asyncio.get_running_loop().time() + FINISH_TIMEOUT_S
-            while stream.unconfirmed and not stream.ended and asyncio.get_running_loop().time() < end:
-                await asyncio.sleep(POLL_S)
+            if request.HasField("hello") and not stream.opened:
+                self._hello(stream, request.hello)
+                stream.opened = True
+            if request.count:
+                if not stream.opened:
+                    raise InvalidArgument("a stream begins with `hello`")
+                self._take(stream, request)
         except PixiuError as wrong:
             stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
-        finally:
             stream.end()
+        return stream.room()
 
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES or hello.worker >= WORKERS or not 0 < hello.generation <= MAX_GENERATION:

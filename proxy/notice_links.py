@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Final
 
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
-from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Duplex, Outbox
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from proxy import mail_events as ev
 from proxy.mail_notices import Notices
+
+MAX_WAITING: Final = 1 << 16
+"""Batches of one stream; the core bounds those that are unanswered, so there are never so many. Policy: a further one is lost."""
 
 
 class _Stream:
@@ -25,13 +29,12 @@ class _Stream:
 
     def __init__(self, relay: int, address: str, channels: Channels, owner: NoticeLinks) -> None:
         self.relay, self._address, self._channels, self._owner = relay, address, channels, owner
-        self._outbox: asyncio.Queue[delivery_pb2.NoticeBatch] = asyncio.Queue()
-        """Bounded by what may be unanswered."""
+        self._outbox = Outbox[delivery_pb2.NoticeBatch](MAX_WAITING)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-notices-{relay:016x}")
         self._task.add_done_callback(owner.ended)
 
     def send(self, batch: delivery_pb2.NoticeBatch) -> None:
-        self._outbox.put_nowait(batch)
+        self._outbox.put(batch)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -42,31 +45,18 @@ class _Stream:
         return self._task
 
     async def _run(self) -> None:
-        call: Any = None
-        try:
-            call = delivery_pb2_grpc.MailNoticesStub(self._channels.acquire(self._address)).Notify()
-            writer = asyncio.get_running_loop().create_task(self._write(call))
-            try:
-                while isinstance(reply := await call.read(), delivery_pb2.NoticesTaken):
-                    self._owner.taken(self.relay, reply)
-            finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-        except (Unavailable, *STREAM_ERRORS):
-            pass  # what is unanswered is told again, by `broken`
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-        finally:
-            if call is not None:
-                call.cancel()
-            self._owner.broken(self)
-            await self._channels.release(self._address)
+        call: GrpcCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken] = GrpcCall.over(
+            self._channels, self._address, lambda channel: delivery_pb2_grpc.MailNoticesStub(channel).Notify()
+        )
+        async with call:
+            # What is unanswered at the end is told again, by `broken`.
+            await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            await call.write(await self._outbox.get())
+    def _taken(self, reply: delivery_pb2.NoticesTaken) -> None:
+        self._owner.taken(self.relay, reply)
+
+    def _over(self) -> None:
+        self._owner.broken(self)
 
 
 class NoticeLinks:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Protocol
 
-import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
+from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy import events as ev
@@ -24,8 +25,6 @@ from proxy.worker_leases import Lender
 
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
-CLOSE_TIMEOUT_S = 2.0
-"""How long a write under way may take when the stream ends."""
 FINISH_TIMEOUT_S = 10.0
 """How long a publisher that has said its last word is still answered."""
 
@@ -65,10 +64,11 @@ class PublisherStream:
         self._unresolved = 0
         self._up_to = 0
         self._failures: list[ev.Failure] = []
-        self._extra: list[wire_pb2.PublishReply] = []
+        self._extra: deque[wire_pb2.PublishReply] = deque()
         self._delivered: list[int] = []
-        self._wake = asyncio.Event()
-        self._ended = False
+        self._written = 0
+        self.work = asyncio.Event()
+        """`give` has something."""
         self._room = asyncio.Event()
         self._room.set()
         self._all_resolved = asyncio.Event()
@@ -98,52 +98,40 @@ class PublisherStream:
             self._unresolved -= self._sizes.popleft()[1]
         if self._unresolved < self._window:
             self._room.set()
-        self._wake.set()
+        self.work.set()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
         """Send something besides what is resolved."""
+        self._all_resolved.clear()
         self._extra.append(reply)
-        self._wake.set()
+        self.work.set()
 
     def delivered(self, signals: list[int]) -> None:
         """Gateways delivered these of its signals. At most as many wait here as the core remembers."""
         self._delivered += signals
-        self._wake.set()
+        self.work.set()
 
-    def end(self) -> None:
-        """The publisher is gone: write nothing more."""
-        self._ended = True
-        self._wake.set()
+    def give(self) -> wire_pb2.PublishReply | None:
+        """The next reply; what comes while one is being written is joined."""
+        if self._extra:
+            return self._extra.popleft()
+        if self._delivered:
+            delivered, self._delivered = self._delivered, []
+            return wire_pb2.PublishReply(delivered=delivered)
+        if self._up_to > self._written or self._failures:
+            # Failures of positions up to `up_to` must not come after it.
+            failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
+            self._written = self._up_to if not self._failures else max(self._written, self._failures[0].first - 1)
+            return wire_pb2.PublishReply(up_to=self._written, failures=[_failure_of(failure) for failure in failures])
+        if not self._sizes:
+            self._all_resolved.set()
+        return None
 
-    async def write_all(self, context: Context) -> None:
-        """Write replies as they come, joined while a write is under way."""
-        written = 0
-        while not self._ended:
-            await self._wake.wait()
-            self._wake.clear()
-            extra, self._extra = self._extra, []
-            if self._delivered:
-                extra.append(wire_pb2.PublishReply(delivered=self._delivered))
-                self._delivered = []
-            for reply in extra:
-                await context.write(reply)
-            while (self._up_to > written or self._failures) and not self._ended:
-                # Failures of positions up to `up_to` must not come after it.
-                failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
-                written = self._up_to if not self._failures else max(written, self._failures[0].first - 1)
-                await context.write(
-                    wire_pb2.PublishReply(
-                        up_to=written,
-                        failures=[
-                            wire_pb2.PublishFailure(
-                                first=f.first, last=f.last, code=f.code, text=f.text, retry_after_ms=f.retry_after_ms
-                            )
-                            for f in failures
-                        ],
-                    )
-                )
-            if not self._sizes:
-                self._all_resolved.set()
+
+def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
+    return wire_pb2.PublishFailure(
+        first=failure.first, last=failure.last, code=failure.code, text=failure.text, retry_after_ms=failure.retry_after_ms
+    )
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
@@ -162,46 +150,39 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """One publisher's stream."""
+        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
         try:
             number = self._host.admit(publisher)
         except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
-        writer = asyncio.create_task(publisher.write_all(context))
-        reader = asyncio.create_task(self._read(number, publisher, request_iterator))
-        try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            problem = reader.exception() if reader.done() else None
-            if reader.done() and problem is None:
-                await _first_of(writer, publisher.finished(), FINISH_TIMEOUT_S)
-        finally:
+            await handler.refuse(error)
+
+        def over() -> None:
             self._host.left(number)
             if publisher.worker is not None:
                 self._host.lender.give_back(publisher.worker, 0)
-            publisher.end()
-            reader.cancel()
-            # A write under way is left to end: gRPC refuses to close a call in the middle of one.
-            await asyncio.wait({reader, writer}, timeout=CLOSE_TIMEOUT_S)
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if isinstance(problem, PixiuError):
-            await context.abort(GRPC_STATUS[problem.code], str(problem))
-        elif problem is not None:
-            raise problem
 
-    async def _read(self, number: int, publisher: PublisherStream, requests: AsyncIterator[wire_pb2.PublishRequest]) -> None:
-        async for request in requests:
-            if request.HasField("hello"):
-                await self._hello(number, publisher, request.hello)
-            if request.renew_worker and publisher.worker is not None:
-                loan = self._host.lender.renew(publisher.worker, _now_ms())
-                publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
-            if request.last_used_ms and publisher.worker is not None:
-                self._host.lender.give_back(publisher.worker, request.last_used_ms)
-                publisher.worker = None
-            if request.count:
-                self._take(number, publisher, request)
-                await publisher.room()
+        stream = Duplex(
+            handler, lambda request: self._request(number, publisher, request), publisher.give,
+            work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
+        )  # fmt: skip
+        try:
+            await stream.run()
+        except PixiuError as error:
+            await handler.refuse(error)
+
+    async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+        if request.HasField("hello"):
+            await self._hello(number, publisher, request.hello)
+        if request.renew_worker and publisher.worker is not None:
+            loan = self._host.lender.renew(publisher.worker, _now_ms())
+            publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
+        if request.last_used_ms and publisher.worker is not None:
+            self._host.lender.give_back(publisher.worker, request.last_used_ms)
+            publisher.worker = None
+        if request.count:
+            self._take(number, publisher, request)
+            await publisher.room()
 
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
@@ -223,13 +204,6 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
         self._host.publish(number, request)
-
-
-async def _first_of(task: asyncio.Task[None], other: Coroutine[None, None, None], timeout_s: float) -> None:
-    """Wait for one of two, at most so long."""
-    waiting = asyncio.ensure_future(other)
-    await asyncio.wait({task, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
 
 
 def _now_ms() -> int:

@@ -34,7 +34,7 @@ MAX_TRIES: Final = 10
 """How often a registration is tried again because the registry changed under it."""
 MAX_COMPARED: Final = 64
 """With how many registered nodes the hash of the settings is compared: all of them agree with each other already."""
-RETRY_LAST_S: Final = 5.0
+MAX_BACKOFF_S: Final = 5.0
 """The longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
 
@@ -72,7 +72,7 @@ class Membership:
         self._unwritten = False
         """The node's data in the registry may be older than ours."""
         self._lock = asyncio.Lock()
-        self._restorer = Restorer(zookeeper, self._restore, "the process's node", RETRY_LAST_S)
+        self._restorer = Restorer(zookeeper, self._restore, "the process's node", MAX_BACKOFF_S)
         self.registrations = 0
         """How often the node was created."""
 

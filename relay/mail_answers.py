@@ -79,9 +79,8 @@ def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | ev.Failur
     """The result of each item of a request, 0 or above; else why there is none."""
     if reply is None or len(reply.results) != count:
         return [ev.Failure.LATER] * count
-    return [
-        result if result >= 0 else ev.Failure.FENCED if result == -Code.OLD_SESSION else ev.Failure.REFUSED for result in reply.results
-    ]
+    fenced, refused = ev.Failure.FENCED, ev.Failure.REFUSED
+    return [result if result >= 0 else fenced if result == -Code.OLD_SESSION else refused for result in reply.results]
 
 
 def records_of(

@@ -50,16 +50,19 @@ def tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 
 
-def imports(source: str) -> Iterator[str]:
+@cache
+def imports(source: str) -> tuple[str, ...]:
     """Every dotted name that a module imports."""
+    found: list[str] = []
     for node in ast.walk(tree(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(found)
 
 
+@cache
 def tops(source: str) -> set[str]:
     """The top-level packages that a module imports."""
     return {name.split(".")[0] for name in imports(source)}

@@ -209,9 +209,7 @@ class Machine:
     ) -> int:
         store = self.store
         cursor, head = in_loop(lambda: (store.cursor(), store.head))
-        needed = sum(file.stat().st_size for file in store.folder.glob("*.sst"))
-        if self.free_bytes() < needed:
-            raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {store.folder}")
+        self.require_room()
         building = self._folder.with_suffix(BUILDING)
         shutil.rmtree(building, ignore_errors=True)
         try:
@@ -269,6 +267,13 @@ class Machine:
             self.store.flush()
 
         await self._in_thread(flush)
+
+    def require_room(self) -> None:
+        """Whether another store of this size has room beside it. Raises DiskFull."""
+        folder = self.store.folder
+        needed = sum(file.stat().st_size for file in folder.glob("*.sst"))
+        if self.free_bytes() < needed:
+            raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {folder}")
 
     def free_bytes(self) -> int:
         """Of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""

@@ -10,10 +10,11 @@ import xxhash
 
 from cluster.membership.events import NO_OTHER, ClusterChanged, Gateway, OtherRole, Replica
 from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
 
 FIRST_RETRY_S: Final = 0.2
-LAST_RETRY_S: Final = 5.0
-"""The pause before a snapshot is tried again doubles from the first to the last value."""
+MAX_RETRY_S: Final = 5.0
+"""The pause before a snapshot is tried again doubles from the first value to this one."""
 
 
 @dataclass(slots=True)
@@ -68,6 +69,5 @@ class ClusterView:
 def retry_pause_s(endpoint: EndpointID, attempt: int) -> float:
     """The pause after an attempt to take a snapshot, the first is 1. The jitter comes from the process and the attempt:
     replicas that start together do not try together."""
-    pause: float = min(FIRST_RETRY_S * 2 ** min(attempt - 1, 10), LAST_RETRY_S)
     spread = xxhash.xxh3_64_intdigest(endpoint.to_bytes(8, "little") + attempt.to_bytes(8, "little"))
-    return pause * (0.5 + spread % 1024 / 2048)
+    return Backoff(FIRST_RETRY_S, MAX_RETRY_S, lambda: spread % 1024 / 1024).after_s(attempt)

@@ -15,8 +15,9 @@ from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
-from pixiu.client.client import Client, Destination, connect
-from pixiu.client.mail_writer import LevelName, level_of
+from pixiu.client.client import Client, connect
+from pixiu.client.destination import Destination
+from pixiu.client.mail_options import LevelName, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument

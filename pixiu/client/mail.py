@@ -31,6 +31,7 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
+from pixiu.rpc.backoff import Backoff
 from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.levels import Level, Triple
 
@@ -159,7 +160,7 @@ class MailSender:
         self._proxies = list(proxies)
         self._worker = worker
         self._clock_s = clock_s
-        self._uniform = uniform
+        self._backoff = Backoff(options.backoff_s, min(MAX_BACKOFF_S, options.max_backoff_s), uniform)
         self._next_proxy = int(uniform() * len(proxies)) if proxies else 0
         self._stream = 0
         self._last_stream = 0
@@ -336,8 +337,7 @@ class MailSender:
         self._in_flight, self._in_flight_bytes = {}, 0
         if self._worker() == self._stream_worker:
             self._failures += 1
-            backoff = min(self._options.backoff_s * 2 ** min(self._failures - 1, 16), MAX_BACKOFF_S, self._options.max_backoff_s)
-            self._rest_until = now + max(rest_s, backoff * (0.5 + 0.5 * self._uniform()) if self._failures > 1 else 0.0)
+            self._rest_until = now + max(rest_s, self._backoff.after_s(self._failures) if self._failures > 1 else 0.0)
         return [CloseStream(stream), *self._open(now)]
 
     def _finish_drain(self, now: float) -> list[Effect]:

@@ -36,6 +36,7 @@ from pixiu.client.events import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Draining, Unavailable
+from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import LANE_FIRST
 
 MAX_FAILURE_RANGES: Final = 10_000
@@ -101,7 +102,7 @@ class PublisherCore:
         if not proxies:
             raise ValueError("a publisher needs at least one proxy")
         self._options = options
-        self._uniform = uniform
+        self._backoff = Backoff(options.backoff_s, options.max_backoff_s, uniform)
         # A silent proxy is left early enough for one more try within the time that a message has.
         self._stall_s = options.publish_timeout_s / 2
         self._proxies: dict[str, _Proxy] = {}
@@ -263,8 +264,7 @@ class PublisherCore:
         self.counters.streams_died += 1
         self._last_reason = f"{proxy.address}: {reason}"
         proxy.deaths += 1
-        backoff = min(self._options.backoff_s * 2 ** min(proxy.deaths - 1, 16), self._options.max_backoff_s)
-        proxy.rest_until = now + backoff * (0.5 + 0.5 * self._uniform())
+        proxy.rest_until = now + self._backoff.after_s(proxy.deaths)
         self._change(proxy, ProxyEvent.DIED)
         return [CloseStream(stream), RefreshCluster(), *self._move_all(proxy, now)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 from broker.core import Core, State
@@ -16,6 +15,7 @@ from cluster.runtime.contract import RecordsReceived, SendControl, SendRecords, 
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2
+from tests.support.effects import of
 
 ME, LOW, HIGH = EndpointID(20), EndpointID(15), EndpointID(25)
 ROUTER, STRANGER, PROXY = EndpointID(11), EndpointID(12), EndpointID(9)

@@ -16,6 +16,7 @@ from cluster.runtime.contract import Tick
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.v1 import control_pb2
+from tests.support.effects import of
 
 ME = EndpointID(20)
 R1, R2 = EndpointID(11), EndpointID(12)

@@ -22,7 +22,8 @@ from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
-from tests.support.roles import WAIT_S, Roles, at_least, until
+from tests.support.roles import WAIT_S, Roles, at_least
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 RELAY = 0xFEED
@@ -121,7 +122,7 @@ class Stage:
                             found.append(delivery_pb2.MailDevice(uin=uin, key=key, connect_time=value >> 3, device=NUMBER))
             return bool(found)
 
-        await until("a relay knows the device", known)
+        await until(known, "a relay knows the device")
         return found[-1]
 
     async def metric(self, name: str) -> float:
@@ -200,7 +201,7 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
     await newer.open()
     assert (await older.status())[0] is grpc.StatusCode.UNAVAILABLE
     await newer.send(mail(5, 1))
-    await until("it is dropped", lambda: at_least(stage.metric("mail_without_connection_total"), 1))
+    await until(lambda: at_least(stage.metric("mail_without_connection_total"), 1), "it is dropped")
 
     # Of a cluster that keeps no mail.
     await stage.roles.layout("/none", router=1, broker=1)

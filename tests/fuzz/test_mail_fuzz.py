@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -14,7 +13,7 @@ from pixiu.wire.record import Kind, encode
 from proxy import mail_events as ev
 from proxy.mail import MailCore
 
-SEEDS = max(int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "0")) // 100, 20)
+SEEDS = max(runs("PIXIU_FUZZ_EXAMPLES", local=500, ci=2000) // 100, 5)
 CODES = ("", "", "", "ID_REUSED", "OVERLOADED", "NOT_LEADER", "DISK_FULL", "STALE_WRITER", "nonsense")
 
 

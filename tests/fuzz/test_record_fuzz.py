@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from proxy import events as ev
 from proxy.core import Core as ProxyCore
 from tests.proxy.driver import forward
 
-EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "300"))
+EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz
 
 ids = st.integers(0, (1 << 63) - 1)

@@ -154,6 +154,7 @@ def test_a_message_is_delivered_once() -> None:
     assert core.counters.deliveries == 1
 
 
+@pytest.mark.slow
 def test_the_dedupe_set_is_bounded_and_remembers_a_generation() -> None:
     core = gateway()
     joined(core, 1, 7, 42)

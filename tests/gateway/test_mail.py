@@ -300,6 +300,7 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
 def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> None:
     rng = random.Random(seed)
     gateway = Gateway()

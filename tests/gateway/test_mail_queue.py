@@ -16,6 +16,7 @@ from pixiu.mqtt import codec
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
+from pixiu.rpc.duplex import Duplex
 from pixiu.wire.envelope import REDELIVERED, Envelope, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
@@ -66,18 +67,28 @@ def test_ranges_without_end_are_refused() -> None:
 class Call:
     """A call whose client reads when it is told to."""
 
+    serves = True
+
     def __init__(self) -> None:
         self.written: list[Any] = []
         self.reads = asyncio.Semaphore(0)
 
-    async def write(self, reply: Any) -> None:
-        self.written.append(reply)
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> wire_pb2.SubscribeRequest | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def write(self, message: wire_pb2.SubscribeReply) -> None:
+        self.written.append(message)
         await self.reads.acquire()
 
 
 async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read() -> None:
     stream, call = _Stream(World().clients), Call()
-    writer = asyncio.create_task(stream.write_all(call))  # type: ignore[arg-type]
+    duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
+    running = asyncio.create_task(duplex.run())
     stream.deliver_mail([item(1)], True)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -94,8 +105,9 @@ async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read(
     assert max(len(reply.mail) for reply in call.written) <= MAX_BATCH_BYTES
     stream.deliver_mail([item(seq) for seq in range(100, 101 + MAX_WAITING)], False)
     assert stream.closing == OVERRUN
-    stream.end()
-    await writer
+    duplex.end("")
+    call.reads.release()
+    await running
 
 
 class Transport:

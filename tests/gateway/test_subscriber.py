@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,16 +18,28 @@ HOPS = 20
 """Turns of the loop between the bytes of a request and the request."""
 
 
-async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequest]:
-    await there.wait()
-    for _ in range(HOPS):
-        await asyncio.sleep(0)
-    yield HELLO
+class Carrier:
+    """A stream whose hello comes when `there` is set."""
+
+    serves = True
+
+    def __init__(self, there: asyncio.Event) -> None:
+        self._there = there
+
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+    async def write(self, message: wire_pb2.SubscribeReply) -> None: ...
+
+    async def read(self) -> wire_pb2.SubscribeRequest | None:
+        await self._there.wait()
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+        return HELLO
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
     clients = World().clients
-    return await SubscriberService(clients)._first(_Stream(clients), requests(there))
+    return await SubscriberService(clients)._first(_Stream(clients), Carrier(there))
 
 
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

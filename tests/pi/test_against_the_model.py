@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -37,8 +36,11 @@ from pixiu.wire.inbox_operations import (
 )
 from tests.pi.memory import HOUR, START_S, MemoryStore, at_us
 from tests.pi.model import Model
+from tests.support.effort import runs
 
-SEEDS = int(os.environ.get("PIXIU_PI_SEEDS", "60"))
+pytestmark = pytest.mark.sim
+
+SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=60)
 LIMITS = Limits(cap=12, refuse_full=0, dedupe_s=5 * HOUR, history_s=0, age_s=20 * HOUR, device_age_s=30 * HOUR)
 UINS = (3, 7, 11)
 

@@ -32,7 +32,10 @@ from pixiu.wire.inbox_operations import (
     encode,
 )
 from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
+from tests.support.effort import runs
 from tests.support.pi import acknowledges, appends, message
+
+SEEDS = runs("PIXIU_PI_SEEDS", local=5, ci=20)
 
 
 def of(values: dict[bytes, bytes]) -> list[int]:
@@ -80,7 +83,7 @@ def some_operations(random: Random, sent: int) -> list[Operation]:
     return random.choices(choices, [8, 1, 1, 1, 4, 1, 1, 2], k=random.randint(1, 3))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_replica_that_remembers_nothing_comes_to_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "SWEEP_ENTRIES", 7)
     random = Random(seed)

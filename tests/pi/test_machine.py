@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, OpenSessions, e
 from tests.pi.memory import START_S, at_us
 from tests.support.disks import small_disk
 from tests.support.pi import appends, message
+from tests.support.waiting import until
 
 UIN = 7
 WAIT_S = 60.0
@@ -43,13 +43,6 @@ async def machine(folder: Path, map_mb: int = 64, failed: list[PixiuError] | Non
         yield made
     finally:
         await made.close()
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -114,6 +107,7 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert again.state.inboxes.head(UIN, 1).last == 40
 
 
+@pytest.mark.process
 async def test_a_write_that_was_taken_in_part_is_a_full_disk_if_the_disk_is_full(tmp_path: Path) -> None:
     short = lmdb.Error("mdb_txn_commit: Input/output error")  # all that LMDB says of a short write
     with small_disk(tmp_path / "small", "4m") as disk:

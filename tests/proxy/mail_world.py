@@ -6,8 +6,6 @@ that changes has a new epoch; what it had answered stays.
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,15 +25,12 @@ from proxy.mail import MailCore
 START_MS = 1_750_000_000_000
 
 
-class World:
-    """Events in the order of their times; the same seed gives the same run."""
+class World(Simulation):
+    """Senders, proxies and models of stores; the same seed gives the same run."""
 
     def __init__(self, seed: int, xius: int = 2, pis: int = 2, proxies: int = 2, senders: int = 2, lossy: bool = True) -> None:
-        self.chance = random.Random(seed)
+        super().__init__(seed, now=1000.0)
         self.lossy = lossy
-        self.now = 1000.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self.xius = [XiuModel(self, partition) for partition in range(xius)]
         self.pis = [PiModel(self, partition) for partition in range(pis)]
         self.proxies = [ProxyModel(self, number) for number in range(proxies)]
@@ -43,29 +38,13 @@ class World:
         self.refused: dict[str, int] = {}
         """What the models refused, by code."""
 
-    def after(self, delay: float, what: Callable[[], None]) -> None:
-        """Do something later."""
-        self._count += 1
-        heapq.heappush(self._heap, (self.now + delay, self._count, what))
-
     def soon(self, what: Callable[[], None], least: float = 0.0005) -> None:
         """Do something after a random while."""
-        self.after(least + self.chance.expovariate(400), what)
+        self.after(least + self.rng.expovariate(400), what)
 
-    def run(self, seconds: float) -> None:
-        """Let so much time pass."""
-        end = self.now + seconds
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, what = heapq.heappop(self._heap)
-            what()
-        self.now = end
-
-    def run_until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
-        """Let time pass until something holds."""
-        end = self.now + limit_s
-        while not condition():
-            assert self.now < end, "it did not come"
-            self.run(0.05)
+    def all_sent(self) -> bool:
+        """Whether every sender knows what became of its mail."""
+        return all(sender.done() for sender in self.senders)
 
     def refuse(self, code: str) -> None:
         """Count one."""
@@ -95,14 +74,14 @@ class Pipe:
     def cut(self) -> None:
         """Break it: a first part of what is under way may still arrive, late."""
         self.broken = True
-        keep = self._world.chance.randrange(len(self._items) + 1) if self._items else 0
+        keep = self._world.rng.randrange(len(self._items) + 1) if self._items else 0
         while len(self._items) > keep:
             self._items.pop()
 
     def _next(self) -> None:
         if self._items and not self._busy:
             self._busy = True
-            self._world.after(self._world.chance.expovariate(300 if not self.broken else 3), self._arrive)
+            self._world.after(self._world.rng.expovariate(300 if not self.broken else 3), self._arrive)
 
     def _arrive(self) -> None:
         self._busy = False
@@ -126,7 +105,7 @@ class XiuModel:
         if not self.leads:
             return None
         triple = Triple(1, self.epoch, self._last)
-        refusal = self.refusing if self._world.chance.random() < 0.5 else ""
+        refusal = self.refusing if self._world.rng.random() < 0.5 else ""
         if request.epoch not in (0, self.epoch):
             refusal = "STALE_STREAM"
         if refusal:
@@ -169,7 +148,7 @@ class PiModel:
             return None
         triple = Triple(1, self.epoch, 0)
         operations = decode(request.operations)
-        code = self.refusing if self._world.chance.random() < 0.5 else ""
+        code = self.refusing if self._world.rng.random() < 0.5 else ""
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             if self._ended.get((link, operation.writer.worker), -1) >= operation.writer.generation:
@@ -273,10 +252,11 @@ class ProxyModel:
 
     def step(self, event: ev.Event) -> None:
         """Give the core an event."""
+        self._world.note(self.name.encode(), type(event).__name__.encode())
         self._perform(self.core.step(event, self._world.now))
         if not self._turn:
             self._turn = True
-            self._world.after(0.0, lambda core=self.core: self._end_turn(core))  # type: ignore[misc]
+            self._world.after(0.0, self._end_turn, self.core)
 
     def _end_turn(self, core: MailCore) -> None:
         if core is self.core and self.alive:
@@ -385,9 +365,7 @@ class SenderModel:
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=120.0)
         names = [proxy.name for proxy in self.world.proxies]
         self.worker = self.number + 1
-        self.core = MailSender(
-            options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.chance.random
-        )
+        self.core = MailSender(options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.rng.random)
         self._pipe: Pipe | None = None
         self._stream = 0
         self._made = 0

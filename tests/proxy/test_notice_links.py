@@ -15,7 +15,7 @@ from pixiu.ids import EndpointID
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from proxy import mail_events as ev
 from proxy.notice_links import NoticeLinks
-from tests.support.roles import until
+from tests.support.waiting import until
 
 PROXY, RELAY = EndpointID(300), EndpointID(900)
 
@@ -95,7 +95,7 @@ async def told(relay: Relay, *uins: int) -> None:
     async def all_told() -> bool:
         return relay.uins[-len(uins) :] == list(uins)
 
-    await until(f"{uins} told", all_told)
+    await until(all_told, f"{uins} told")
 
 
 async def forgotten(proxy: Proxy) -> None:
@@ -104,7 +104,7 @@ async def forgotten(proxy: Proxy) -> None:
     async def nothing() -> bool:
         return bool(proxy.links.core.counters.notices) and not proxy.links.core.waiting
 
-    await until("nothing waits", nothing)
+    await until(nothing, "nothing waits")
 
 
 async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay) -> None:

@@ -12,7 +12,8 @@ from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.ids import LAST_GENERATION
 from registry.embedded import EmbeddedZooKeeper
 from registry.leases import Instance, InstanceLease
-from tests.support.zookeeper import connected, expire, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire
 
 
 async def generation(zookeeper: ZooKeeper, root: str, number: int, value: int) -> None:

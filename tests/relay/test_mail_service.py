@@ -12,7 +12,7 @@ from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
 from relay import mail_core
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
-from tests.support.roles import until
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def seen(world: World, *seqs: int) -> None:
     async def came() -> bool:
         return world.gateway.seqs[-len(seqs) :] == list(seqs)
 
-    await until(f"{seqs} at the gateway", came)
+    await until(came, f"{seqs} at the gateway")
 
 
 async def saved(world: World, up_to: int) -> None:
@@ -38,7 +38,7 @@ async def saved(world: World, up_to: int) -> None:
     async def there() -> bool:
         return world.cursor() == up_to and not world.service.core.deliveries.unsaved
 
-    await until(f"cursor {up_to}", there)
+    await until(there, f"cursor {up_to}")
 
 
 def batch(number: int, *mails: tuple[int, int, bytes], uin: int = UIN) -> delivery_pb2.NoticeBatch:
@@ -138,6 +138,7 @@ async def test_what_a_gateway_does_not_take_is_bounded_and_its_stream_opened_ane
         await world.stop()
 
 
+@pytest.mark.slow
 async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: World) -> None:
     world.store()
     world.pi.leads = False
@@ -146,7 +147,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def asked() -> bool:
         return world.pi.streams > 2
 
-    await until("the leader is looked for", asked)
+    await until(asked, "the leader is looked for")
     world.pi.leads = True
     await seen(world, 1)
     await saved(world, 1)
@@ -158,7 +159,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def again() -> bool:
         return world.pi.streams > before
 
-    await until("another stream", again)
+    await until(again, "another stream")
     world.pi.mute = False
     await seen(world, 2)
     await saved(world, 2)

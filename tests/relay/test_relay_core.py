@@ -20,6 +20,7 @@ from pixiu.wire.uin_list import address, uin_list
 from pixiu.wire.v1 import control_pb2
 from relay.core import Core
 from relay.login_conflicts import Contests
+from tests.support.effects import of
 
 ME, PEER, OTHER = EndpointID(10), EndpointID(11), EndpointID(12)
 PROXY, GATEWAY, SECOND = EndpointID(20), EndpointID(30), EndpointID(31)

@@ -17,16 +17,13 @@ from cluster.runtime.contract import SendControl, Settled, Tick
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core
+from tests.support.effects import of
 
 ME, PEER, THIRD = EndpointID(10), EndpointID(11), EndpointID(12)
 BROKER, OTHER_BROKER = EndpointID(20), EndpointID(21)
 GATEWAY = EndpointID(30)
 INSTANCE = 3
 E = TypeVar("E", bound=Effect)
-
-
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def login(counter: int, room: int, uin: int = 7, generation: int = 1) -> Update:

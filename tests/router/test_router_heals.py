@@ -18,6 +18,7 @@ from cluster.runtime.contract import SendControl, Tick
 from pixiu.ids import EndpointID, GatewayMsgID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core
+from tests.support.effects import of
 
 ME, LOW, PEER = EndpointID(10), EndpointID(5), EndpointID(11)
 BROKER = EndpointID(20)
@@ -26,10 +27,6 @@ INSTANCE, OTHER = 3, 4
 GONE_S = 3.0
 RULE = Rule(0, 1)
 E = TypeVar("E", bound=Effect)
-
-
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def controls(effects: Iterable[Effect], peer: EndpointID) -> list[control_pb2.Control]:

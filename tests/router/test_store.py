@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ReplicaStore("router", tmp_path / "file" / "db", 16 * MIB)
 
 
+@pytest.mark.process
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom cluster.membership.lww_map import Update\n"

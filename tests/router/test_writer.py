@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster.membership.lww_map import Key, LwwMap, Update
 from cluster.membership.replica_store import ReplicaStore
 from cluster.membership.store_writer import MAX_PENDING, StoreWriter
 from pixiu.ids import gateway_msg_id
+from tests.support.waiting import until
 
 MIB = 1 << 20
 
@@ -25,12 +24,6 @@ def content(folder: Path) -> LwwMap:
         membership.merge(chunk, 0.0)
     store.close()
     return membership
-
-
-async def until(found: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not found():
-            await asyncio.sleep(0.005)
 
 
 async def test_many_changes_share_a_transaction_and_all_are_there_after_closing(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 from pixiu.client.inbox import Inbox
 from pixiu.client.inbox_core import MailGap
-from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN
 from pixiu.tools.replay.driver import monotonic_us

@@ -258,7 +258,7 @@ class Clients:
         for user in self.users:
             if user.connection is not None and user.connection.gateway is process:
                 user.connection = None
-                self._world.wire.after(self._world.rng.uniform(0.05, 0.5), lambda user=user: self.connect(user))  # type: ignore[misc]
+                self._world.wire.after(self._world.rng.uniform(0.05, 0.5), self.connect, user)
 
     def to_user(self, process: GatewayProcess, uin: int) -> list[Connection]:
         """The connections on a gateway that asked for a user's own messages."""
