@@ -25,10 +25,6 @@ GONE_S = 3.0
 E = TypeVar("E", bound=Effect)
 
 
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def view(*brokers: EndpointID, gateways: bool = True, routers: tuple[EndpointID, ...] = (ROUTER,)) -> ev.ClusterChanged:
     known = (ev.Gateway(GATEWAY, INSTANCE, 1),) if gateways else ()
     others = tuple(ev.Replica(broker, 0) for broker in brokers)

@@ -23,10 +23,6 @@ R1, R2 = EndpointID(11), EndpointID(12)
 E = TypeVar("E", bound=Effect)
 
 
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def view(*routers: ev.Replica, partitions: int = 1, router_partitions: int = 1, router_next: int = 0) -> ev.ClusterChanged:
     gateways = (ev.Gateway(EndpointID(31), 1, 1),)
     there = ev.OtherRole(router_partitions, router_next or router_partitions, routers)

@@ -12,6 +12,7 @@ from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
 from proxy import mail_events as ev
 from proxy.mail import MailCore
+from tests.support.effort import runs
 
 SEEDS = max(runs("PIXIU_FUZZ_EXAMPLES", local=500, ci=2000) // 100, 5)
 CODES = ("", "", "", "ID_REUSED", "OVERLOADED", "NOT_LEADER", "DISK_FULL", "STALE_WRITER", "nonsense")

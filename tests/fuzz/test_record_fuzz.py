@@ -15,6 +15,7 @@ from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
 from proxy import events as ev
 from proxy.core import Core as ProxyCore
 from tests.proxy.driver import forward
+from tests.support.effort import runs
 
 EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.links.api import Outcome
 from cluster.runtime.contract import SendRecords, Settled, Tick
 from gateway import events as ev

@@ -21,6 +21,7 @@ from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy import mail_events as ev
 from proxy.mail import MailCore
+from tests.support.simulation import Simulation
 
 START_MS = 1_750_000_000_000
 

@@ -214,9 +214,9 @@ async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(monkeypatch
         await saved(world, 1)
         world.logout()
 
-        async def gone() -> bool:
+        def gone() -> bool:
             return not world.service.core.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
 
-        await until("nobody is served", gone)
+        await until(gone, "nobody is served")
     finally:
         await world.stop()

@@ -28,10 +28,6 @@ GATEWAYS = (ev.Gateway(GATEWAY, 3, 1), ev.Gateway(SECOND, 4, 1))
 E = TypeVar("E", bound=Effect)
 
 
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def view(
     *replicas: ev.Replica, partitions: int = 1, gateways: tuple[ev.Gateway, ...] = GATEWAYS, version: int = 1
 ) -> ev.ClusterChanged:

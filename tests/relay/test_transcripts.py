@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.wire.envelope import AGAIN, GAP, split
-from pixiu.wire.record import Kind, decode, encode
+from cluster.runtime.contract import TICK
+from pixiu.wire.envelope import GAP, REDELIVERED, split
+from pixiu.wire.record import INBOX_LANES, Kind, decode, encode
 from relay.delivery import events as ev
-from relay.delivery.limits import LANES, Limits
+from relay.delivery.limits import Limits
 from relay.delivery.sessions import Deliveries
 from relay.delivery.states import State
 from tests.support.transcript import check
@@ -57,7 +58,7 @@ def effect_text(effect: ev.Effect) -> Iterator[str]:
         case ev.Deliver(_, chunks):
             for mail in split(b"".join(chunks), len(chunks)):
                 what = "a gap" if mail.flags & GAP else decode(mail.record).body.decode()
-                again = ", redelivered" if mail.flags & AGAIN else ""
+                again = ", redelivered" if mail.flags & REDELIVERED else ""
                 yield f"→ device, session {mail.session}: {mail.lane}/{mail.seq} {what}{again}"
         case ev.ConfirmNotices(_, _, elsewhere):
             yield "confirms the notice" + (", whose user another relay serves" if elsewhere else "")
@@ -73,7 +74,7 @@ class Bench:
     def __init__(self) -> None:
         self.now = 100.0
         self.core = Deliveries(lambda uin: True, Limits())
-        self.inbox: dict[int, list[int]] = {lane: [] for lane in range(LANES)}
+        self.inbox: dict[int, list[int]] = {lane: [] for lane in range(INBOX_LANES)}
         self.asked: list[ev.Effect] = []
         self.notices = 0
 
@@ -154,7 +155,7 @@ class Bench:
         end = self.now + float(seconds)
         while self.core.next_deadline() <= end:
             self.now = max(self.now, self.core.next_deadline())
-            yield from self.tell(ev.Tick())
+            yield from self.tell(TICK)
         self.now = end
 
     def do_show(self) -> Iterator[str]:

@@ -100,7 +100,7 @@ def test_a_large_batch_becomes_several_entries_and_one_answer() -> None:
     xiu = Xiu()
     records = [user(number, b"x" * 60_000) for number in range(10)]
     effects = xiu.send(*records)
-    payloads = only(Propose, effects).payloads
+    payloads = only(effects, Propose).payloads
     assert len(payloads) == 3
     assert all(len(payload) <= MAX_BLOCK_BYTES + 4 for _, payload in payloads)
     answer = only(xiu.accept(effects) + xiu.commit(), ev.Answer)
