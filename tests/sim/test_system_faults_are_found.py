@@ -12,6 +12,7 @@ from tests.sim.delivery.faulty import LogoutAcknowledges, NoGapCheck, NoRewind, 
 from tests.sim.system import faults
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.run import report, shape_of
+from tests.support.effort import portion
 
 SEEDS = 25
 """A fault must show in one of so many runs."""
@@ -39,7 +40,7 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", portion(FAULTS))
 def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     variant, finds = FAULTS[name]
     seeds = range(SEEDS) if variant.router is not GreedyRouter else [s for s in range(4 * SEEDS) if shape_of(s).doubles == "router"]

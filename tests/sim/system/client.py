@@ -368,7 +368,7 @@ class Device:
         while (held := application.intake.take(world.unix_us() // 1000)) is not None:
             world.mail.got(self, application, held)
             slow = max(0.0, self.slow_until - world.now)
-            world.wire.after(slow + world.rng.uniform(0.001, 0.15), lambda held=held: self._acknowledge(application, held))  # type: ignore[misc]
+            world.wire.after(slow + world.rng.uniform(0.001, 0.15), lambda held=held: self._acknowledge(application, held))
 
     def _acknowledge(self, application: Application, held: Held) -> None:
         if application is self.application:
