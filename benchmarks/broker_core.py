@@ -8,7 +8,7 @@ with one gateway, 500 000 at batches of 1 … 2, and each further gateway adds 0
 First run (2 shared cores, python 3.11): 3 700 000 at batches of 50 with one gateway, 480 000 at batches of 1; a gateway
 more costs 0.03 µs. The loop is twice as cheap as estimated; the event and effect of a batch cost 1.8 µs.
 
-The links are not in it: this is the core alone, DESIGN section 17's budget is for the whole hop.
+The links are not in it: this is the core alone, benchmarks/README.md's budget is for the whole hop.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                 ▲
     router ─────┘ a snapshot, then live logins and logouts, for each router partition that shares rooms
 
-Source: seed 004 §2.3 and §5.3; DESIGN sections 9, 10 and 13.
+Source: PiXiu §2.3 and §5.3; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Core(MemberCore):
         self._go_on(now, out)
 
     def _maybe_run(self, now: float, out: list[Effect]) -> None:
-        """Run when every needed feed was merged once. Source: seed 004 §5.3 step 9."""
+        """Run when every needed feed was merged once. Source: PiXiu §5.3 step 9."""
         if self.state is State.RUNNING or self._view is None:
             return
         missing = [p for p in self._needed(self._view) if not self.feeds[p].complete]

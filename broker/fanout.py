@@ -2,7 +2,7 @@
 
 A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
 
-Source: seed 004 §2.3 step 10, §5.3 step 12; DESIGN sections 5 and 9, "Room message".
+Source: PiXiu §2.3 step 10, §5.3 step 12; docs/protocol.md, "Record", docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A feed is one router partition that shares rooms with the broker's:
        ├──── it failed, or it died ────┘      "subscribed: false" ──▶ SNAPSHOT
        └──── it died or vanished ────────────────────────────┘
 
-Source: seed 004 §5.3 steps 6 and 10; DESIGN sections 9 and 10.
+Source: PiXiu §5.3 steps 6 and 10; docs/architecture.md, docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The broker's shell: `cluster.membership.member_service` around its core, and rooms' messages.
 
-Source: seed 004 §2.3, §5.3.
+Source: PiXiu §2.3, §5.3.
 """
 
 from __future__ import annotations

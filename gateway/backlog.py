@@ -3,7 +3,7 @@
 A connection that reads too slowly has its oldest waiting messages dropped and counted; one that stays over the bound
 is disconnected. Others never wait for it.
 
-Source: DESIGN section 14, rule 3.
+Source: docs/promises.md, "Failure rules" 3.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Backlog:
         limit_bytes: the bound. Times are those of `SlowConsumers.now`.
         patience_s: how long a connection may stay over the bound, or stalled, before it is to be disconnected.
 
-    Source: DESIGN section 14, rule 3; the grades follow the article's author (2022): the further behind, the rarer the writes.
+    Source: docs/promises.md, "Failure rules" 3; the grades follow the article's author (2022): the further behind, the rarer the
+    writes.
     """
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:

@@ -3,7 +3,7 @@
 The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
 loop; a connection gets one write for all of them.
 
-Source: seed 004 §2.5, §5.1; DESIGN sections 9 and 17.
+Source: PiXiu §2.5, §5.1; docs/architecture.md, benchmarks/README.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 At most once a second for each room, with the last GatewayMsgID that this gateway made: routers and brokers drop what is
 not newer. A leave whose message is still under way says the same; to say it twice does no harm.
 
-Source: DESIGN sections 9 and 10, "Negative feedback".
+Source: docs/architecture.md, docs/memberships.md, "Negative feedback".
 """
 
 from __future__ import annotations

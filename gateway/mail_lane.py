@@ -5,7 +5,7 @@
 
 What lies between two entries that were written was acknowledged before this session, or never was: it counts as acknowledged.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 15 (packet IDs).
+Source: docs/delivery.md, docs/operations.md.
 """
 
 from __future__ import annotations

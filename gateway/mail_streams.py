@@ -1,6 +1,6 @@
 """The `MailDelivery` service: relays' streams of mail, and the acknowledgements that go back on them.
 
-Source: DESIGN section 9 ("Delivery of mail"); docs/delivery.md.
+Source: docs/delivery.md; docs/delivery.md.
 """
 
 from __future__ import annotations

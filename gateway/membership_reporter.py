@@ -9,7 +9,7 @@ case, a little later: where one lost datagram would matter most, nobody waits fo
 ask for what they lack; what is sent here for somebody who is not in it is answered with an absence. What is said here of rooms
 holds for users, and of users for devices, where the replicas are relays.
 
-Source: seed 004 §5.1 step 6, §5.1.1 and §5.3; DESIGN section 9, "Join and leave", and section 10.
+Source: PiXiu §5.1 step 6, §5.1.1 and §5.3; docs/memberships.md, "Joins and leaves", and docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The MQTT side of a gateway: one asyncio protocol around the session of `pixiu.mqtt.server`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

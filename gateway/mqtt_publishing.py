@@ -1,6 +1,6 @@
 """What one MQTT client publishes: IDs and records, rates, and messages of QoS 1 until the brokers have them.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A copy for a VRoom is hundreds of writes. Done at once they would hold up whatev
 process and, where cores are scarce, in others; done a few at a time with a pause between, nobody waits for more than a
 few. The more waits, the more is written at a time, so that all of it leaves within some ten milliseconds.
 
-Source: seed 004 §2.2.2; DESIGN section 8, "so that other rooms are not stalled".
+Source: PiXiu §2.2.2; docs/routing.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """QoS 1 messages of a gateway's clients: through the publisher of the SDK, which a proxy answers.
 
-Source: DESIGN section 15, "PUBACK follows the proxy's acceptance".
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

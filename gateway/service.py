@@ -1,6 +1,6 @@
 """The gateway's shell: its listener and streams, its links, and what is around the core.
 
-Source: seed 004 §2.5, §5.1.
+Source: PiXiu §2.5, §5.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What comes in one turn of the event loop is looked up and written down in one tr
 just before it is written to the clients. Each copy of what was delivered, then or earlier, is answered, because the
 answer to the copy before may have been lost.
 
-Source: seed 004 §4 step 4; DESIGN section 9, "Signal", and section 17 (only signals use the table).
+Source: PiXiu §4 step 4; docs/architecture.md, "A signal to a room", and benchmarks/README.md.
 """
 
 from __future__ import annotations

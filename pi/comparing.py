@@ -5,7 +5,7 @@
 
 Writes go on meanwhile. What differs is the replica's fault by definition: the leader's state is what users read.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

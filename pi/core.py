@@ -5,7 +5,7 @@
 
 Who leads and what is committed is decided by `cluster.replication.core`; what numbers are given by `pi.state`.
 
-Source: seed 004 §6.2; DESIGN sections 8, 9 ("Mail"), 11 and 12.
+Source: PiXiu §6.2; docs/routing.md, docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     further on                a range, until the floor comes to it; a device's read lists them with MsgID 0, so that its
                               relay tells a gap there and the cursor comes over it
 
-Source: seed 000 (history); DESIGN section 11 ("Pi").
+Source: Long connections (history); docs/pi.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happens to a Pi replica's core, and what it asks its shell to do. What replication says is in
 `cluster.replication.events`, what every core is told in `cluster.runtime.contract`. Pure.
 
-Source: DESIGN sections 9 ("Mail"), 11 and 12.
+Source: docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
 limit. Each clock entry of the log moves them on by a bounded number of steps.
 
-Source: DESIGN section 11 ("Pi"; what depends on a clock is an entry).
+Source: docs/pi.md; what depends on a clock is an entry).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
       gone         kept for       can be read
                    the dedupe window
 
-Source: DESIGN section 11 ("Pi").
+Source: docs/pi.md.
 """
 
 from __future__ import annotations

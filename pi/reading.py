@@ -2,7 +2,7 @@
 
 Nothing is changed by any of it.
 
-Source: seed 000 (history); DESIGN sections 9 ("Delivery of mail") and 11 ("Pi").
+Source: Long connections (history); docs/delivery.md, docs/pi.md.
 """
 
 from __future__ import annotations

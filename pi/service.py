@@ -3,7 +3,7 @@
     DATA_DIR/replica    the log, and snapshots on their way
     DATA_DIR/inboxes    the state
 
-Source: seed 004 §6.2; DESIGN sections 9 ("Mail"), 11, 12 and 14.
+Source: PiXiu §6.2; docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

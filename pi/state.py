@@ -3,7 +3,7 @@
 Everything is decided here, when an entry is applied, from the state alone, in the order of the log; so every replica gets the
 same numbers. Time is the time in the log's entries, and never goes back.
 
-Source: seed 004 §6.2; DESIGN sections 9 ("Mail") and 11 ("Pi").
+Source: PiXiu §6.2; docs/architecture.md, "A mail is sent", docs/pi.md.
 """
 
 from __future__ import annotations

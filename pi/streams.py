@@ -1,6 +1,6 @@
 """The gRPC side of a Pi replica: streams of requests, in batches.
 
-Source: DESIGN sections 6 (streams carry batches) and 14 (a bound on everything).
+Source: docs/links.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

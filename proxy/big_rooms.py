@@ -11,7 +11,7 @@ messages share a sweep. Big rooms take turns.
 
 Ordinary messages do not come here. A message is finished when all its copies are settled.
 
-Source: seed 004 §2.2.2; DESIGN section 8, "paces them so that other rooms are not stalled".
+Source: PiXiu §2.2.2; docs/routing.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A record goes to partition `key % n` and, inside it, to the replica that rendezv
 position is resolved when the brokers have handled the record (their links' acknowledgements), so that an accepted
 record has left the proxy and the broker when either of them dies.
 
-Source: seed 004 §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads there).
+Source: PiXiu §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads there).
 """
 
 from __future__ import annotations

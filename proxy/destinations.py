@@ -1,6 +1,6 @@
 """Where a proxy's records go: the replicas of brokers, or of relays. Pure.
 
-Source: seed 004 §2.2 steps 6 to 8; DESIGN section 8.
+Source: PiXiu §2.2 steps 6 to 8; docs/routing.md.
 """
 
 from __future__ import annotations

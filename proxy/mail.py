@@ -9,7 +9,7 @@ refusal, a time-out or a lost Pi leader ends the streams of the writers that wai
 generation and sends everything unconfirmed again. Pi takes each MsgID once, so two orderly streams of one writer, however they
 mix, make one order.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

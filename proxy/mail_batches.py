@@ -2,7 +2,7 @@
 
     what a writer sent ──▶ batches, each to one partition of Xiu ──▶ stored ──▶ parts, each to one partition of Pi
 
-Source: DESIGN sections 5, 8 and 9 ("Mail").
+Source: docs/protocol.md, "Record", docs/routing.md, docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

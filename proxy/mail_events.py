@@ -1,6 +1,6 @@
 """What happens to a proxy's mail pipeline and to its notices, and what they ask their shells to do.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

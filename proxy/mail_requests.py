@@ -1,6 +1,6 @@
 """Requests to the leaders of Xiu and Pi: what leaves in one, what is under way, and what Xiu's answers say of it. Pure.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Xiu and Pi refuse, for good or for now, and what a sender is told of its mail. Pure.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

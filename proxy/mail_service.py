@@ -1,6 +1,6 @@
 """The gRPC side of a proxy's mail, and the shell of its pipeline.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A proxy's streams to relays, on which they are told whose inboxes have grown. Mail that is sent waits for none of it.
 
-Source: DESIGN section 9 ("Mail").
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

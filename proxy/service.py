@@ -1,6 +1,6 @@
 """The proxy's shell: its gRPC service and its links around the core.
 
-Source: seed 004 §2.2.
+Source: PiXiu §2.2.
 """
 
 from __future__ import annotations

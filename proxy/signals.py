@@ -7,7 +7,7 @@
 The loss of one process or one datagram then takes one copy. Signals have no order, so they neither wait for a change of
 routes nor does the change wait for them.
 
-Source: seed 004 §4; DESIGN section 9, "Signal". Departs from seed 004 §4 step 2 (a random broker) because other
+Source: PiXiu §4; docs/architecture.md, "A signal to a room". Departs from PiXiu §4 step 2 (a random broker) because other
 partitions do not know the room, and random picks coincide.
 """
 

@@ -1,6 +1,6 @@
 """A proxy's streams to the leaders of Xiu and Pi, as its mail core names them: each stream by a number of its own.
 
-Source: DESIGN sections 6 (mail goes by streams) and 9 ("Mail").
+Source: docs/links.md, docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pixiu up` and `pixiu zookeeper`: commands that need the servers' packages, found by the entry-point group `pixiu.commands`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

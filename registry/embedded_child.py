@@ -1,6 +1,6 @@
 """The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
 
-Source: DESIGN sections 15 and 16.
+Source: docs/operations.md, docs/pipeline.md.
 """
 
 from __future__ import annotations

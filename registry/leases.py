@@ -4,7 +4,7 @@ A worker number is leased for a *range of time* and written down persistently, s
 the process can let two make the same ID. A gateway instance is held by an ephemeral node, and its generation, which
 grows with every start, tells its uses apart.
 
-Source: DESIGN section 4.
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WorkerLeases:
         renew_interval_s: how often they are extended by themselves, seconds.
         workers: numbers are below this.
 
-    Source: DESIGN section 4.
+    Source: docs/identifiers.md.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class InstanceLease:
             make no more GatewayMsgIDs with it, and may `acquire` another.
         instances: numbers are below this.
 
-    Source: DESIGN section 4; seed 004 §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
+    Source: docs/identifiers.md; PiXiu §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
     because that starts again when its parent is made anew.
     """
 

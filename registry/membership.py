@@ -4,7 +4,7 @@
                      │                                                and replica; an old node is replaced in the
                  unregister                                           same transaction
 
-Source: DESIGN section 7; seed 004 §2.2 step 1.
+Source: docs/registry.md; PiXiu §2.2 step 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Membership:
         conflict_wait_s: how long `register` waits for nodes with other settings to go (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(

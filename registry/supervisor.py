@@ -6,7 +6,7 @@
        │ RESTED       │ EXITED            │ EXITED   every state ─────────▶ STOPPING ──EXITED──▶ STOPPED
        └── BACKOFF ◀──┴───────────────────┘
 
-Source: DESIGN section 15 (`pixiu up`); section 14 rules 2 and 6.
+Source: docs/operations.md; docs/promises.md, "Failure rules" 2 and 6.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def wanted_processes(
 class SupervisorCore:
     """Decides for one cluster. `now` is monotonic seconds; `jitter` gives numbers in [0, 1).
 
-    Source: DESIGN section 14 rule 2 (no retry without jittered back-off).
+    Source: docs/promises.md, "Failure rules" 2 (no retry without jittered back-off).
     """
 
     def __init__(self, specs: Sequence[ProcessSpec], jitter: Callable[[], float], *, grace_s: float = GRACE_S) -> None:

@@ -2,7 +2,7 @@
 
 A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
 
-Source: seed 004 §7.3 ("forwards Chat Messages … drops them when the user is offline"); DESIGN section 9, "Chat".
+Source: PiXiu §7.3 ("forwards Chat Messages … drops them when the user is offline"); docs/architecture.md, "A message to a user".
 """
 
 from __future__ import annotations

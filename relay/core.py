@@ -7,7 +7,7 @@
 
 What a gateway says is handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
 
-Source: seed 004 §7.3; DESIGN sections 9 ("Chat") and 10.
+Source: PiXiu §7.3; docs/architecture.md, "A message to a user", docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Core(ReplicaCore):
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Tell a connect that is not the newest by its confirmation, and those that it replaces by their gateways.
 
-        Source: DESIGN section 10 ("the relay answers a connect with the highest time it knows").
+        Source: docs/memberships.md.
         """
         for change in messages:
             newer = self.devices.newer(change) if change.login else 0

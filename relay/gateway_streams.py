@@ -2,7 +2,7 @@
 
     wanted ─▶ call, the relay's name ─▶ `ready` ─▶ deliveries ─▶ broken ─▶ pause, and again while somebody is there
 
-Source: DESIGN sections 9 ("Delivery of mail") and 14.
+Source: docs/delivery.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

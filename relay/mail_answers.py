@@ -1,6 +1,6 @@
 """What a relay asks Pi for, in requests of an allowed size, and what answers and notices mean to deliveries. Pure.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 11.
+Source: docs/delivery.md, docs/stores.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A cluster without Pi or Xiu delivers no mail: then nobody is owned here.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happens to a relay's mail, and what it asks its shell to do, beside what `relay.delivery.events` has.
 
-Source: DESIGN section 9 ("Delivery of mail").
+Source: docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     proxies ─▶ Notify ──┼─ MailCore ─┼ Fetcher: messages
     gateways ───────────┘            └ GatewayStreams: deliveries
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The relay's shell: `cluster.membership.replica_service` around its core, users' messages, and presence queries.
 
-Source: seed 004 §7.3.
+Source: PiXiu §7.3.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 A leader decides when it appends, so that it can answer; whatever does not commit is forgotten when it is deposed. A MsgID holds
 the leader's epoch, so that one that was answered and forgotten is never given again.
 
-Source: seed 004 §6.1.1; DESIGN sections 2, 9 and 11.
+Source: PiXiu §6.1.1; docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations

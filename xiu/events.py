@@ -1,7 +1,7 @@
 """What happens to a Xiu's core, and what it asks its shell to do. What replication says and is asked for is in
 `cluster.replication.events`. Pure.
 
-Source: seed 004 §6.1.1; seed 002 (the triple V, S, C); DESIGN sections 2, 9 and 11.
+Source: PiXiu §6.1.1; Swift (the triple V, S, C); docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations

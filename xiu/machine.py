@@ -3,7 +3,7 @@
     DATA_DIR/replica   log, snapshots on their way, audit (`cluster.replication.folder`)
     DATA_DIR/store     RocksDB
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Nobody to ask, or nobody who has it: STORE_DAMAGED, as without replicas.
 
-Source: DESIGN sections 11, 12 and 14.
+Source: docs/stores.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     stream ──▶ core ── Propose ──▶ Replica ── accepted, persisted ──▶ core ──▶ answers
                                       └─ committed entries ─▶ Machine ─▶ core ──▶ RocksDB, answers
 
-Source: seed 004 §6.1; DESIGN section 11.
+Source: PiXiu §6.1; docs/stores.md.
 """
 
 from __future__ import annotations

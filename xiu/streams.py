@@ -3,7 +3,7 @@
     requests ──▶ reader ──▶ core          stops while more than the window waits for its answer
     replies  ◀── writer ◀── answers       all that wait leave in one message
 
-Source: DESIGN sections 6 (a stream message costs 0.3 ms however full it is) and 11.
+Source: docs/links.md, docs/stores.md.
 """
 
 from __future__ import annotations

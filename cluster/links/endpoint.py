@@ -3,7 +3,7 @@
     iteration k     readable: receive up to 64 datagrams ─► handler runs, may `call_soon` its own flush
     iteration k+1   the handler's flush ─► end of turn: data leaves ─► acknowledgements leave
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations

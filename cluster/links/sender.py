@@ -6,7 +6,7 @@
 A large item waits until the datagrams before it are acknowledged (or 100 ms), and what is queued behind it waits until the
 stream has acknowledged it, so that one sender's order survives the change of carrier.
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Sender:
 
     def suspect(self) -> None:
         """The peer may be gone, and whoever can sends to another one: records that wait for it, or hang in the stream to it,
-        would arrive behind later ones. They settle as not handled. Source: DESIGN section 2 (order)."""
+        would arrive behind later ones. They settle as not handled. Source: docs/promises.md."""
         self._drop(Drop.PEER_SUSPECT, self._outboxes[KIND_RECORDS].clear())
         if self.stream.in_flight(KIND_RECORDS):
             self._counts.sent_lost += self.stream.void(self.settled)

@@ -5,7 +5,7 @@
 
 Each side opens a stream of its own for what it sends. Frames authenticate themselves by their tags.
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Sums are kept by slot, the group's number modulo 128 (the most partitions that t
 partition of any number of partitions is a sum of slots: nothing is computed anew when partitions double or when broker
 and router have different numbers of them. At most 8 192 cells an instance, about 140 bytes each.
 
-Source: DESIGN section 10, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
+Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def bucket_of(group: int) -> int:
 
 
 def common_rule(one: Rule, other: Rule) -> Rule | None:
-    """The groups of both rules; None when there are none. Source: DESIGN section 8, "Broker ↔ router"."""
+    """The groups of both rules; None when there are none. Source: docs/routing.md."""
     narrow, wide = (one, other) if one.partitions >= other.partitions else (other, one)
     if narrow.partition % wide.partitions != wide.partition % wide.partitions:
         return None

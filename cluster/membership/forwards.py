@@ -4,7 +4,7 @@ One *group* is what came in one message from a gateway; it makes one *forward* f
 was lost is sent again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward
 of a group has ended, the gateway is told; unless one that had to arrive did not: then the gateway sends it again.
 
-Source: seed 004 §5 (peers first, then subscribers); DESIGN section 9, "Join and leave".
+Source: PiXiu §5 (peers first, then subscribers); docs/memberships.md, "Joins and leaves".
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ that matter short:
     group -> (instance, …)                          what a broker reads for every record
     instance -> bucket -> {group, …}                what a purge of one gateway and a listing of one bucket walk
 
-Source: seed 004 §5.1.1, §5.2 step 12; DESIGN section 10. Departs from the seed, which compares per gateway, because
+Source: PiXiu §5.1.1, §5.2 step 12; docs/memberships.md. Departs from the seed, which compares per gateway, because
 that drops a reordered login of another room.
 """
 
@@ -153,7 +153,7 @@ class LwwMap:
         max_tombstones: most tombstones; see `MAX_TOMBSTONES`.
         tombstone_s: how long a logout is remembered, seconds.
 
-    Source: DESIGN section 10.
+    Source: docs/memberships.md.
     """
 
     __slots__ = (
@@ -247,7 +247,7 @@ class LwwMap:
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.
 
-        Source: seed 004 §5.2 step 12, §5.3 step 13; DESIGN section 10.
+        Source: PiXiu §5.2 step 12, §5.3 step 13; docs/memberships.md.
         """
         counters = self.counters
         changes: list[Update] = []
@@ -299,7 +299,7 @@ class LwwMap:
         a router's listing that may be an old login that the router should not have.
 
         `as_of` says what the gateway itself had, so nothing that the gateway said later is touched. Raises
-        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: DESIGN section 10.
+        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: docs/memberships.md.
         """
         if len(listing.entries) % ENTRY_BYTES:
             raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
@@ -338,7 +338,7 @@ class LwwMap:
     def absent(self, as_of: int, groups: Iterable[int], now: float) -> Applied:
         """A gateway had no members of these groups as of a GatewayMsgID of its own: log out who is not newer.
 
-        Source: DESIGN section 10, "Negative feedback".
+        Source: docs/memberships.md, "Negative feedback".
         """
         instance = as_of >> INSTANCE_SHIFT
         gone = [
@@ -397,7 +397,7 @@ class LwwMap:
     def purge_partition(self, partition: int, partitions: int) -> Purged:
         """Drop every register whose group the partition does not serve (after a doubling).
 
-        Source: seed 004 §2.3 step 9, §5.2 step 11, §5.3 step 11.
+        Source: PiXiu §2.3 step 9, §5.2 step 11, §5.3 step 11.
         """
         want = partition % partitions
         moved = [group for group in self._groups if group % partitions != want]
@@ -433,7 +433,7 @@ class LwwMap:
         """A gateway of this generation holds the instance: drop what lower generations wrote, and never take it again.
 
         The floor only rises. Walks the instance's groups, not the whole map. Tombstones below the floor stay until
-        their time is over; the floor refuses what they guarded against. Source: DESIGN section 10.
+        their time is over; the floor refuses what they guarded against. Source: docs/memberships.md.
         """
         floor = gateway_msg_id(instance, generation, 0)
         if floor <= self._floors.get(instance, 0):

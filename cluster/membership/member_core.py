@@ -8,7 +8,7 @@
 What differs is in the subclasses: where snapshots come from, what follows a change (a broker forgets cached ways, a replica
 writes its database and passes it on), and what the process does with records. Pure.
 
-Source: seed 004 §2.3, §2.4, §5; DESIGN sections 8 and 10.
+Source: PiXiu §2.3, §2.4, §5; docs/routing.md, docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class MemberCore(ABC):
         return serves(self.partition, group, self._partitions)
 
     def _elsewhere(self, group: int) -> Target | None:
-        """The replica that serves a group which moved; for two poll intervals after the doubling. Source: DESIGN section 8."""
+        """The replica that serves a group which moved; for two poll intervals after the doubling. Source: docs/routing.md."""
         if self._view is None or self._batch_at >= self._pass_on_until:
             return None
         replicas = self._view.running(group % self._partitions, self._dead)
@@ -228,7 +228,7 @@ class MemberCore(ABC):
         out.append(TakeSnapshot(source, self.partition, self._partitions))
 
     def _start_again(self, out: list[Effect]) -> None:
-        """Out of contact for so long that tombstones may be over: Init, until it has a snapshot. Source: DESIGN section 10."""
+        """Out of contact for so long that tombstones may be over: Init, until it has a snapshot. Source: docs/memberships.md."""
         self.counters.started_again += 1
         out.append(BecomeInit())
 

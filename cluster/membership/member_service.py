@@ -1,6 +1,6 @@
 """The shell that all members of the shared map have in common: links, snapshots and a timer around the core.
 
-Source: seed 004 §2.3, §2.4, §5; docs/architecture.md, "The contract".
+Source: PiXiu §2.3, §2.4, §5; docs/architecture.md, "The contract".
 """
 
 from __future__ import annotations

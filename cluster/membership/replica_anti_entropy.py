@@ -1,6 +1,6 @@
 """A router's or relay's part in anti-entropy: puller towards gateways and peers, source towards peers and brokers. Pure.
 
-Source: DESIGN section 10.
+Source: docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Nothing about a peer or a broker that missed something is kept: its subscription ends, the answer to its next
 heartbeat says so, and it takes a snapshot. The map is last-writer-wins, so snapshots and messages merge in any order.
 
-Source: seed 004 §2.4, §5 and §5.2; DESIGN sections 9, 10 and 13.
+Source: PiXiu §2.4, §5 and §5.2; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ReplicaCore(MemberCore):
         self._go_on(now, out)
 
     def _go_on(self, now: float, out: list[Effect]) -> None:
-        """Start-up goes on when something it waited for is there. Source: DESIGN section 10, "Start-up"."""
+        """Start-up goes on when something it waited for is there. Source: docs/memberships.md, "Start-up"."""
         if self.state is State.STARTING and self._view is not None and self._store_open:
             fresh = self._store_age is not None and self._store_age <= STORE_FRESH_S
             if self._store_age is not None and (fresh or not self._sources()):
@@ -286,7 +286,7 @@ class ReplicaCore(MemberCore):
     def _on_snapshot_requested(self, event: ev.SnapshotRequested, now: float, out: list[Effect]) -> None:
         """Note what there is and open the subscription in one turn, so that nothing falls between.
 
-        Source: seed 004 §5.2 steps 3 and 8; DESIGN section 10.
+        Source: PiXiu §5.2 steps 3 and 8; docs/memberships.md.
         """
         refusal: tuple[str, str] | None = None
         if self.state is not State.RUNNING:
@@ -319,7 +319,7 @@ class ReplicaCore(MemberCore):
     def _take(self, event: ev.MessagesReceived, now: float, out: list[Effect]) -> None:
         """Peers first, then subscribers, then the database; the confirmation when all of them have it.
 
-        Source: seed 004 §5 and §5.2 step 8; DESIGN section 9.
+        Source: PiXiu §5 and §5.2 step 8; docs/architecture.md.
         """
         view = self._view or ClusterView()
         valid = [m for m in event.messages if 0 < m.id <= MAX_ID and m.group <= MAX_ID and m.member <= MAX_ID]
@@ -373,7 +373,7 @@ class ReplicaCore(MemberCore):
     def _pass_on(
         self, sender: EndpointID, messages: list[Update], view: ClusterView, group: Group, now: float, out: list[Effect]
     ) -> None:
-        """The sender used an old layout: pass its messages on, and tell it. Source: DESIGN section 8."""
+        """The sender used an old layout: pass its messages on, and tell it. Source: docs/routing.md."""
         self.counters.messages_stale_sender += len(messages)
         by_target: dict[EndpointID, list[Update]] = {}
         for message in messages:
@@ -414,7 +414,7 @@ class ReplicaCore(MemberCore):
         out.extend(SendControl(target, [message]) for target in targets if target != event.peer)
 
     def _check_isolation(self, now: float, out: list[Effect]) -> None:
-        """Out of contact for so long that tombstones may be over: start again as Init. Source: DESIGN section 10."""
+        """Out of contact for so long that tombstones may be over: start again as Init. Source: docs/memberships.md."""
         if self._view is None:
             return
         running = [r.endpoint for r in self._view.replicas.values() if r.running and r.partition == self.partition]

@@ -1,6 +1,6 @@
 """The shell that routers and relays share: beside what every member has, the snapshot service, the database, forwards.
 
-Source: seed 004 §2.4, §5.2, §7.3.
+Source: PiXiu §2.4, §5.2, §7.3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
 heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
 
-Source: seed 004 §5 (brokers register themselves by heartbeat) and §5.2 step 8; DESIGN sections 9 and 10.
+Source: PiXiu §5 (brokers register themselves by heartbeat) and §5.2 step 8; docs/architecture.md, docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Messages may be lost: a stream that breaks loses what it holds, a queue that is full refuses what is new. The cores repeat.
 Bytes are not parsed before their sender and their size are known.
 
-Source: DESIGN sections 12 and 14.
+Source: docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

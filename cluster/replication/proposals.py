@@ -1,6 +1,6 @@
 """Writes that wait: for the leader's disk, for their commit, for what the state machine answers.
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

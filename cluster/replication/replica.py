@@ -4,7 +4,7 @@
       ▲                   ▲  │                                        ├─▶ committed ──▶ StateMachine.apply ──▶ answers
       └──── answers ──────┘  └─▶ peers over gRPC, ZooKeeper ──────────┘
 
-Source: DESIGN sections 7 and 12.
+Source: docs/registry.md, docs/replication.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A replica that does not lead says so, and who does, in its answer to an empty request; so the first one asked is any Running one.
 
-Source: DESIGN sections 6 (mail goes by streams) and 9 ("Mail").
+Source: docs/links.md, docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pixiu send`, `pixiu listen` and `pixiu presence`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
         async for message in px.subscribe(room=42):
             print(message.payload)
 
-Source: DESIGN section 15, "SDK"; section 9, "Room message".
+Source: README.md; docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Client:
         With `chat` also those that are sent to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
         Topics may have MQTT's wildcards. `async with px.subscribe(…) as sub` has joined everything when it begins, and
         leaves at its end; otherwise the first iteration connects, and the client's end closes. See `Subscription`.
-        Source: DESIGN section 15, "SDK"; section 8, "Topics".
+        Source: README.md; docs/routing.md.
         """
         surroundings = self._surroundings()
         if chat and not self._uin:
@@ -231,7 +231,7 @@ class Client:
                 named it is the option `device`, else the name that the client was given.
             on_gap: called with mail that this device does not get.
 
-        Raises `InvalidArgument` without a user, or without a device that stays the same. Source: DESIGN section 15, "SDK".
+        Raises `InvalidArgument` without a user, or without a device that stays the same. Source: README.md.
         """
         surroundings = self._surroundings()
         whose = uin or self._uin
@@ -253,7 +253,7 @@ class Client:
         """Wait until every message sent so far is accepted or has failed, and every signal with a receipt delivered or given
         up. Failures are in their receipts and in `stats()`.
 
-        Source: seed 002 (`flush`); DESIGN section 9.
+        Source: Swift (`flush`); docs/architecture.md.
         """
         if self._publisher is None:
             raise self._not_connected()
@@ -373,6 +373,6 @@ def connect(target: str, *, uin: int = 0, client: str = "", **options: Unpack[Op
         options: fields of `ClientOptions`.
 
     Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unavailable` or `RegistryUnavailable`.
-    Source: DESIGN section 15.
+    Source: docs/operations.md.
     """
     return Client(target, uin, client, ClientOptions(**options))

@@ -62,7 +62,7 @@ class Destination:
 
         Raises `InvalidArgument` and `RecordTooLarge` for a message that cannot be sent, `NotConnected` outside of the
         client's `async with`, `Unavailable` when no proxy lends a number for message IDs.
-        Source: DESIGN section 9, "Room message"; section 14, rule 2.
+        Source: docs/architecture.md, "A message to a room"; docs/promises.md, "Failure rules" 2.
         """
         return await self._client.submit(draft(self._kind, self._key, payload, self._limit, self._topic, **options))
 
@@ -99,7 +99,7 @@ class Room(Destination):
                 without it, three times, with the same ID; then awaiting raises `Undelivered`.
 
         Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
-        Source: DESIGN section 9, "Signal".
+        Source: docs/architecture.md, "A signal to a room".
         """
         return await self._client.signal(self.draft(payload, **options), receipt)
 
@@ -135,7 +135,7 @@ class User:
         """Send a message to every device of the user that is online and takes messages, in real time. It is not kept.
 
         Arguments and what is raised as `Destination.send`. Awaiting the receipt raises `Offline` when no device was there.
-        Source: DESIGN section 2 and section 9, "Chat".
+        Source: docs/promises.md and docs/architecture.md, "A message to a user".
         """
         return await self._chat.send(payload, **options)
 
@@ -148,7 +148,7 @@ class User:
     async def signal(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
         """Send a signal to every device of the user that takes messages; arguments and the rest as `Room.signal` has it.
 
-        Source: DESIGN section 9, "Signal".
+        Source: docs/architecture.md, "A signal to a room".
         """
         return await self._client.signal(self._chat.draft(payload, **options), receipt)
 
@@ -166,7 +166,7 @@ class User:
 
         Raises `OutcomeUnknown` when nobody confirmed it in `mail_timeout_s` (with `open_inboxes`, as far as is known),
         `InboxFull`, `DiskFull`, `Overloaded`, `IdTooOld`, `NotServed` and what `send` raises.
-        Source: DESIGN sections 2 and 9, "Mail".
+        Source: docs/promises.md, docs/architecture.md, "A mail is sent".
         """
         return await self._client.mails().send_and_wait(self.uin, payload, **options)
 

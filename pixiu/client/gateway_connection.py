@@ -6,7 +6,7 @@
 
 What the replies carry is the business of those who inherit: `Subscription` and `Inbox`.
 
-Source: DESIGN sections 14 (rules 3 and 6) and 15.
+Source: docs/promises.md, "Failure rules" 3 and 6, docs/operations.md.
 """
 
 from __future__ import annotations

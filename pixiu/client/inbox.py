@@ -11,7 +11,7 @@
     gateway ──mail──▶ MailIntake ──▶ `async for` or `run` ──acknowledge()──▶ MailIntake ──ranges──▶ gateway
                         64 a lane: an application that takes or acknowledges nothing gets nothing more
 
-Source: DESIGN sections 9 ("Delivery of mail") and 15; docs/mail.md.
+Source: docs/delivery.md, docs/operations.md; docs/mail.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Inbox(GatewayConnection):
     not acknowledged; while they are not, no more come. So acknowledge in about the order in which mail comes.
 
     `on_gap(gap)` is called, in the mail's order, with mail that this device does not get; it runs in the event loop and must
-    not block. Source: DESIGN sections 9 ("Delivery of mail"), 14 and 15.
+    not block. Source: docs/delivery.md, docs/promises.md, "Failure rules", docs/operations.md.
     """
 
     what = "inbox"
@@ -167,7 +167,7 @@ class Inbox(GatewayConnection):
 
         A handler that acknowledges the mail and then fails is not called again. Cancelled, it leaves the mails under way
         unacknowledged, and the next `run` gets them first. Raises what iterating raises.
-        Source: DESIGN section 9 ("Mail").
+        Source: docs/architecture.md, "A mail is sent".
         """
         if self._running:
             raise InvalidArgument("`run` takes this inbox's mail already")

@@ -9,7 +9,7 @@ held. Of what it has, the last `REMEMBERED` MsgIDs of each lane are remembered. 
 entries beyond the cursor that the cluster has stored, so nothing follows while the acknowledgements of those are lost, and only
 they can come again. The rest of the memory is for a cursor that went back because a cluster lost what it had not replicated.
 
-Source: DESIGN section 9 ("Delivery of mail"); docs/delivery.md.
+Source: docs/delivery.md; docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Mail of one client goes by one stream, whatever its receivers, so that there is one generation for its worker number.
 
-Source: DESIGN section 9 ("Mail"); seed 002 (the write protocol).
+Source: docs/architecture.md, "A mail is sent"; Swift (the write protocol).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pixiu.wire.levels import Level
 class MailReceipt(Awaited, MailTicket):
     """What sending a mail returns. `await receipt` waits until it is confirmed at its level, and raises why it failed.
 
-    Source: DESIGN section 9: "a Future exists only for a message that is awaited".
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
     __slots__ = ("_waiters",)

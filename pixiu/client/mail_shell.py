@@ -1,6 +1,6 @@
 """The shell of mail's core: one stream to a proxy at a time, the timer, and who waits for the core.
 
-Source: DESIGN section 9 ("Mail").
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
             writer.send(uin, b"hello", level="persisted")
         await writer.wait_finished()
 
-Source: DESIGN section 9 ("Mail"); seed 002 (flush, waitSent, waitFinish).
+Source: docs/architecture.md, "A mail is sent"; Swift (flush, waitSent, waitFinish).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MailWriter:
     """Sends mail without waiting for each: `async with px.mail_writer() as writer`. All writers of a client share one stream,
     so mail of one client to one inbox and lane lies there in the order of the calls of `send`.
 
-    Source: DESIGN section 9 ("Mail"); seed 002.
+    Source: docs/architecture.md, "A mail is sent"; Swift.
     """
 
     def __init__(self, publisher: MailPublisher) -> None:

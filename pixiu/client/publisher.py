@@ -8,7 +8,7 @@ What holds the order of a key together is one invariant: *all unresolved message
 proxy of a key is `key % proxies`, or another one while that one is down; when that choice changes while messages
 of a key are unresolved, the key stays pinned to the proxy that has them until they are resolved.
 
-Source: seed 004 §2.2 steps 1 to 7; DESIGN sections 9 ("Room message") and 14.
+Source: PiXiu §2.2 steps 1 to 7; docs/architecture.md, "A message to a room", docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PublisherCore:
     `uniform` gives numbers in [0, 1) for jitter; `now` is monotonic seconds everywhere.
     Raises ValueError when there is no proxy to begin with.
 
-    Source: DESIGN section 9, "Room message". Departs from `key % proxies` while a proxy is down, because only its keys
+    Source: docs/architecture.md, "A message to a room". Departs from `key % proxies` while a proxy is down, because only its keys
     should move.
     """
 
@@ -271,7 +271,7 @@ class PublisherCore:
     def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
         """The cluster's proxies, in the order of their registration. An empty list changes nothing.
 
-        Source: DESIGN section 7, "Static stability".
+        Source: docs/registry.md.
         """
         if not addresses or [proxy.address for proxy in self._listed] == list(dict.fromkeys(addresses)):
             return []

@@ -1,6 +1,6 @@
 """Asks the durable stores themselves, without proxies: who leads is found by the registry and by asking.
 
-Source: DESIGN sections 7, 11 and 12.
+Source: docs/registry.md, docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

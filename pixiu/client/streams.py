@@ -30,7 +30,7 @@ class Receipt(Awaited, Ticket):
     outcome is unknown, or the message was never sent: the text says which) or another `PixiuError`. A receipt that
     nobody awaits costs nothing more: its failure is only counted (`Client.stats()`).
 
-    Source: DESIGN section 9: "a Future exists only for a message that is awaited".
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
     __slots__ = ("_waiters",)

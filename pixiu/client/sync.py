@@ -137,7 +137,7 @@ class SyncSubscription(Twin[Subscription]):
 class SyncClient(Background):
     """`Client` for programs without asyncio; made by `connect_sync`, used with `with`. Threads may share it.
 
-    Source: DESIGN section 15, "a synchronous twin".
+    Source: docs/operations.md.
     """
 
     def __init__(self, make: Callable[[], Client]) -> None:

@@ -55,7 +55,7 @@ async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[
 class SyncMailWriter(Twin[MailWriter]):
     """`MailWriter` for a thread: `with px.mail_writer() as writer`. `send` waits while too much is unconfirmed.
 
-    Source: DESIGN sections 9 ("Mail") and 15 ("a synchronous twin").
+    Source: docs/architecture.md, "A mail is sent", docs/operations.md.
     """
 
     send = blocking_as(SyncMailReceipt, _send)
@@ -96,7 +96,7 @@ class SyncInbox(Twin[Inbox]):
     """`Inbox` for a thread: `with px.inbox(uin=7, device="phone") as inbox: for mail in inbox`. One thread at a time may take
     mail; any may acknowledge it. `on_gap` runs in the background thread.
 
-    Source: DESIGN sections 9 ("Delivery of mail") and 15 ("a synchronous twin").
+    Source: docs/delivery.md, docs/operations.md.
     """
 
     def __init__(self, background: Background, inbox: Inbox) -> None:

@@ -3,7 +3,7 @@
 It has a Publish stream of its own that carries nothing else, so that the number outlives the streams of messages
 and moves to another proxy by itself.
 
-Source: DESIGN section 4, "Proxies lend numbers to SDKs without a registry".
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations

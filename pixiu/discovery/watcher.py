@@ -7,7 +7,7 @@
 Both ways end in the same scan; a watch only says earlier which part of the registry to read again. A read that fails
 gives no scan, so an outage of ZooKeeper changes nothing.
 
-Source: DESIGN section 7; seed 004 §2.2 steps 2 to 4.
+Source: docs/registry.md; PiXiu §2.2 steps 2 to 4.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Discovery:
         poll_interval_s: how often everything is read, watches or not, seconds.
         roles: which roles to see; the others are not read.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(

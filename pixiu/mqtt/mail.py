@@ -4,7 +4,7 @@
 
 So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and no two of them share an identifier.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def seq_from(packet_id: int, least: int) -> int:
 class Unacknowledged:
     """The packet identifiers of one connection that wait for their PUBACK, and since when each lane waits for any.
 
-    Source: DESIGN section 15 ("No PUBACK for 30 s").
+    Source: docs/operations.md.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@
 
 Little-endian. A record follows, or none where the flag `GAP` is set. A batch is envelopes with their records end to end.
 
-Source: DESIGN section 5 ("Delivery envelope").
+Source: docs/protocol.md, "Record".
 """
 
 from __future__ import annotations

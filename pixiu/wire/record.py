@@ -11,7 +11,7 @@
 Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC leaves it out.
 A batch is records laid end to end. A hop reads the header in place and copies the bytes on.
 
-Source: DESIGN section 5; seed 001 (the extension).
+Source: docs/protocol.md, "Record"; NSQ (the extension).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ assert ROUTE.size == ROUTE_SIZE
 
 
 class Kind(IntEnum):
-    """What a record promises (DESIGN section 2)."""
+    """What a record promises (docs/promises.md)."""
 
     ROOM = 1
     SIGNAL = 2

@@ -1,6 +1,6 @@
 """What happens to deliveries, and what they ask their shell to do. Every one is a batch.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations

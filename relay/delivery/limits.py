@@ -1,6 +1,6 @@
 """How much delivery does at once, and how long it waits.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 14.
+Source: docs/delivery.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cursors on their way to Pi: together, again until they are answered, the newest of each alone. Pure.
 
-Source: DESIGN section 9 ("acknowledgements … wait up to 20 ms to leave together").
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations

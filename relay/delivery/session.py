@@ -1,10 +1,11 @@
-"""Mail to one device of a user: seed 004's flow as a state table. Pure.
+"""Mail to one device of a user: PiXiu's flow as a state table. Pure.
 
 `TABLE` says which state follows which; docs/delivery_states.md draws it. Every state but OffLine has a deadline.
 One fetch is under way at a time: it begins with a read of Pi and ends with the records of Xiu, and what is told meanwhile
 raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be redelivered is fetched again.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail"). Departs from the article where DESIGN section 18 says so: what a
+Source: PiXiu §6.4; docs/delivery.md. Departs from the article where docs/sources.md, "Where Pixiu differs from PiXiu" says so:
+what a
 logout acknowledges is what the device acknowledged, order and gaps go by InboxSeq, and it is the relay that delivers.
 """
 

@@ -7,7 +7,7 @@
 
 What one event makes all sessions ask for leaves in one effect of each kind.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class Deliveries:
             self._serve(login, Cause.LOGIN, now, taken_over=event.taken_over)
 
     def _on_still_there(self, event: ev.StillThere, now: float, out: list[ev.Effect]) -> None:
-        """Source: seed 004 §6.4 ("a heartbeat can be treated as a login")."""
+        """Source: PiXiu §6.4 ("a heartbeat can be treated as a login")."""
         for login in event.logins:
             self._serve(login, Cause.HEARTBEAT, now)
 

@@ -1,6 +1,6 @@
 """So many at a time, the others in order of their coming. Pure.
 
-Source: DESIGN section 9 ("Delivery of mail"); the article's "thousands log in at once" after a gateway's end.
+Source: docs/delivery.md; the article's "thousands log in at once" after a gateway's end.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 `sent` is `reach` but after a break, when sending begins again behind the cursor.
 
-Source: seed 000 (the sliding window); DESIGN section 9 ("Delivery of mail").
+Source: Long connections (the sliding window); docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_without_a_router_it_waits_and_says_so_every_ten_seconds() -> None:
 def test_it_feeds_from_every_router_partition_that_shares_rooms(
     partition: int, brokers: int, routers: int, expected: list[int]
 ) -> None:
-    # The first two are the examples of seed 004 §5.3.
+    # The first two are the examples of PiXiu §5.3.
     core = make(partition)
     replicas = [ev.Replica(EndpointID(100 + p), p) for p in range(routers)]
     effects = core.step(view(*replicas, partitions=brokers, router_partitions=routers), 0.0)

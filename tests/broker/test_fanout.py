@@ -131,7 +131,7 @@ def test_entries_of_a_lower_generation_are_ignored() -> None:
     assert {e.peer for e in send(core, room_record(42, 1)) if isinstance(e, SendRecords)} == {EndpointID(39), G2}
 
 
-# --- rooms of another partition (DESIGN section 8: a stale sender is answered, not ignored)
+# --- rooms of another partition (docs/routing.md: a stale sender is answered, not ignored)
 
 
 def notices(effects: Iterable[Effect]) -> list[EndpointID]:

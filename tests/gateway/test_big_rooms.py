@@ -1,4 +1,4 @@
-"""Big rooms in the gateway: users join a VRoom, get its copies, and see the RoomID (seed 004 §2.2.2)."""
+"""Big rooms in the gateway: users join a VRoom, get its copies, and see the RoomID (PiXiu §2.2.2)."""
 
 from __future__ import annotations
 

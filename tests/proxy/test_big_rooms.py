@@ -1,4 +1,4 @@
-"""Big rooms in the proxy: 64 copies, their pace, what is refused, and when a publisher is told (seed 004 §2.2.2)."""
+"""Big rooms in the proxy: 64 copies, their pace, what is refused, and when a publisher is told (PiXiu §2.2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateway instances: one holder each, and a generation that grows with every start (DESIGN section 4)."""
+"""Gateway instances: one holder each, and a generation that grows with every start (docs/identifiers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker numbers: time ranges that never overlap, whatever happens to processes and answers (DESIGN section 4)."""
+"""Worker numbers: time ranges that never overlap, whatever happens to processes and answers (docs/identifiers.md)."""
 
 from __future__ import annotations
 

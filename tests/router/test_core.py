@@ -90,7 +90,7 @@ def contents(chunks: Iterable[Chunk]) -> LwwMap:
     return membership
 
 
-# --- seed 004 §5: the replica forwards to its peers first, then to the subscribers, and writes its database behind
+# --- PiXiu §5: the replica forwards to its peers first, then to the subscribers, and writes its database behind
 
 
 def test_peers_come_first_then_subscribers_then_the_database_then_the_confirmation() -> None:
@@ -307,7 +307,7 @@ def test_an_expired_tombstone_leaves_the_database() -> None:
     assert ev.Persist(deletes=[Key(42, 7, INSTANCE)]) in core.step(Tick(), 602.0)
 
 
-# --- subscriptions (seed 004 §5: brokers register themselves by heartbeat)
+# --- subscriptions (PiXiu §5: brokers register themselves by heartbeat)
 
 
 def test_a_snapshot_and_the_live_messages_leave_no_gap() -> None:
@@ -388,7 +388,7 @@ def test_a_snapshot_that_broke_off_is_taken_again_though_the_peer_counts_us_as_s
     assert core.step(ev.SubscriptionReply(PEER, True), 9.0) == []
 
 
-# --- start-up (seed 004 §5.2 steps 2, 3, 7, 8, 9; DESIGN section 10)
+# --- start-up (PiXiu §5.2 steps 2, 3, 7, 8, 9; docs/memberships.md)
 
 
 def snapshot_of(*changes: Update) -> Chunk:

@@ -2,7 +2,8 @@
 
 A failing seed prints itself; `python -m tests.sim.cluster.run SEED` runs it alone. `make sim` runs a thousand.
 
-Source: DESIGN sections 2, 8, 9, 10 and 14; docs/simulation.md.
+Source: docs/promises.md, docs/routing.md, docs/architecture.md, docs/memberships.md, docs/promises.md, "Failure rules";
+docs/simulation.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ At one moment the last user joins, and several routers and brokers lose entries 
 them; then it is counted after how many heartbeats every router, broker and relay has exactly what is on the gateways. Prints
 the distribution (`pytest -s`; `make sim` has more seeds).
 
-Source: DESIGN section 10, "Anti-entropy".
+Source: docs/memberships.md, "Anti-entropy".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Each fault, put back behind its switch, is found by the simulation of a cluster. The list is `FAULTS`, and complete.
 
-Source: DESIGN section 14; the faults are those of seed 004 (section 18 there) and those that a simplification would bring.
+Source: docs/promises.md, "Failure rules"; the faults are those of PiXiu (section 18 there) and those that a simplification would
+bring.
 """
 
 from __future__ import annotations

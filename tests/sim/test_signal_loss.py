@@ -7,7 +7,7 @@
 Without receipts the loss is that of three independent ways of two hops, (1-(1-p)²)³; with receipts it is the fourth power of
 that, because three repeats follow. No copy, repeat or restart of the gateway delivers a signal twice.
 
-A failure prints its seed; the same seed gives the same run. Source: DESIGN sections 2 and 9, "Signal".
+A failure prints its seed; the same seed gives the same run. Source: docs/promises.md, docs/architecture.md, "A signal to a room".
 """
 
 from __future__ import annotations

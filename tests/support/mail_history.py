@@ -6,7 +6,7 @@
         ...                              # break something
         await traffic.settle()           # nothing more is sent; everybody comes until nothing is unacknowledged
 
-Source: DESIGN sections 9 ("Mail", "Delivery of mail") and 14.
+Source: docs/architecture.md, "A mail is sent", "Delivery of mail") and 14.
 """
 
 from __future__ import annotations

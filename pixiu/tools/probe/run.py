@@ -1,6 +1,6 @@
 """The shell of probes: a stream to every proxy and every gateway, a clock, and the registry around `pixiu.tools.probe.paths`.
 
-Source: seed 004 §3.1; DESIGN section 9, "Probes".
+Source: PiXiu §3.1; docs/architecture.md, "Probes and traces".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     sender      ──mail──mail──mail──────▶ one writer
     receiver        [connect, take, acknowledge, leave]  …  once more at the end, until nothing more waits for it
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

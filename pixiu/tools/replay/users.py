@@ -46,7 +46,7 @@ class User:
 class Users:
     """Logs users in and out over a connector.
 
-    Source: DESIGN section 15 (`pixiu replay`: over real connections).
+    Source: docs/operations.md.
     """
 
     def __init__(

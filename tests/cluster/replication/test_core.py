@@ -1,4 +1,4 @@
-"""A replica's core, sentence by sentence of DESIGN section 12."""
+"""A replica's core, sentence by sentence of docs/replication.md."""
 
 from __future__ import annotations
 
