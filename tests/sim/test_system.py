@@ -27,7 +27,7 @@ RUNS: list[int] = []
 LEAST = {
     "crashes": 2, "pauses": 0.5, "cuts": 0.3, "streams broken": 5, "drained": 1, "moves without a gap": 2, "leaders isolated": 0.2,
     "leaders killed": 0.2, "deposed": 0.3,
-    "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.2, "relay crashed": 0.2, "proxy crashed": 0.2, "snapshots of logs": 0.2,
+    "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.1, "relay crashed": 0.1, "proxy crashed": 0.1, "snapshots of logs": 0.2,
     "mails": 100, "bursts": 0.2, "mails to many": 10, "confirmed replicated": 80, "confirmed persisted": 5,
     "confirmed accepted": 5,
     "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.1,
