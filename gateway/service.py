@@ -135,7 +135,7 @@ class Service(RoleShell):
         if self._traces is not None:
             await self._traces.close()
         if self._signal_table is not None:
-            # After a drain the clients have moved: delete the table. After a crash keep it, for the restarted gateway to deduplicate.
+            # After a drain the clients have moved: delete the table. After a crash keep it: the restarted gateway deduplicates.
             self._signal_table.close(remove=self._clients.draining or not self._signal_table.count())
         await self._identity.release()
 

@@ -215,3 +215,18 @@ def test_sources_are_those_that_a_reader_of_the_repository_can_see() -> None:
 def test_pages_that_sources_name_exist() -> None:
     named = {name for source in sources() for name in re.findall(r"docs/[a-z_/0-9-]+\.md", (ROOT / source).read_text())}
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_the_index_of_decisions_is_what_the_records_say() -> None:
+    """Number, title, date and status stand in the record; docs/decisions/README.md has them by topic, each once."""
+    folder = ROOT / "docs/decisions"
+    records = set()
+    for path in folder.glob("0*.md"):
+        title, _, status = path.read_text().split("\n")[:3]
+        number, text = title.removeprefix("# ").split(". ", 1)
+        assert path.name.startswith(f"{int(number):04}-"), path.name
+        date, state = status.rstrip(".").split(", ", 1)
+        records.add(f"| [{number}]({path.name}) | {text} | {date} | {state} |")
+    index = [line for line in (folder / "README.md").read_text().split("\n") if line.startswith("| [")]
+    assert len(index) == len(set(index))
+    assert set(index) == records
