@@ -11,7 +11,7 @@ refused, a higher one starts anew, what is not above what was written is dropped
 Nothing behind what could not be written goes out before that has come again: an acknowledgement speaks of everything up to a
 number, so a lane may have no holes.
 
-Source: docs/delivery.md; docs/delivery.md, "What a gateway must do".
+Source: docs/delivery.md; docs/delivery.md, "Rules for gateways".
 """
 
 from __future__ import annotations

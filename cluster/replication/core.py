@@ -1,7 +1,7 @@
 """A replica of a partition of Xiu or Pi: who leads, who follows, and what is committed. Pure.
 
 ZooKeeper holds {epoch, leader, incarnation, in_sync} and changes it by compare-and-set only; the leader's log is the
-truth of its epoch. `TABLE` says which state follows which, and docs/replication.md draws it.
+truth of its epoch. `TABLE` says which state follows which, and docs/replication_states.md draws it.
 
 Source: docs/replication.md; PiXiu §6.1.3 and §6.2.3, from which it departs as docs/sources.md, "Where Pixiu differs from PiXiu"
 lists.
