@@ -40,6 +40,7 @@ from pi.events import (
     Tick,
     TurnEnded,
 )
+from pi.export import PiExport
 from pi.machine import Machine
 from pi.operations import ENTRY_KIND
 from pi.options import Options
@@ -50,7 +51,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
@@ -90,6 +91,8 @@ class Service:
         """Called with what inboxes have now, after it was applied: who delivers mail is told by it."""
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self._begin_again), context.server)
+        self._export = PiExport(self._machine, options)
+        export_pb2_grpc.add_ExportServicer_to_server(self._export, context.server)
         context.metrics.collect_from(self._samples)
 
     # --- what the runtime calls
@@ -105,6 +108,7 @@ class Service:
 
     def on_view(self, view: View) -> None:
         """Where other partitions are."""
+        self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._step(LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
 
@@ -126,6 +130,7 @@ class Service:
         for timer in (self._timer, self._turn):
             if timer is not None:
                 timer.cancel()
+        self._export.exporter.close()
         await self._replica.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._machine.close()
@@ -328,6 +333,7 @@ class Service:
             return {}
         return {
             **{f"{name}_total": value for name, value in self._core.counters.items()},
+            **self._export.exporter.samples(),
             "leads": int(bool(self._core.epoch)),
             "dropped_entries_total": machine.state.dropped,
             "malformed_entries_total": machine.state.damaged_entries,

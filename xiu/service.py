@@ -36,9 +36,10 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.ids import EndpointID
-from pixiu.wire.v1 import xiu_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
 from xiu.core import Core, Settings
 from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
+from xiu.export import XiuExport
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
@@ -103,6 +104,8 @@ class Service:
         self._layout = LayoutChanged(0, 1)
         self._tasks: set[asyncio.Task[None]] = set()
         xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
+        self.export = XiuExport(self, options)
+        export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -159,6 +162,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.streams.close()
+        self.export.exporter.close()
         await self.healer.close()
         core, self.core, self.reading = self.core, None, None
         await self._replica.stop()
@@ -185,6 +189,7 @@ class Service:
 
     def on_view(self, view: View) -> None:
         """Who serves which partition."""
+        self.export.view = view
         count = view.layout.partitions("xiu") if "xiu" in view.layout.roles else 1
         serving = [view.replicas("xiu", partition) for partition in range(count)]
         addresses = tuple(nodes[0].address if nodes else "" for nodes in serving)
@@ -346,7 +351,7 @@ class Service:
         if core is None or table is None:
             return {}
         counted: dict[str, object] = {f"table_{name}_total": value for name, value in asdict(table.counters).items()}
-        return core.samples() | counted | {
+        return core.samples() | counted | self.export.exporter.samples() | {
             "table_bytes": table.used_bytes,
             "table_unpersisted": table.unpersisted,
             "flushed": self._machine.flushed,
