@@ -256,8 +256,8 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = planner.replicas.bounds(partition, begin, target)
             if begin > bounds.end and bounds.leads:
                 raise InvalidArgument(
-                    f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: it is "
-                    "another cluster's; use another checkpointLocation"
+                    f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: "
+                    "it is another cluster's; use another checkpointLocation"
                 )
             ends[partition] = max(begin, min(bounds.end, target))
             rows[partition] = bounds.rows

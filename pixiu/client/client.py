@@ -340,7 +340,7 @@ class Client:
         return self._signals.send(self._encode(SIGNAL_KIND, draft, message_id), message_id, draft.lane, wants_receipt)
 
     def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
-        message_id = worker.next()
+        message_id = worker.next() if draft.derived_id is None else draft.derived_id
         record = self._encode(draft.kind, draft, message_id)
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)

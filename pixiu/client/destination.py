@@ -11,7 +11,7 @@ from pixiu.client.message import TYPE_MASK
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.errors import InvalidArgument, RecordTooLarge
-from pixiu.ids import UIN, RoomID
+from pixiu.ids import MAX_ID, UIN, RoomID
 from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ TO_ROOM = int(Flag.TO_ROOM)
 TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
 ROOM_KIND = int(Kind.ROOM)
 CHAT_KIND = int(Kind.CHAT)
+DERIVED_ID = int(Flag.DERIVED_ID)
 
 
 class Draft(NamedTuple):
@@ -38,6 +39,8 @@ class Draft(NamedTuple):
     extension: bytes
     size: int
     kind: int = ROOM_KIND
+    derived_id: int | None = None
+    """The message's ID, made from where its content comes from; None: it gets one of its own."""
 
 
 class Destination:
@@ -54,7 +57,14 @@ class Destination:
         self._limit = client.options.max_record_bytes
 
     def draft(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+        self,
+        payload: bytes,
+        *,
+        type: int = 0,
+        lifetime_min: int = 0,
+        extension: bytes = b"",
+        first_lane: bool = False,
+        derived_id: int | None = None,
     ) -> Draft:
         """Check a message. Raises `InvalidArgument` and `RecordTooLarge`."""
         if not 0 <= type <= TYPE_MASK:
@@ -71,11 +81,21 @@ class Destination:
             raise RecordTooLarge(
                 f"a message of {size} bytes with its header is above the limit of {self._limit}; send a reference instead"
             )
+        if derived_id is not None and not 0 < derived_id <= MAX_ID:
+            raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
         lane = LANE_FIRST if first_lane else LANE_NORMAL
-        return Draft(self._key, self._flags, body, lane << 6 | type, lane, lifetime_min, extension, size, self._kind)
+        flags = self._flags if derived_id is None else self._flags | DERIVED_ID
+        return Draft(self._key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, self._kind, derived_id)
 
     async def send(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
+        self,
+        payload: bytes,
+        *,
+        type: int = 0,
+        lifetime_min: int = 0,
+        extension: bytes = b"",
+        first_lane: bool = False,
+        derived_id: int | None = None,
     ) -> Receipt:
         """Send a message. Returns when it is queued: at once, or when the bounded queue has space again.
 
@@ -87,13 +107,21 @@ class Destination:
             lifetime_min: for how many minutes the message is of use, 0 without limit.
             extension: JSON headers, at most 65 535 bytes.
             first_lane: overtake messages of the normal lane.
+            derived_id: an ID made from where the content comes from, so that who sends it again sends the same message.
 
         Raises `InvalidArgument` and `RecordTooLarge` for a message that cannot be sent, `NotConnected` outside of the
         client's `async with`, `Unavailable` when no proxy lends a number for message IDs.
         Source: DESIGN section 9, "Room message"; section 14, rule 2.
         """
         return await self._client.submit(
-            self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+            self.draft(
+                payload,
+                type=type,
+                lifetime_min=lifetime_min,
+                extension=extension,
+                first_lane=first_lane,
+                derived_id=derived_id,
+            )
         )
 
     async def send_and_wait(

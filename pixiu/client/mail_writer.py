@@ -294,17 +294,24 @@ class MailPublisher:
         self._drafted = drafted
         self._encode = encode
 
-    def send(self, uin: int, payload: bytes, mail: MailOptions, type_: int, extension: bytes) -> MailReceipt:
+    def send(
+        self, uin: int, payload: bytes, mail: MailOptions, type_: int, extension: bytes, derived_id: int | None = None
+    ) -> MailReceipt:
         """Queue a mail now. Raises `Overloaded`, and what is wrong with the arguments."""
         level, more = level_of(mail.level), receivers_of(uin, mail.to)
         if mail.lane not in (LANE_FIRST, LANE_NORMAL):
             raise InvalidArgument(f"a lane is {LANE_FIRST} (first) or {LANE_NORMAL}, not {mail.lane}")
         draft = self._drafted(uin)(
-            payload, type=type_, lifetime_min=minutes_of(mail.expire), extension=extension, first_lane=mail.lane == LANE_FIRST
+            payload,
+            type=type_,
+            lifetime_min=minutes_of(mail.expire),
+            extension=extension,
+            first_lane=mail.lane == LANE_FIRST,
+            derived_id=derived_id,
         )
         self._check_room()
         try:
-            message_id = self._worker.next()
+            message_id = self._worker.next() if derived_id is None else derived_id
         except LeaseExpired:
             raise Overloaded("no worker number for message IDs is held now: await room() first") from None
         receipt = MailReceipt(self._encode(draft, message_id), message_id, level, more)
@@ -385,13 +392,17 @@ class MailWriter:
         to: Iterable[int] = (),
         type: int = 0,
         extension: bytes = b"",
+        derived_id: int | None = None,
     ) -> MailReceipt:
         """Queue a mail; arguments as `User.mail`. Never waits: it leaves with what else is queued.
+
+        derived_id: an ID made from where the content comes from, instead of one of its own: for a day from when it was
+        stored, whoever sends it again stores nothing; with another content it fails with `IdReused`.
 
         Raises `Overloaded` when too much is unconfirmed (`queue_records`, `queue_bytes`), or no number for IDs is held: `await
         room()` first. What else is raised is wrong with the arguments.
         """
-        receipt = self._publisher.send(uin, payload, MailOptions(level, lane, expire, to), type, extension)
+        receipt = self._publisher.send(uin, payload, MailOptions(level, lane, expire, to), type, extension, derived_id)
         self._note(receipt)
         return receipt
 
