@@ -202,6 +202,10 @@ class PiExport(export_pb2_grpc.ExportServicer):
         except PixiuError as error:
             await abort(context, error)
 
+    async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
+        """Inboxes go by what their devices acknowledged, and not by who exports them."""
+        await abort(context, InvalidArgument("a Pi has no positions to hold; name readers to a Xiu"))
+
     async def _reach(self, counter: int) -> None:
         """Wait until the store holds what was applied up to a counter. Raises NotYet."""
         until = asyncio.get_running_loop().time() + APPLIED_S

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
+from pixiu.ids import MAX_MSG_SEQUENCE
 
 
 class Level(IntEnum):
@@ -62,6 +63,8 @@ class TrimDue:
     """It is time to look for what may be trimmed; the host's time, Unix µs."""
 
     at_us: int
+    keep_from: int = MAX_MSG_SEQUENCE
+    """A reader needs what lies at this sequence or behind."""
 
 
 Event = (

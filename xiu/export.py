@@ -12,9 +12,11 @@ Source: DESIGN section 16.
 from __future__ import annotations
 
 import struct
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc.aio
@@ -31,6 +33,7 @@ from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 from xiu.block import MAX_BLOCK_RECORDS, Block
 from xiu.core import Core
 from xiu.options import Options
+from xiu.readers import Readers
 from xiu.state import Head
 
 _SIZE: Final = struct.Struct("<I")
@@ -286,6 +289,8 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         self._shell = shell
         self._partition = options.partition
         self.exporter = Exporter(options.export_share)
+        self.readers = Readers(Path(options.data_dir) / "readers.json", int(options.reader_hold_h * 3_600_000_000))
+        """Whom retention waits for."""
         self.view: View | None = None
         """Of the cluster."""
 
@@ -321,6 +326,23 @@ class XiuExport(export_pb2_grpc.ExportServicer):
                 yield reply
         except PixiuError as error:
             await abort(context, error)
+
+    async def Hold(self, request: export_pb2.HoldRequest, context: grpc.aio.ServicerContext[Any, Any]) -> export_pb2.HoldReply:
+        """Note a reader."""
+        now_us = time.time_ns() // 1000
+
+        def note() -> None:
+            if request.release:
+                self.readers.release(request.reader, now_us)
+            else:
+                self.readers.hold(request.reader, request.position, now_us)
+
+        try:
+            self._messages()
+            await self.exporter.run(note)
+        except PixiuError as error:
+            await abort(context, error)
+        return export_pb2.HoldReply()
 
     def _messages(self) -> Messages:
         found = self._shell.reading

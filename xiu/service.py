@@ -332,7 +332,8 @@ class Service:
     async def _trim_loop(self) -> None:
         while True:
             await asyncio.sleep(self._options.trim_interval_s)
-            self._step(TrimDue(time.time_ns() // 1000))
+            now_us = time.time_ns() // 1000
+            self._step(TrimDue(now_us, self.export.readers.keep_from(now_us)))
 
     async def _space_loop(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from pi import export as export_module
 from pi.export import Export
 from pi.keys import EPOCH_S, entry_key
 from pi.machine import Machine
-from pi.operations import ACKNOWLEDGE, ENTRY_KIND, USER_DEVICE, Acknowledges, AddDevice, OpenSessions, encode
+from pi.operations import ACKNOWLEDGE, ENTRY_KIND, USER_DEVICE, Acknowledges, AddDevice, OpenSessions, Operation, encode
 from pixiu.errors import StateDamaged
 from pixiu.wire.export_tables import columns_of
 from tests.pi.memory import START_S, at_us
@@ -25,7 +25,7 @@ USERS = (3, 7, 1 << 62)
 
 def filled(one: Machine) -> None:
     pairs = [(message(number * 10 + uin % 10), uin) for uin in USERS for number in range(1, 6)]
-    operations = [appends(1, *pairs), AddDevice(7, b"phone"), OpenSessions(USER_DEVICE.pack(7, 1))]
+    operations: list[Operation] = [appends(1, *pairs), AddDevice(7, b"phone"), OpenSessions(USER_DEVICE.pack(7, 1))]
     one.apply([Entry(1, 1, ENTRY_KIND, at_us(START_S), encode(operations))])
 
 

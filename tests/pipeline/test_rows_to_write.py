@@ -63,4 +63,8 @@ def test_rows() -> None:
     assert (first.key, first.body, first.lane, first.lifetime_min, first.id) == (7, "é".encode(), 0, 0, derived_id("q", [1]))
     assert (second.key, second.body, second.lane, second.lifetime_min) == (8, b"", 1, 5)
     with pytest.raises(InvalidArgument, match="a row has no uin"):
-        list(rows_of(pa.RecordBatch.from_pydict({"uin": [None], "body": ["x"], "id": [1], "lane": [0], "lifetime_min": [0]}), found, "q"))
+        list(
+            rows_of(
+                pa.RecordBatch.from_pydict({"uin": [None], "body": ["x"], "id": [1], "lane": [0], "lifetime_min": [0]}), found, "q"
+            )
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -133,7 +134,12 @@ def test_derived_ids_are_looked_up_together(monkeypatch: pytest.MonkeyPatch) -> 
     replica = Replica()
     asked: list[int] = []
     get_many = replica.store.get_many
-    monkeypatch.setattr(replica.store, "get_many", lambda keys: asked.append(len(keys)) or get_many(keys))
+
+    def counted(keys: list[bytes]) -> Sequence[bytes | None]:
+        asked.append(len(keys))
+        return get_many(keys)
+
+    monkeypatch.setattr(replica.store, "get_many", counted)
     rows = [mail(number, b"%d" % number, flags=Flag.DERIVED_ID) for number in range(100)]
     replica.apply(store(1, *rows[:50]))
     (again,) = replica.apply(store(2, *rows, mail(200), rows[70], at_us=NOW_US + DAY_US - 1))
