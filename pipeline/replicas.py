@@ -106,7 +106,8 @@ class Replicas:
         self.count = 0
         """Partitions of the role, by the layout."""
         self._channels: dict[str, grpc.Channel] = {}
-        self._leaders: set[str] = set()
+        self.leaders: set[str] = set()
+        """Addresses of those that led when they were asked last."""
 
     def __enter__(self) -> Self:
         return self
@@ -175,9 +176,9 @@ class Replicas:
             reply = self._stub(address).Bounds(request, timeout=ASK_S)
             replies.append(reply)
             if reply.leads:
-                self._leaders.add(address)
+                self.leaders.add(address)
             else:
-                self._leaders.discard(address)
+                self.leaders.discard(address)
 
         self._try_all(partition, ask, lambda: bool(replies))
         return max(replies, key=lambda reply: (reply.end, reply.applied, reply.leads))
@@ -220,7 +221,7 @@ class Replicas:
 
     def _in_turn(self, partition: int) -> list[str]:
         """Followers first: leaders have enough to do."""
-        return sorted(self.addresses.get(partition, ()), key=lambda address: address in self._leaders)
+        return sorted(self.addresses.get(partition, ()), key=lambda address: address in self.leaders)
 
     def read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Record batches in order, each row once, whoever dies meanwhile. Raises Gone, Unavailable, StoreDamaged, what else

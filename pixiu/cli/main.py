@@ -82,7 +82,10 @@ def add_plugins(to: typer.Typer) -> None:
         except ImportError as error:
             error_console().print(f"[yellow]pixiu {entry.name}: not available: {error}[/]", highlight=False)
             continue
-        to.command(entry.name)(command)
+        if isinstance(command, typer.Typer):
+            to.add_typer(command, name=entry.name)
+        else:
+            to.command(entry.name)(command)
 
 
 def allow_open_files() -> None:
