@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,11 +157,11 @@ def test_a_driver_that_is_killed_neither_loses_nor_repeats(spark: Any, store: St
             )
         try:
             wanted = 3 * (kill + 1)
-            wait_for(
-                lambda wanted=wanted: driver.poll() is not None or len(list(commits.glob("[0-9]*"))) >= wanted,  # type: ignore[misc]
-                "micro-batches of the driver",
-                300,
-            )
+
+            def got_far(wanted: int = wanted, driver: subprocess.Popen[bytes] = driver) -> bool:
+                return driver.poll() is not None or len(list(commits.glob("[0-9]*"))) >= wanted
+
+            wait_for(got_far, "micro-batches of the driver", 300)
             assert driver.poll() is None, (tmp_path / "driver.log").read_text()
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
@@ -258,6 +259,16 @@ def test_a_batch_that_is_written_twice_is_stored_once(spark: Any, store: Store) 
     changed = frame.selectExpr("id", "uin", "concat(body, '!') as body")
     with pytest.raises(Exception, match="has the ID of another message: two rows have the same values of id"):
         changed.write.format("pixiu").mode("append").option("target", store.target).option("query", "b").save()
+
+
+def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "pipeline.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {"spark": spark, "target": store.target, "folder": str(tmp_path)}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 3
+    assert names["query"].exception() is None
+    assert batch(spark, store, users="1").where("body like 'hello %'").count() == 10
 
 
 @pytest.mark.parametrize(
