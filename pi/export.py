@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc.aio
-import pyarrow as pa
 
-from cluster.runtime.export import PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, schema_of, users_of
+from cluster.runtime.export import PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
 from pi.inbox import Head, User
 from pi.keys import CURSOR_KEY, CURSOR_VALUE, ENTRY_KEY, ENTRY_VALUE, EPOCH_S, INBOX_KEY, USER_KEY, unseal
 from pi.options import Options
@@ -25,6 +24,9 @@ from pixiu.errors import InvalidArgument, NotYet, PixiuError
 from pixiu.ids import MAX_ID
 from pixiu.wire.export_tables import ACKNOWLEDGEMENTS, DEVICES, HEADS, INBOXES, ROLE_OF_TABLE, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PAGE_ROWS: Final = 2048
 """Read from the store at a time."""
@@ -98,7 +100,6 @@ class Export:
     ) -> None:
         self._partition, self._store, self._columns = partition, store, columns
         self._prefix, self._rows_of = _TABLES[table]
-        self._schema = schema_of(columns)
         self._after = after
         every = [(self._prefix, bytes([self._prefix[0] + 1]))]
         wanted = [(self._of_user(uin), self._of_user(uin + 1)) for uin in sorted(users) if uin <= MAX_ID]
@@ -132,15 +133,20 @@ class Export:
         return Part(self._batch(found), after=self._after, last=not self._ranges)
 
     def _batch(self, rows: list[Row]) -> pa.RecordBatch | None:
+        import pyarrow as pa  # a process that exports nothing does without Arrow's 40 MiB
+
+        from cluster.runtime.arrow import schema_of
+
         if not rows:
             return None
+        schema = schema_of(self._columns)
         arrays = [
             pa.repeat(pa.scalar(self._partition, field.type), len(rows))
             if field.name == "pi_partition"
             else pa.array([row[field.name] for row in rows], field.type)
-            for field in self._schema
+            for field in schema
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class Machine(Protocol):

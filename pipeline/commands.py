@@ -133,3 +133,27 @@ def latency(
     _needs_folder(html)
     options = job.LatencyOptions(traces, minute)
     run_job("latency", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+
+
+@pipeline.command()
+@guarded
+def archive(
+    path: Annotated[str, typer.Argument(help="Folder, or any path that Spark knows.", metavar="PATH")],
+    target: Target = DEFAULT_TARGET,
+    verify: Annotated[bool, typer.Option("--verify", help="Archive nothing: check what is there.")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 1_000_000,
+    reader: Annotated[str, typer.Option(help="By which retention waits for this archive.", metavar="NAME")] = "archive",
+    master: Master = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
+    from pipeline.jobs import archive as job
+
+    _needs_folder(html)
+    options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader)
+
+    def work(spark: Any) -> tuple[Report, dict[str, Any]]:
+        return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
+
+    run_job("archive", work, master=master, as_json=as_json, out="", html=html)

@@ -17,15 +17,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc.aio
-import pyarrow as pa
 
 from pixiu.discovery.view import View
 from pixiu.errors import GRPC_STATUS, InvalidArgument, Overloaded, PixiuError, Unavailable
-from pixiu.wire.export_tables import MAX_USERS, Columns, ColumnType
+from pixiu.wire.export_tables import MAX_USERS, Columns
 from pixiu.wire.v1 import export_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PART_ROWS: Final = 16_384
 PART_BYTES: Final = 1 << 20
@@ -34,13 +36,6 @@ MAX_READERS: Final = 16
 """Streams at a time. Policy: a further one is refused with OVERLOADED and tries again, here or at another replica."""
 BREATH_S: Final = 0.0005
 RETRY_MS: Final = 500
-TYPES: Final[dict[ColumnType, pa.DataType]] = {
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-}
 T = TypeVar("T")
 
 
@@ -133,8 +128,8 @@ class Exporter:
         if self.readers >= MAX_READERS:
             raise Overloaded(f"{self.readers} readers export from this replica already", RETRY_MS)
         self.readers += 1
-        schema = schema_of(columns).serialize().to_pybytes()
         try:
+            schema = await self.run(lambda: _schema_bytes(columns))
             while True:
                 found, data = await self.run(lambda: _serialized(part()), guard)
                 rows = found.batch.num_rows if found.batch is not None else 0
@@ -154,13 +149,15 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     return result, time.thread_time() - began
 
 
+def _schema_bytes(columns: Columns) -> bytes:
+    from cluster.runtime.arrow import schema_of  # a process that exports nothing does without Arrow's 40 MiB
+
+    data: bytes = schema_of(columns).serialize().to_pybytes()
+    return data
+
+
 def _serialized(part: Part) -> tuple[Part, bytes]:
     return part, part.batch.serialize().to_pybytes() if part.batch is not None else b""
-
-
-def schema_of(columns: Columns) -> pa.Schema:
-    """As Arrow has it."""
-    return pa.schema([pa.field(name, TYPES[kind]) for name, kind in columns])
 
 
 def users_of(request: export_pb2.RowsOfRequest) -> frozenset[int]:

@@ -157,6 +157,39 @@ class TestOnACluster:
         moved = {hop: after[hop] - before[hop] for hop in before if after[hop] != before[hop]}
         assert moved == pytest.approx({"proxy 0/1": 50.0, "whole way": 50.0})
 
+    def test_an_archive_holds_what_is_stored_and_says_when_it_does_not(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        from pipeline.jobs import archive
+        from tests.pipeline.test_spark import batch
+
+        store.send(store.users(3), [b"%d" % number for number in range(300)])
+        total = batch(spark, store).count()
+        options = archive.ArchiveOptions(store.target, str(tmp_path / "archive"), rows_per_batch=total // 2 + 1)
+        report, _ = archive.run(spark, options)
+        assert (report.facts["messages"], report.facts["batches_written"], report.findings) == (total, 2, 0)
+        more = store.send(store.users(1), [b"more"] * 10)
+        report, _ = archive.run(spark, options)
+        assert (report.facts["messages"], report.facts["batches_written"]) == (total + 10, 1)
+        found = archive.read_archive(spark, options.path)
+        stored = batch(spark, store)
+        assert found.select(*stored.columns).exceptAll(stored).count() == 0
+        assert stored.exceptAll(found.select(*stored.columns)).count() == 0
+        assert found.where("body = 'more'").count() == len(more)
+
+        again = spark.read.parquet(f"{options.path}/messages/batch=2").drop("day")
+        archive.write_batch(again, 2, f"{tmp_path}/copy")
+        spark.read.parquet(f"{options.path}/messages/batch=1").write.parquet(f"{tmp_path}/copy/messages/batch=1")
+        assert archive.read_archive(spark, f"{tmp_path}/copy").count() == 10, "a batch without a manifest is not there"
+
+        (part,) = list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))[:1]
+        whole = len(list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))) == 1
+        part.unlink()
+        (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
+        damaged = archive.verify(spark, options.path)
+        assert damaged.findings >= 1
+        assert whole is False or damaged.to_json()["tables"]["damaged"]["rows"][0]["found"] is None
+        with pytest.raises(Exception, match="holds no archive"):
+            archive.verify(spark, str(tmp_path / "nothing"))
+
     def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
         runner = CliRunner()

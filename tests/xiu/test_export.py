@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from cluster.runtime import export as shared
-from cluster.runtime.export import Part, schema_of
+from cluster.runtime.arrow import schema_of
+from cluster.runtime.export import Part
 from pixiu.errors import Gone, InvalidArgument, StoreDamaged
 from pixiu.ids import msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.export_tables import MESSAGES, columns_of
