@@ -157,3 +157,32 @@ def archive(
         return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
 
     run_job("archive", work, master=master, as_json=as_json, out="", html=html)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@pipeline.command()
+@guarded
+def ingest(
+    path: Annotated[str, typer.Argument(help="Where windows and the checkpoint are kept.", metavar="PATH")],
+    users: Annotated[str, typer.Option(help="UINs that the devices send to, like 7,8.")],
+    fields: Annotated[str, typer.Option(help='Of the JSON: "ts timestamp, device string, temp double".')],
+    time_field: Annotated[str, typer.Option("--time", help="The field that windows go by.")],
+    values: Annotated[str, typer.Option(help="Fields that are summed up, like temp,humidity.")],
+    keys: Annotated[str, typer.Option(help="Fields to group by, like device.")] = "",
+    window: Annotated[str, typer.Option(help="Of time.")] = "1 minute",
+    late: Annotated[str, typer.Option(help="What comes later than this behind the newest is left out.")] = "1 hour",
+    target: Target = DEFAULT_TARGET,
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """JSON that devices send to a user, in windows of time: what is new since the last run."""
+    from pipeline.jobs import ingest as job
+
+    _needs_folder(html)
+    options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window, late)
+    run_job("ingest", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)

@@ -190,6 +190,34 @@ class TestOnACluster:
         with pytest.raises(Exception, match="holds no archive"):
             archive.verify(spark, str(tmp_path / "nothing"))
 
+    def test_windows_of_a_stream_are_those_of_a_batch(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        from pipeline.jobs import ingest
+
+        users = store.users(2)
+        options = ingest.IngestOptions(
+            store.target, str(tmp_path / "in"), ",".join(map(str, users)), "ts timestamp, device string, temp double", "ts",
+            ("device",), ("temp",), rows_per_batch=150,
+        )  # fmt: skip
+        lines: list[dict[str, Any]] = []
+
+        def send(begin: int, end: int) -> None:
+            part = [
+                {"ts": f"2026-01-01T00:{number // 10 % 60:02}:{number % 60:02}Z", "device": f"d{number % 3}", "temp": number / 4}
+                for number in range(begin, end)
+            ]
+            lines.extend(part)
+            store.send(users, [json.dumps(line).encode() for line in part] + [b"no json"])
+
+        send(0, 300)
+        first, _ = ingest.run(spark, options)
+        assert first.facts["rows_in_windows"] == 300
+        send(250, 400)  # some of it in windows that are there already
+        second, tables = ingest.run(spark, options)
+        assert (second.facts["mails"], second.facts["too_late"], second.facts["rows_in_windows"]) == (151, 0, 450)
+        plain = spark.createDataFrame([(json.dumps(line),) for line in lines], "body string")
+        wanted = ingest.in_windows(ingest.parsed(plain, options), options)
+        assert sorted(tuple(row) for row in tables["windows"].collect()) == sorted(tuple(row) for row in wanted.collect())
+
     def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
         runner = CliRunner()
