@@ -105,6 +105,7 @@ class Replicas:
         self.addresses: Addresses = dict(known or {})
         self.count = 0
         """Partitions of the role, by the layout."""
+        self._found_at = 0.0
         self._channels: dict[str, grpc.Channel] = {}
         self.leaders: set[str] = set()
         """Addresses of those that led when they were asked last."""
@@ -131,8 +132,11 @@ class Replicas:
 
     # --- who there is
 
-    def find(self) -> int:
-        """Look for all replicas; the number of partitions. Raises Unavailable, NotServed, RegistryUnavailable."""
+    def find(self, max_age_s: float = 0.0) -> int:
+        """Look for all replicas, unless that was done lately; the number of partitions. Raises Unavailable, NotServed,
+        RegistryUnavailable."""
+        if self.count and time.monotonic() - self._found_at < max_age_s:
+            return self.count
         target = parse_target(self._target)
         if isinstance(target, ProxyTarget):
             self._find_by_asking(target.addresses)
@@ -141,6 +145,7 @@ class Replicas:
         missing = [partition for partition in range(self.count) if not self.addresses.get(partition)]
         if missing:
             raise Unavailable(f"no replica of {self._role} partition {missing[0]} is running; `pixiu status` shows who is")
+        self._found_at = time.monotonic()
         return self.count
 
     def _find_by_asking(self, addresses: Sequence[str]) -> None:

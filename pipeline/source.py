@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pipeline.sink import PixiuBatchWriter, PixiuStreamWriter
     from pixiu.wire.v1 import export_pb2
 
+REFRESH_S: Final = 5.0
+"""A stream looks for replicas and partitions that are new so often; those that fail are looked for at once."""
 LOG: Final = logging.getLogger("pixiu.pipeline")
 
 
@@ -114,7 +116,7 @@ class Planner:
 
     def partitions(self) -> list[int]:
         """Those that are to be read. Raises what `Replicas.find` raises; InvalidArgument for one that there is not."""
-        count = self.replicas.find()
+        count = self.replicas.find(REFRESH_S)
         wanted = self.options.partitions
         if wanted and max(wanted) >= count:
             raise InvalidArgument(f"option partitions names {max(wanted)}; the cluster has {self.options.role} 0 to {count - 1}")
