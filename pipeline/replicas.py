@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc
 import pyarrow as pa
@@ -175,33 +176,38 @@ class Replicas:
     def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
         """Where a partition's positions lie: of all replicas that answer, the one that is ahead. Raises Unavailable."""
         request = export_pb2.BoundsRequest(begin=begin, end=end, limit=limit, at_us=at_us)
-        replies: list[export_pb2.BoundsReply] = []
-
-        def ask(address: str) -> None:
-            reply = self._stub(address).Bounds(request, timeout=ASK_S)
-            replies.append(reply)
-            if reply.leads:
-                self.leaders.add(address)
-            else:
-                self.leaders.discard(address)
-
-        self._try_all(partition, ask, lambda: bool(replies))
-        return max(replies, key=lambda reply: (reply.end, reply.applied, reply.leads))
-
-    def _try_all(self, partition: int, ask: Callable[[str], None], done: Callable[[], bool]) -> None:
-        """Ask every replica of a partition, again and again, until one answered."""
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while True:
-            problem: PixiuError = Unavailable(f"no replica of {self._role} partition {partition} is known")
-            for address in self.addresses.get(partition, ()):
-                try:
-                    ask(address)
-                except grpc.RpcError as error:
-                    problem = error_of(error, address)
-            if done():
-                return
+            replies, problem = self._ask_all(partition, request)
+            if replies:
+                return max(replies, key=lambda reply: (reply.end, reply.applied, reply.leads))
             self._wait_or_raise(partition, problem, until, pause)
             pause = min(2 * pause, MAX_PAUSE_S)
+
+    def _ask_all(self, partition: int, request: export_pb2.BoundsRequest) -> tuple[list[export_pb2.BoundsReply], PixiuError]:
+        """What the replicas of a partition answer, all asked at once: until the leader has, as nobody is ahead of it."""
+        replies: list[export_pb2.BoundsReply] = []
+        problem: PixiuError = Unavailable(f"no replica of {self._role} partition {partition} is known")
+        answered: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        calls: dict[Any, str] = {}
+        for address in self.addresses.get(partition, ()):
+            call = self._stub(address).Bounds.future(request, timeout=ASK_S)
+            calls[call] = address
+            call.add_done_callback(answered.put)
+        for _ in calls:
+            call = answered.get()
+            try:
+                reply = call.result()
+            except grpc.RpcError as error:
+                problem = error_of(error, calls[call])
+                continue
+            replies.append(reply)
+            if reply.leads:
+                self.leaders = self.leaders - set(calls.values()) | {calls[call]}
+                break
+        for call in calls:
+            call.cancel()
+        return replies, problem
 
     def _wait_or_raise(self, partition: int, problem: PixiuError, until: float, pause: float) -> None:
         """Before another try."""
