@@ -58,12 +58,12 @@ $(VENV)/bin/python:
 		{ echo "Pixiu needs Python 3.11 or newer; name one: make run PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.server: $(VENV)/bin/python setup.cfg constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
+$(VENV)/.server: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python setup.cfg constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,dev]'
+$(VENV)/.dev: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,dev]'
 	@touch $@ $(VENV)/.server
 
 clean:

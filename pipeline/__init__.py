@@ -5,7 +5,7 @@
     register(spark)
     spark.read.format("pixiu").option("target", "zk://127.0.0.1:2181/pubsub").load().groupBy("key").count().show()
 
-Needs `pip install 'pixiu[spark]'` and Java 17 or newer.
+Needs `pip install 'pixiu-cluster[spark]'` and Java 17 or newer.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapp
         import pyarrow  # noqa: F401
         from pyspark.sql import SparkSession
     except ImportError as missing:
-        raise ConfigurationError(f"{missing.name} is not installed: pip install 'pixiu[spark]'") from None
+        raise ConfigurationError(f"{missing.name} is not installed: pip install 'pixiu-cluster[spark]'") from None
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on the PATH
     here = str(Path(__file__).resolve().parent.parent)

@@ -46,12 +46,12 @@ def up(
     registry: Annotated[str, typer.Option(help="Use this ZooKeeper, zk://HOST:PORT/ROOT, instead of an embedded one.")] = "",
     data: Annotated[Path, typer.Option(help="Folder for data and logs.", metavar="DIR")] = DEFAULTS.data,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with [cluster] and role tables.", metavar="FILE", exists=True)
+        Path | None, typer.Option(help="TOML file with cluster and role tables.", metavar="FILE", exists=True)
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="ROLE.KEY=VALUE or cluster.KEY=VALUE; may be given again.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds [default: on Ctrl-C].")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds.")] = None,
     replay: Annotated[
         str, typer.Option(help="Play this log once all is Running (`sample`: the one that ships).", metavar="FILE")
     ] = "",

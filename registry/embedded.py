@@ -66,7 +66,7 @@ def find_jars() -> list[Path]:
     where = ", ".join(map(str, folders)) or "pyspark is not installed"
     raise ConfigurationError(
         f"the embedded ZooKeeper needs {', '.join(missing)} of pyspark ({where}); install the servers' packages with "
-        "`pip install 'pixiu[server]'`, or use a ZooKeeper of your own"
+        "`pip install 'pixiu-cluster[server]'`, or use a ZooKeeper of your own"
     )
 
 

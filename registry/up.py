@@ -28,6 +28,7 @@ from pixiu.errors import ConfigurationError, PixiuError, Unavailable
 from registry.children import start_child, tail
 from registry.embedded_child import EmbeddedChild
 from registry.layout import ensure_layout, set_replicas
+from registry.settings_check import check_settings, overrides_for
 from registry.supervisor import (
     CONFIGURATION_EXIT,
     Effect,
@@ -68,10 +69,10 @@ class UpOptions:
     """Relay partitions; 0: a cluster without messages to users."""
     relay_replicas: int = 2
     """Replicas of each."""
-    xius: int = 0
+    xius: int = 1
     """Xiu partitions; 0: a cluster that stores no messages."""
     xiu_replicas: int = 2
-    pis: int = 0
+    pis: int = 1
     """Pi partitions: users' inboxes; 0: none."""
     pi_replicas: int = 2
     """Replicas of each."""
@@ -108,6 +109,7 @@ class UpOptions:
         for setting in self.settings:
             if "=" not in setting or "." not in setting.partition("=")[0]:
                 raise ConfigurationError(f"--set {setting}: must be ROLE.KEY=VALUE or cluster.KEY=VALUE")
+        check_settings(sorted({spec.role for spec in self.specs()}), self.settings, self.config, os.environ)
         if "cluster.fanout=relay" in self.settings and not self.relays:
             raise ConfigurationError("--set cluster.fanout=relay: needs relays; give --relays 1 or more")
 
@@ -361,13 +363,7 @@ class LocalCluster:
         if spec.role == "gateway":
             values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
         values.update(child.ports)
-        for setting in options.settings:
-            table, _, rest = setting.partition(".")
-            key, _, value = rest.partition("=")
-            if table == "cluster":
-                values[f"cluster.{key}"] = value
-            elif table == spec.role:
-                values[key] = value
+        values.update(overrides_for(spec.role, options.settings))
         arguments = ["-m", spec.role]
         if options.config is not None:
             arguments += ["--config", str(options.config.resolve())]

@@ -41,7 +41,7 @@ LONG_FILES: dict[str, int] = {}
 def sources() -> list[str]:
     """Every module that we wrote, as a path relative to the project."""
     found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [str(path.relative_to(ROOT)) for path in found if "wire/v1" not in str(path)]
+    return [str(path.relative_to(ROOT)) for path in found if "wire/v1" not in str(path) and "build" not in path.parts]
 
 
 @cache

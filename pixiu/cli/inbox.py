@@ -24,6 +24,7 @@ from pixiu.cli.inbox_tables import (
     unread_json,
 )
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.cli.reachable import check_reachable
 from pixiu.client.inbox_pages import LANES, MAX_PAGE, DeadLetterEntry, Entry, Lane
 from pixiu.client.inbox_view import InboxView, read_inbox
 from pixiu.errors import InvalidArgument
@@ -96,7 +97,9 @@ def inbox(
 
 def _run(target: str, work: Callable[[InboxView], Awaitable[T]]) -> T:
     async def run() -> T:
-        async with InboxView(target) as view:
+        opened = InboxView(target)
+        check_reachable(target)
+        async with opened as view:
             return await work(view)
 
     return asyncio.run(run())

@@ -1,39 +1,44 @@
 """The `pixiu` command. Commands that need more than the SDK come from the entry-point group `pixiu.commands`.
 
-Source: DESIGN section 15.
+Only the module of the command that was asked for is imported; the others are shown in `--help` by the first line of their
+docstring, read from their source.
+
+Source: docs/decisions/0170-commands-load-when-used.md.
 """
 
 from __future__ import annotations
 
-import asyncio
+import ast
+import importlib
+import importlib.util
 import logging
+import os
 import resource
 import sys
-import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from pixiu.cli import status as status_module
-from pixiu.cli.inbox import inbox
-from pixiu.cli.messages import listen, presence, send
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
-from pixiu.cli.promote import promote
-from pixiu.cli.repair import repair
-from pixiu.tools.probe.command import probe
-from pixiu.tools.replay.command import replay
 from pixiu.version import __version__
 
 COMMAND_GROUP: Final = "pixiu.commands"
-
-app = typer.Typer(
-    name="pixiu",
-    help="Pixiu: a distributed, partitioned publish/subscribe cluster.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMPLETION: Final = "_PIXIU_COMPLETE"
+"""Set by a shell that completes a command line."""
+COMMANDS: Final = {
+    "status": "pixiu.cli.status:status",
+    "replay": "pixiu.tools.replay.command:replay",
+    "send": "pixiu.cli.messages:send",
+    "listen": "pixiu.cli.messages:listen",
+    "probe": "pixiu.tools.probe.command:probe",
+    "presence": "pixiu.cli.messages:presence",
+    "inbox": "pixiu.cli.inbox:inbox",
+    "promote": "pixiu.cli.promote:promote",
+    "repair": "pixiu.cli.repair:repair",
+}
+"""Name → module:function of what comes with the SDK."""
 
 
 def _version(wanted: bool) -> None:
@@ -42,7 +47,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -51,41 +55,70 @@ def _root(
     """Pixiu: a distributed, partitioned publish/subscribe cluster."""
 
 
-@app.command()
-@guarded
-def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
-    """Show every process of a cluster and whether all is well. Exit code 0: healthy, 1: not, 2: unreachable."""
-    found = asyncio.run(status_module.read_status(target))
-    if as_json:
-        print_json(status_module.status_json(found, time.time_ns() // 1_000_000), indent=2)
-    else:
-        console().print(status_module.render(found))
-    if not found.healthy:
-        raise typer.Exit(1)
+def application(arguments: Sequence[str] | None = None) -> typer.Typer:
+    """The command with its subcommands.
 
-
-app.command()(replay)
-app.command()(send)
-app.command()(listen)
-app.command()(probe)
-app.command()(presence)
-app.command()(inbox)
-app.command()(promote)
-app.command()(repair)
-
-
-def add_plugins(to: typer.Typer) -> None:
-    """Add the commands that installed packages bring; one that cannot be loaded is named and left out."""
-    for entry in sorted(entry_points(group=COMMAND_GROUP), key=lambda found: found.name):
+    Args:
+        arguments: a command line without the program's name: only the subcommand that it names is loaded. None: all are.
+    """
+    app = typer.Typer(
+        name="pixiu",
+        help=_root.__doc__,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, place, load in _found():
+        if arguments is not None and name != next((word for word in arguments if not word.startswith("-")), None):
+            summary = summary_of(place)
+            if summary is not None:
+                app.command(name, help=summary)(_not_loaded)
+                continue
         try:
-            command = entry.load()
+            command = load()
         except ImportError as error:
-            error_console().print(f"[yellow]pixiu {entry.name}: not available: {error}[/]", highlight=False)
+            sys.stderr.write(f"pixiu {name}: not available: {error}\n")
             continue
         if isinstance(command, typer.Typer):
-            to.add_typer(command, name=entry.name)
+            app.add_typer(command, name=name)
         else:
-            to.command(entry.name)(command)
+            app.command(name)(command)
+    return app
+
+
+def _found() -> list[tuple[str, str, Callable[[], Any]]]:
+    """Name, module:function and loader of every subcommand."""
+    plugins = sorted(entry_points(group=COMMAND_GROUP), key=lambda entry: entry.name)
+    return [
+        *((name, place, lambda place=place: _load(place)) for name, place in COMMANDS.items()),
+        *((entry.name, entry.value, entry.load) for entry in plugins),
+    ]
+
+
+def _load(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _not_loaded() -> None:
+    """Stands for a command that this command line does not name."""
+
+
+def summary_of(place: str) -> str | None:
+    """The first paragraph of the docstring of module:function, or of the module where the name is no function. Read from the
+    source, without importing it; None when there is no source."""
+    module, _, function = place.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        tree = ast.parse(Path(spec.origin).read_bytes()) if spec is not None and spec.origin else None
+    except (ImportError, OSError, SyntaxError):
+        return None
+    if tree is None:
+        return None
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    text = ast.get_docstring(nodes[0] if nodes else tree)
+    return text.split("\n\n")[0] if text else None
 
 
 def allow_open_files() -> None:
@@ -103,8 +136,7 @@ def main() -> None:
     allow_open_files()
     # Libraries' warnings (a reconnect, a retry) go where the user asked for logs: nowhere by default.
     logging.getLogger().addHandler(logging.NullHandler())
-    add_plugins(app)
-    app()
+    application(None if COMPLETION in os.environ else sys.argv[1:])()
 
 
 if __name__ == "__main__":

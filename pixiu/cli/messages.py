@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.reachable import check_reachable
 from pixiu.client.client import Client, Destination, connect
 from pixiu.client.mail_writer import Level, level_of
 from pixiu.client.message import Message
@@ -64,6 +65,7 @@ def send(
         return (await _destination(client, room, topic, user).send_and_wait(payload)).id
 
     async def run() -> list[int]:
+        check_reachable(target)
         async with connect(target, uin=uin, client="pixiu-send") as client:
             if text != "-":
                 return [await send_one(client, text.encode())]
@@ -107,6 +109,7 @@ def listen(
     uin = uin or user
 
     async def run() -> None:
+        check_reachable(target)
         async with connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
             await _listen(client, room or [], topic or [], count, as_json, chat=bool(user))
 
@@ -148,6 +151,7 @@ def presence(
     """Say who of these users is online, and on how many devices."""
 
     async def run() -> list[UserPresence]:
+        check_reachable(target)
         async with connect(target, client="pixiu-presence") as client:
             return await client.presence(uins)
 

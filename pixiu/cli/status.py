@@ -10,11 +10,14 @@ import json
 import time
 from dataclasses import dataclass, field
 
+import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from pixiu.cli.http import fetch, samples
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.cli.reachable import check_reachable
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
@@ -100,6 +103,7 @@ async def read_status(target: str) -> ClusterStatus:
     """Ask the registry, then every process. Raises `RegistryUnavailable`, `InvalidArgument`."""
     if not target.startswith("zk://"):
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
+    check_reachable(target)
     address = parse_address(target)
     zookeeper = ZooKeeper(address.hosts, connect_timeout_s=5.0)
     await zookeeper.connect()
@@ -236,3 +240,15 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
     replicas = replica_table(process.replica for process in status.processes if process.replica is not None)
     tables = [table, "", replicas] if replicas is not None else [table]
     return Group(head, "", *tables, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))
+
+
+@guarded
+def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Show every process of a cluster and whether all is well. Exit code 0: healthy, 1: not, 2: unreachable."""
+    found = asyncio.run(read_status(target))
+    if as_json:
+        print_json(status_json(found, time.time_ns() // 1_000_000), indent=2)
+    else:
+        console().print(render(found))
+    if not found.healthy:
+        raise typer.Exit(1)

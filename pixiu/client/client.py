@@ -41,8 +41,8 @@ from pixiu.client.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.signals import SignalCounters
 from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.client.subscriber import Subscription
-from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.client.worker import WorkerLease
+from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, topic_room
 from pixiu.rpc.channels import Channels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import grpc
 
 from pixiu.client.options import ClientOptions
-from pixiu.client.target import ZooKeeperTarget
+from pixiu.discovery.target import ZooKeeperTarget
 from pixiu.errors import Unavailable
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc

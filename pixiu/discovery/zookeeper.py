@@ -341,7 +341,7 @@ class ZooKeeper:
             await self.close()
             raise RegistryUnavailable(
                 f"no ZooKeeper answered at {self._hosts} within {self._connect_timeout_s:g} s; check that it runs there and that "
-                "the address is right (`pixiu up` and `python -m registry.embedded` start one for one machine)"
+                "the address is right (`pixiu up` and `pixiu zookeeper` start one for one machine)"
             ) from None
         except BaseException:
             await self.close()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pixiu.cli.inbox import Entry, Lane, lane_json, table
 from pixiu.cli.inbox_tables import dead_letter_json, dead_letter_table, device_table, unread_json
-from pixiu.cli.main import app
+from pixiu.cli.main import application
 from pixiu.client.dead_letters import DeadLetter
 from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState
 from pixiu.client.inbox_pages import take as _take
@@ -37,7 +37,7 @@ def record(number: int, body: bytes, lifetime_min: int = 0) -> bytes:
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: list[str], word: str) -> None:
-    result = runner.invoke(app, arguments)
+    result = runner.invoke(application(), arguments)
     assert result.exit_code == 2
     assert word in result.stderr
 
@@ -95,7 +95,7 @@ def test_a_page_is_shown_to_people_and_programs() -> None:
     ],
 )
 def test_what_does_not_go_together_is_said_in_one_line(arguments: list[str], word: str) -> None:
-    result = runner.invoke(app, ["inbox", "7", *arguments])
+    result = runner.invoke(application(), ["inbox", "7", *arguments])
     assert result.exit_code == 2, result.output
     assert word in result.stderr
 
@@ -106,7 +106,7 @@ def test_nothing_is_deleted_by_somebody_who_says_no(arguments: list[str], monkey
         raise AssertionError("it was not to get there")
 
     monkeypatch.setattr("pixiu.cli.inbox._run", reached)
-    result = runner.invoke(app, ["inbox", "7", *arguments], input="n\n")
+    result = runner.invoke(application(), ["inbox", "7", *arguments], input="n\n")
     assert result.exit_code == 1
     assert "Delete" in result.stderr
     assert "deleted" not in result.stdout

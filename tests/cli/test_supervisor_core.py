@@ -42,9 +42,10 @@ def all_up(core: SupervisorCore, now: float = 0.0) -> None:
     assert core.all_running
 
 
-def test_the_default_cluster_has_sixteen_processes_in_the_order_of_their_start() -> None:
+def test_the_default_cluster_has_twenty_processes_in_the_order_of_their_start() -> None:
     names = [spec.name for spec in UpOptions().specs()]
     assert names == [
+        *("xiu-0-0", "xiu-0-1", "pi-0-0", "pi-0-1"),
         *(f"{role}-{partition}-{number}" for role in ("router", "relay", "broker") for number in (0, 1) for partition in (0, 1)),
         *("proxy-0", "proxy-1", "gateway-0", "gateway-1"),
     ]
@@ -227,9 +228,8 @@ def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
     assert core.all_stopped
 
 
-def test_pis_start_first_end_last_and_are_none_by_default() -> None:
-    assert not [spec for spec in UpOptions().specs() if spec.role == "pi"]
-    names = [spec.name for spec in UpOptions(pis=2, pi_replicas=2).specs()]
+def test_stores_start_first_and_end_last() -> None:
+    names = [spec.name for spec in UpOptions(xius=0, pis=2, pi_replicas=2).specs()]
     assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
     assert UpOptions(pis=2).layout()["pi"].n == 2
     assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")

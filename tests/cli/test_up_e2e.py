@@ -16,7 +16,20 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 LIMIT_S = 120.0
-SMALL = ["--proxies", "1", "--gateways", "1", "--brokers", "1", "--routers", "1", "--mqtt-port", "0", "--zookeeper-port", "0"]
+SMALL = [
+    "--proxies",
+    "1",
+    "--gateways",
+    "1",
+    "--brokers",
+    "1",
+    "--routers",
+    "1",
+    "--mqtt-port",
+    "0",
+    "--zookeeper-port",
+    "0",
+]
 
 
 def command(*arguments: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import pixiu
 from pixiu.client.directory import ProxyDirectory
 from pixiu.client.options import ClientOptions, OptionOverrides
-from pixiu.client.target import ProxyTarget, ZooKeeperTarget, parse_target
+from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, Unavailable
 from pixiu.rpc.channels import Channels
 

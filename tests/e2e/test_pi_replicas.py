@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pi.keys import entry_key
-from pixiu.cli.main import app
+from pixiu.cli.main import application
 from tests.support.pi import UIN, PiClient, Sender, appends, inbox, message
 from tests.support.repairs import repair
 from tests.support.roles import Roles, until
@@ -84,7 +84,7 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, b
     if by_command:
         await wait_in_sync(roles, *NAMES)
         arguments = ["repair", "--role", "pi", "--json", "--target", roles.target()]
-        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, app, arguments))
+        command = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, application(), arguments))
     assert await roles.ended(other) == 1, roles.log(other)
     roles.start(other, **settings)
 

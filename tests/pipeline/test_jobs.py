@@ -177,7 +177,7 @@ class TestOnACluster:
 
         again = spark.read.parquet(f"{options.path}/messages/batch=2").drop("day")
         archive.write_batch(again, 2, f"{tmp_path}/copy")
-        spark.read.parquet(f"{options.path}/messages/batch=1").write.parquet(f"{tmp_path}/copy/messages/batch=1")
+        spark.read.parquet(f"{options.path}/messages/batch=1").write.partitionBy("day").parquet(f"{tmp_path}/copy/messages/batch=1")
         assert archive.read_archive(spark, f"{tmp_path}/copy").count() == 10, "a batch without a manifest is not there"
 
         (part,) = list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))[:1]

@@ -42,7 +42,8 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start it and wait until every process is Running."""
-        command = [PIXIU, "up", "--data", str(self.folder / "run"), "--mqtt-port", "0", "--zookeeper-port", "0", "--json"]
+        free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0"]
+        command = [PIXIU, "up", "--data", str(self.folder / "run"), *free, *stores, "--json"]
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [*command, *self._arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.reachable import check_reachable
 from pixiu.errors import InvalidArgument
 from pixiu.tools.probe.paths import Finding, Member, Prober, percentile
 from pixiu.tools.probe.run import ProbeOptions, ProbeRun
@@ -60,6 +61,7 @@ async def _probe(target: str, options: ProbeOptions, as_json: bool) -> bool:
 
     run = ProbeRun(target, options, say)
     with Live(console=out, auto_refresh=False, transient=True) as live:
+        check_reachable(target)
         async with run:
             _say_running(run, as_json)
             rounds = asyncio.create_task(

@@ -42,7 +42,7 @@ def replay(
         ),
     ],
     target: Target = DEFAULT_TARGET,
-    speed: Annotated[float | None, typer.Option(help="Log time passes so many times faster [default: 1; sample: 200].")] = None,
+    speed: Annotated[float | None, typer.Option(help="Log time passes so many times faster (default: 1; sample: 200).")] = None,
     align: Annotated[str, typer.Option(help="`rooms`: every room starts at 0, for logs that span years.")] = "",
     rooms: Annotated[int, typer.Option(min=0, help="Only the first so many rooms; 0: all.")] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Only so many lines of those; 0: all.")] = 0,
@@ -57,7 +57,7 @@ def replay(
         float, typer.Option(help="Share of what is published through the SDK; the rest by MQTT.")
     ] = DEFAULTS.sdk_share,
     settle: Annotated[
-        float | None, typer.Option(help="End when nothing came for so many seconds [default: 5; with --mail 30].")
+        float | None, typer.Option(help="End when nothing came for so many seconds (default: 5; with --mail 30).")
     ] = None,
     max_open: Annotated[int, typer.Option(min=1, help="Deliveries on their way at one time.")] = DEFAULTS.max_open_deliveries,
     mail: Annotated[

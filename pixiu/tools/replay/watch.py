@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from pixiu.cli.http import fetch, samples
+from pixiu.cli.reachable import check_reachable
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
@@ -116,6 +117,7 @@ class ClusterWatch:
     """
 
     def __init__(self, target: str, now_us: Callable[[], int], on_view: Callable[[View], None] = lambda _view: None) -> None:
+        self._target = target
         address = parse_address(target)
         self._now_us = now_us
         self._on_view = on_view
@@ -142,6 +144,7 @@ class ClusterWatch:
 
     async def start(self) -> None:
         """Connect and watch. Raises `RegistryUnavailable`."""
+        check_reachable(self._target)
         await self._zookeeper.connect()
         try:
             await self._discovery.start()

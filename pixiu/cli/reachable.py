@@ -1,0 +1,35 @@
+"""Whether anybody listens at a target: a command says «no cluster» at once and not after a time-out."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from pixiu.discovery.target import SCHEME, ZooKeeperTarget, parse_target
+from pixiu.errors import RegistryUnavailable, Unavailable
+
+TRY_S: Final = 0.5
+"""Seconds for one address; a command's own connect, which comes after it, has its usual time."""
+START_ONE: Final = "start a cluster with `pixiu up`, or name another one with --target or PIXIU_TARGET"
+
+
+def check_reachable(target: str) -> None:
+    """Return when one address of the target takes a TCP connection, or may be only slow.
+
+    Raises RegistryUnavailable or Unavailable when all refuse it; InvalidArgument for a target that cannot be read.
+    """
+    found = parse_target(target)
+    addresses = found.hosts.split(",") if isinstance(found, ZooKeeperTarget) else found.addresses
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), TRY_S):
+                return
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return  # slow, or a name that does not resolve now: the command itself says what it is
+    where = ", ".join(addresses)
+    if target.startswith(SCHEME):
+        raise RegistryUnavailable(f"no cluster: no ZooKeeper listens at {where}; {START_ONE}")
+    raise Unavailable(f"no cluster: no proxy listens at {where}; {START_ONE}")

@@ -1,0 +1,17 @@
+"""The `pixiu` command's first lines: they say what to install where the command's packages are missing."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command. Exit code 2 when typer or rich is not installed."""
+    try:
+        from pixiu.cli.main import main as run
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("typer", "rich"):
+            raise
+        sys.stderr.write(f"pixiu: the command needs {missing.name}: pip install 'pixiu-sdk[cli]'\n")
+        sys.exit(2)
+    run()

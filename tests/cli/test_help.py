@@ -1,0 +1,40 @@
+"""Every help text: no word is lost between the source and the terminal, and each names a command that exists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pixiu.cli.main import COMMANDS, application, summary_of
+
+RUNNER = CliRunner(env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
+GROUP = typer.main.get_command(application())
+NAMES = sorted(getattr(GROUP, "commands"))  # noqa: B009 -- typer's own type of a group has no such name
+
+
+def words(text: str) -> list[str]:
+    """As a reader sees them: without the boxes around."""
+    return re.sub(r"[│╭╮╰╯─]", " ", text).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_word_of_a_help_text_is_lost(name: str) -> None:
+    command = getattr(GROUP, "commands")[name]  # noqa: B009
+    result = RUNNER.invoke(application(), [name, "--help"])
+    assert result.exit_code == 0
+    shown = " ".join(words(result.output))
+    for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+        for sentence in (text or "").split("\n\n"):
+            assert " ".join(words(sentence)) in shown, sentence
+
+
+def test_the_list_of_commands_is_read_from_their_sources() -> None:
+    listed = RUNNER.invoke(application(["--help"]), ["--help"]).output
+    for name, place in COMMANDS.items():
+        summary = summary_of(place)
+        assert summary is not None, place
+        assert f"{name} " in listed
+        assert " ".join(words(summary)) in " ".join(words(listed))

@@ -1,0 +1,53 @@
+"""The two distributions: what is in them, what they need, and a licence."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+from pixiu.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def setup(folder: str) -> configparser.ConfigParser:
+    """A setup.cfg, read."""
+    found = configparser.ConfigParser()
+    found.read(ROOT / folder / "setup.cfg")
+    return found
+
+
+def lines(text: str) -> list[str]:
+    """The entries of a list in a setup.cfg, without comments."""
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
+
+
+def test_the_sdk_has_every_package_of_its_folder_and_nothing_else() -> None:
+    folders = {path.parent for path in (ROOT / "pixiu").rglob("__init__.py") if "build" not in path.parts}
+    named = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(lines(setup("pixiu")["options"]["packages"])) == named
+
+
+def test_the_servers_have_no_package_of_the_sdk() -> None:
+    included = lines(setup(".")["options.packages.find"]["include"])
+    assert not [name for name in included if name.startswith("pixiu")]
+
+
+def test_both_have_the_same_version_and_ask_for_each_other_in_it() -> None:
+    pin = f"=={__version__}"
+    assert all(line.endswith(pin) for line in lines(setup(".")["options"]["install_requires"]) if line.startswith("pixiu-sdk"))
+    extras = setup("pixiu")["options.extras_require"]
+    assert lines(extras["server"]) == [f"pixiu-cluster[server] {pin}"]
+    assert lines(extras["spark"]) == [f"pixiu-cluster[spark] {pin}"]
+
+
+def test_the_sdk_needs_four_packages_of_others() -> None:
+    needed = lines(setup("pixiu")["options"]["install_requires"])
+    assert sorted(line.split()[0] for line in needed) == ["grpcio", "kazoo", "protobuf", "xxhash"]
+
+
+def test_both_ship_the_same_licence() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert (ROOT / "pixiu" / "LICENSE").read_text() == text
+    assert setup(".")["metadata"]["license"] == setup("pixiu")["metadata"]["license"] == "Apache-2.0"
