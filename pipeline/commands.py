@@ -1,7 +1,7 @@
 """Jobs on what the cluster stores, run by Spark.
 
-`pixiu pipeline JOB …` runs them on this machine, or, with `--master`, on a cluster of Spark. So does `python -m pipeline JOB …`, which
-`spark-submit` runs as well.
+`pixiu pipeline JOB …` runs them on this machine, or, with `--master`, on a cluster of Spark. So does `python -m pipeline JOB …`,
+which `spark-submit` runs as well.
 
 Source: DESIGN sections 15 and 16.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.offsets import EARLIEST, LATEST, MAX_PARTITION, Wanted, parse_wanted
-from pixiu.client.target import parse_target
+from pixiu.discovery.target import parse_target
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
 from pixiu.wire.export_tables import MAX_USERS, MESSAGES, ROLE_OF_TABLE, Columns, columns_of

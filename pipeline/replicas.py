@@ -23,7 +23,7 @@ import grpc
 import pyarrow as pa
 
 from pipeline.schema import arrow_schema
-from pixiu.client.target import ProxyTarget, parse_target
+from pixiu.discovery.target import ProxyTarget, parse_target
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.errors import (
