@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc.aio
 
 from cluster.runtime.export import PART_BYTES, PART_ROWS, Breath, Exporter, Part, abort, closed, replicas_of, users_of
 from pixiu.discovery.view import View
 from pixiu.errors import Gone, InvalidArgument, NotYet, PixiuError
-from pixiu.ids import MSG_COUNTER_BITS
+from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
 from pixiu.wire.export_tables import MESSAGES, Columns, columns_of
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 from xiu.block import Block
@@ -25,6 +25,9 @@ from xiu.core import Core
 from xiu.options import Options
 from xiu.readers import Readers
 from xiu.state import Head
+
+NO_LIMIT: Final = MAX_MSG_SEQUENCE
+"""Of a scan: it counts whole blocks, those before the first position too."""
 
 
 class Messages(Protocol):
@@ -70,7 +73,7 @@ class Export:
 
         rows, breath = Rows(self._partition, self._columns, self._users), Breath()
         seen = size = 0
-        for block in self._messages.scan(self._next, self._end - 1, self._end - self._next):
+        for block in self._messages.scan(self._next, self._end - 1, NO_LIMIT):
             begin, end = max(block.first, self._next), min(block.last, self._end - 1)
             rows.add(block, begin, end)
             self._next = end + 1

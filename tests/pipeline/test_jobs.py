@@ -196,7 +196,7 @@ class TestOnACluster:
         users = store.users(2)
         options = ingest.IngestOptions(
             store.target, str(tmp_path / "in"), ",".join(map(str, users)), "ts timestamp, device string, temp double", "ts",
-            ("device",), ("temp",), rows_per_batch=150,
+            ("device",), ("temp",), rows_per_batch=3000,
         )  # fmt: skip
         lines: list[dict[str, Any]] = []
 

@@ -100,7 +100,7 @@ def test_pis_tables(spark: Any, store: Store) -> None:
     users = store.users(6)
     sent = store.send(users, [b"%d" % number for number in range(60)])
     rows = batch(spark, store, table="inboxes", users=of(*users)).collect()
-    assert Counter(row.msg_id for row in rows) == Counter(sent)
+    assert Counter(row.msg_id for row in rows) == Counter(list(sent))
     assert all(sent[row.msg_id].key == row.uin and row.pi_partition == row.uin % 2 for row in rows)
     heads = batch(spark, store, table="heads", users=of(*users)).collect()
     assert {(row.uin, row.last, row.dropped) for row in heads} == {(uin, 10, 0) for uin in users}
@@ -204,7 +204,7 @@ def test_a_leader_dies_under_a_stream(spark: Any, store: Store, tmp_path: Path) 
         query.stop()
     to_parquet(stream(spark, store), tmp_path)
     rows = spark.read.parquet(str(tmp_path / "rows")).where(f"key in ({of(*users)})").collect()
-    assert Counter(row.msg_id for row in rows) == Counter(sent)
+    assert Counter(row.msg_id for row in rows) == Counter(list(sent))
     store.cluster.wait_healthy()
 
 

@@ -141,8 +141,9 @@ def test_parts_go_on_where_the_last_one_ended(stored: Stored, monkeypatch: pytes
     for place, sequence in enumerate(everything):
         rest = rows_of(stored.export(sequence))
         assert [row["seq"] for row in rest] == everything[place:], "from the middle of a block"
-        some = rows_of(stored.export(0, sequence + 1))
-        assert [row["seq"] for row in some] == everything[: place + 1]
+        for end in range(place + 1, len(everything) + 1):
+            some = rows_of(stored.export(sequence, everything[end - 1] + 1))
+            assert [row["seq"] for row in some] == everything[place:end], "to the middle of another"
 
 
 def test_what_was_trimmed_is_gone(stored: Stored) -> None:
