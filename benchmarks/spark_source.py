@@ -128,9 +128,11 @@ def case(what: str, rows: int, xiu: list[int], work: Callable[[], object], again
     return best
 
 
-def spark_cases(spark: Any, running: Running, rows: int, mails: int, folder: str) -> list[Row]:
-    """Source, Parquet, rate, sink."""
-    xiu = running.pids["xiu"]
+def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Row]:
+    """Source, Parquet, rate, sink; with a session of this thread, as Spark has them."""
+    from pipeline.session import open_session
+
+    spark, xiu = open_session("bench", "local[1]"), running.pids["xiu"]
 
     def forget(frame: Any) -> None:
         frame.write.format("noop").mode("overwrite").save()
@@ -156,7 +158,9 @@ def spark_cases(spark: Any, running: Running, rows: int, mails: int, folder: str
         writer = frame.write.format("pixiu").mode("append").option("target", running.registry)
         writer.option("query", f"bench-{next(number)}").save()
 
-    return [*found, case("sink, mail at level replicated", mails, xiu, sink, again=1)]
+    found.append(case("sink, mail at level replicated", mails, xiu, sink, again=1))
+    spark.stop()
+    return found
 
 
 async def live(target: str, seconds: float) -> tuple[float, float]:
@@ -174,8 +178,6 @@ async def live(target: str, seconds: float) -> tuple[float, float]:
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything."""
-    from pipeline.session import open_session
-
     found: dict[str, Any] = {}
     async with cluster(stores=1, settings=["xiu.export_share=1.0"]) as running:
         await fill(running.registry, arguments.rows)
@@ -184,9 +186,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             await asyncio.to_thread(case, "client, all columns", rows, running.pids["xiu"], lambda: read_all(running.registry))
         ]
         with tempfile.TemporaryDirectory() as folder:
-            spark = open_session("bench", "local[1]")
-            results += await asyncio.to_thread(spark_cases, spark, running, rows, arguments.mails, folder)
-            spark.stop()
+            results += await asyncio.to_thread(spark_cases, running, rows, arguments.mails, folder)
         found["rows"] = results
     async with cluster(stores=1) as running:
         await fill(running.registry, min(arguments.rows, 100_000))

@@ -91,4 +91,6 @@ def run(spark: Any, options: LatencyOptions) -> tuple[Report, dict[str, Any]]:
     if options.minute:
         tables["minutes"] = percentiles(found, minute=True).persist()
         report.sections.append(section_of("minutes", tables["minutes"]))
+    for frame in (traces, found, *tables.values()):
+        frame.unpersist()  # who looks at these files again in this session shall see them as they are then
     return report, tables

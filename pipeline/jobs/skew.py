@@ -118,5 +118,6 @@ def run(spark: Any, options: SkewOptions) -> tuple[Report, dict[str, Any]]:
     report.facts["even_at"] = next((load.partitions for load in loads if load.ratio <= UNEVEN), "none of these")
     report.bars.append(Bars("Hottest keys", tuple((str(row["name"]), float(row.messages)) for row in top), "messages"))
     plot = tuple((f"{load.partitions} partitions", load.ratio) for load in loads if math.isfinite(load.ratio))
+    counts.unpersist()  # who looks at this log again in this session shall see it as it is then
     report.bars.append(Bars("Fullest partition to the average", plot, "x"))
     return report, {"keys": counts}
