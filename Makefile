@@ -1,4 +1,5 @@
-# `make run` shows a whole cluster carrying a chat log; `make test` runs every test; `make sim` simulates a thousand clusters
+# `make run` shows a whole cluster carrying a chat log; `make quick` runs what starts nothing, in half a minute; `make check` all
+# but whole clusters; `make test` every test; `make sim` simulates a thousand clusters,
 # a hundred thousand replicated partitions and ten thousand deliveries (PIXIU_SIM_SEEDS, PIXIU_REPLICATION_RUNS,
 # PIXIU_DELIVERY_RUNS).
 # Each works alone on a fresh machine that has Python 3.11 or newer and the network.
@@ -11,26 +12,33 @@ RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000) \
 	PIXIU_DELIVERY_RUNS=$(or $(PIXIU_DELIVERY_RUNS),10000)
 
-# Two files of tests at a time: most wait for processes.
-TWO := -n 2 --dist loadfile
+# Two processes of tests, a file of tests in one of them: most wait for processes of their own. Those without go where there is room.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+QUICK := -n 2 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
-.PHONY: run test check fuzz lossy mail sim bench proto docs clean
+# An environment that forbids bytecode would have every process of every test compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: run quick check test lint fuzz lossy mail sim bench proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
 
-test: $(VENV)/.dev
+lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest $(TWO)
 
-check: $(VENV)/.dev
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
+quick: lint  # what to run while one works: every test that starts nothing
+	$(BIN)/python -m pytest $(QUICK)
+
+check: lint  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BIN)/python scripts/state_diagrams.py --check
-	$(BIN)/python -m pytest $(TWO) -m "not e2e"
+	$(BIN)/python scripts/import_graph.py --check
+	$(BIN)/python -m pytest $(TWO) -m "not e2e" --ignore tests/e2e
+
+test: lint  # what continuous integration runs
+	CI=true $(BIN)/python -m pytest $(TWO)
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
@@ -52,6 +60,7 @@ proto: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/state_diagrams.py
+	$(BIN)/python scripts/import_graph.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

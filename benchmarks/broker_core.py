@@ -8,7 +8,7 @@ with one gateway, 500 000 at batches of 1 … 2, and each further gateway adds 0
 First run (2 shared cores, python 3.11): 3 700 000 at batches of 50 with one gateway, 480 000 at batches of 1; a gateway
 more costs 0.03 µs. The loop is twice as cheap as estimated; the event and effect of a batch cost 1.8 µs.
 
-The links are not in it: this is the core alone, DESIGN section 17's budget is for the whole hop.
+The links are not in it: this is the core alone, benchmarks/README.md's budget is for the whole hop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import time
 
 from broker.core import Core
-from broker.events import ClusterChanged, Gateway, MessagesReceived, RecordsReceived, Replica, SendRecords, SnapshotFinished
+from cluster.membership import events as ev
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import RecordsReceived, SendRecords
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 
@@ -29,11 +30,12 @@ ROUTER = EndpointID(1)
 def make_core(gateways: int) -> Core:
     """A Running broker whose every room has a member on each of so many gateways."""
     core = Core(endpoint=EndpointID(2), partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
-    nodes = tuple(Gateway(EndpointID(100 + i), i, 1) for i in range(gateways))
-    core.step(ClusterChanged(1, 1, 1, 1, (Replica(ROUTER, 0),), (), nodes), 0.0)
-    core.step(SnapshotFinished(ROUTER, None), 0.0)
+    nodes = tuple(ev.Gateway(EndpointID(100 + i), i, 1) for i in range(gateways))
+    routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),))
+    core.step(ev.ClusterChanged(1, 1, (), frozenset(), nodes, routers), 0.0)
+    core.step(ev.SnapshotFinished(ROUTER, None), 0.0)
     changes = [Update(gateway_msg_id(i, 1, room + 1), room, 7, True) for i in range(gateways) for room in range(ROOMS)]
-    core.step(MessagesReceived(ROUTER, changes), 0.0)
+    core.step(ev.MessagesReceived(ROUTER, changes), 0.0)
     return core
 
 

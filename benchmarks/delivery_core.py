@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import time
 
+from cluster.runtime.contract import TICK
 from pixiu.wire.record import Kind, encode
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -57,7 +58,7 @@ def acknowledged(table: Deliveries, users: range, up_to: int, now: float) -> Non
     """These users have everything, and Pi knows."""
     items = [ev.Acknowledgement(uin, 0, 1, LANE, up_to, 0) for uin in users]
     table.step(ev.Acknowledged(items), now)
-    for effect in table.step(ev.Tick(), now + 0.03):
+    for effect in table.step(TICK, now + 0.03):
         if isinstance(effect, ev.SaveCursors):
             table.step(ev.Saved(effect.number, [None] * len(effect.items)), now + 0.03)
 

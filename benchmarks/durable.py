@@ -47,8 +47,8 @@ from rich.table import Table
 from benchmarks import peers
 from benchmarks.harness import cpu_seconds
 from benchmarks.stores import PiCaller, Stores, XiuWriter, stores
-from pi.operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.ids import msg_id, snowflake
+from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.record import TYPE_NORMAL, Kind
 from pixiu.wire.record import encode as encode_record
 from pixiu.wire.v1 import pi_pb2, xiu_pb2

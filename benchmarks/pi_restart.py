@@ -22,8 +22,8 @@ from benchmarks.pi_core import AT_US, appends
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry
 from pi.machine import Machine
-from pi.operations import ENTRY_KIND
 from pixiu.errors import PixiuError
+from pixiu.wire.inbox_operations import ENTRY_KIND
 
 ENTRIES = 1_000_000
 INBOXES = 100_000

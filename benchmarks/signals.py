@@ -22,16 +22,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
 from gateway.core import Core as Gateway
-from gateway.events import EndOfTurn, Join, Opened, ProxiesChanged, RecordsArrived, SendDelivered
+from gateway.events import Join, Opened, ProxiesChanged, SendDelivered
 from gateway.events import Replica as Peer
 from gateway.signal_table import SharedTable
 from gateway.signals import MemoryTable, SignalTable
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import control_pb2
+from proxy import events as ev
 from proxy.core import Core as Proxy
-from proxy.events import BatchPublished, BrokersChanged, PublisherOpened, Replica, SendRecords, Settled, SignalsDelivered
 
 SIGNALS = 30_000
 COPIES = 3
@@ -56,14 +57,14 @@ def microseconds(work: Callable[[], None]) -> float:
 def at_proxies(data: list[bytes], per_turn: int) -> float:
     """All copies through one proxy in front of three replicas, with receipts."""
     core = Proxy(max_record_bytes=1 << 20)
-    core.step(BrokersChanged(1, tuple(Replica(EndpointID(n), 0) for n in (11, 12, 13))), 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.BrokersChanged(1, tuple(ev.Replica(EndpointID(n), 0) for n in (11, 12, 13))), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
 
     def work() -> None:
         position = 1
         for batch in data:
             for copy in range(COPIES):
-                effects = core.step(BatchPublished(1, batch, per_turn, position, copy, True), 0.0)
+                effects = core.step(ev.BatchPublished(1, batch, per_turn, position, copy, True), 0.0)
                 position += per_turn
                 core.step(Settled([(e.token, True) for e in effects if isinstance(e, SendRecords)]), 0.0)
 
@@ -76,13 +77,13 @@ def at_gateway(data: list[bytes], per_turn: int, table: SignalTable) -> float:
     core.step(ProxiesChanged((Peer(EndpointID(1), 0),)), 0.0)
     core.step(Opened(1, 7, True), 0.0)
     core.step(Join(1, 1, [(ROOM, None)]), 0.0)
-    core.step(EndOfTurn(), 0.0)
+    core.step(END_OF_TURN, 0.0)
 
     def work() -> None:
         for batch in data:
             for _ in range(COPIES):
-                core.records_arrived(RecordsArrived(batch, 0, len(batch), per_turn))
-                effects = core.step(EndOfTurn(), 0.0)
+                core.step(RecordsReceived(EndpointID(2), batch, 0, len(batch), per_turn), 0.0)
+                effects = core.step(END_OF_TURN, 0.0)
                 assert isinstance(effects[-1], SendDelivered)
 
     return microseconds(work)
@@ -103,7 +104,7 @@ def answers(per_turn: int) -> tuple[float, float]:
 
     def parse_all() -> None:
         for message in encoded:
-            core.step(SignalsDelivered(list(control_pb2.Control.FromString(message).signals_delivered.ids)), 0.0)
+            core.step(ev.SignalsDelivered(list(control_pb2.Control.FromString(message).signals_delivered.ids)), 0.0)
 
     return microseconds(encode_all), microseconds(parse_all)
 

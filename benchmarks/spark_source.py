@@ -8,12 +8,12 @@ Estimate, from `xiu/export.py` alone (580,000 rows a CPU second on a shared core
 experiment (540,000 a second, worker and JVM together): 300,000 rows a second by the clock on two cores, of which the Xiu is the
 slower half; Parquet ten times that; the sink, whose cost is that of any client that sends mail, 10,000 to 20,000 a second.
 
-First run (200,000 rows, 2 cores shared with seven other loads, the best of two): the client alone 412,000 rows a second, of whose
-0.5 CPU seconds the Xiu spent 0.4. Spark with all columns 139,000 a second (CPU seconds: Xiu 0.45, worker 0.19, JVM 0.98), with the body
-alone 233,000 (0.32, 0.13, 0.46); the same rows out of Parquet 368,000 (JVM 0.53), the rate source 421,000 (JVM 0.35). So the worker
-passes on a million rows a CPU second, and the JVM takes 200,000, where Parquet's reader takes 360,000: the aim of 500,000 a core
-is met up to Spark and not in it. The sink 10,800 mails a second. Live mail one by one 15 ms at the median and 46 at p99 alone, 28
-and 55 beside a full-speed export with its half of a core.
+First run (200,000 rows, 2 cores shared with seven other loads, the best of two): the client alone 412,000 rows a second, of
+whose 0.5 CPU seconds the Xiu spent 0.4. Spark with all columns 139,000 a second (CPU seconds: Xiu 0.45, worker 0.19, JVM 0.98),
+with the body alone 233,000 (0.32, 0.13, 0.46); the same rows out of Parquet 368,000 (JVM 0.53), the rate source 421,000 (JVM
+0.35). So the worker passes on a million rows a CPU second, and the JVM takes 200,000, where Parquet's reader takes 360,000: the
+aim of 500,000 a core is met up to Spark and not in it. The sink 10,800 mails a second. Live mail one by one 15 ms at the median
+and 46 at p99 alone, 28 and 55 beside a full-speed export with its half of a core.
 
     python -m benchmarks.spark_source [--rows 300000] [--mails 20000] [--seconds 5] [--json]
 """

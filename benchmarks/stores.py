@@ -18,12 +18,12 @@ from pathlib import Path
 
 import grpc.aio
 
-from pi.operations import Operation, encode
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import Overloaded
+from pixiu.wire.inbox_operations import Operation, encode
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from registry.children import child_environment
 from registry.embedded import EmbeddedZooKeeper

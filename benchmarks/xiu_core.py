@@ -17,13 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.replication.events import Accepted, Committed, Leading, Propose
+from cluster.replication.events import Accepted, Leading, Propose
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Entry, EntryKind
+from cluster.runtime.contract import Settle
 from pixiu.ids import snowflake
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 from xiu.core import Core, Settings
-from xiu.events import Answer, LayoutChanged, Level, StoreReceived
+from xiu.events import Answer, EntriesCommitted, LayoutChanged, StoreReceived
 from xiu.store import Store
 from xiu.table import Table
 
@@ -46,20 +48,23 @@ def measure(batch: int, size: int, shared: Path | None) -> tuple[float, float]:
         log, store = SegmentedLog(Path(folder) / "log"), Store(Path(folder) / "store")
         table = Table(Path(memory), 128 << 20, log.member)
         core = Core(Settings(partition=0, max_record_bytes=1 << 20), log, store, table)
-        log.append([Entry(1, 1, int(EntryKind.NOOP), 0, b"")])
+        noop = Entry(1, 1, int(EntryKind.NOOP), 0, b"")
+        log.append([noop])
         core.step(LayoutChanged(1, 1), 0.0)
         core.step(Leading(1), 0.0)
-        core.step(Committed(1, 1), 0.0)
+        core.step(EntriesCommitted([noop], 1), 0.0)
         began, clock, stored = time.process_time(), time.perf_counter(), 0
         for number, data in enumerate(batches):
             event = StoreReceived(1, 1 + number * batch, Level.REPLICATED, 0, data, batch, START_MS * 1000 + number)
             (proposal,) = core.step(event, 0.0)
             assert isinstance(proposal, Propose)
             first = log.last.counter + 1
-            log.append([Entry(1, first + i, kind, proposal.at_us, body) for i, (kind, body) in enumerate(proposal.payloads)])
+            entries = [Entry(1, first + i, kind, proposal.at_us, body) for i, (kind, body) in enumerate(proposal.payloads)]
+            log.append(entries)
             core.step(Accepted(proposal.token, 1, first, log.last.counter), 0.0)
-            (answer,) = core.step(Committed(log.last.counter, 1), 0.0)
+            answer, settled = core.step(EntriesCommitted(entries, 1), 0.0)
             assert isinstance(answer, Answer)
+            assert isinstance(settled, Settle)
             stored += sum(result.count for result in answer.results if not result.code)
         spent, took = time.process_time() - began, time.perf_counter() - clock
         assert stored == records

@@ -4,56 +4,32 @@
                 ▲
     router ─────┘ a snapshot, then live logins and logouts, for each router partition that shares rooms
 
-Source: seed 004 §2.3 and §5.3; DESIGN sections 9, 10 and 13.
+Source: PiXiu §2.3 and §5.3; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import ClassVar, Final
 
-from broker.events import (
-    AbsenceReceived,
-    BecomeInit,
-    BecomeRunning,
-    ClusterChanged,
-    Effect,
-    Event,
-    HealingReceived,
-    MalformedBatch,
-    MessagesReceived,
-    NotTaken,
-    PeerAlive,
-    PeerDead,
-    RecordsReceived,
-    SendControl,
-    SetAttachment,
-    SnapshotChunk,
-    SnapshotFinished,
-    SubscriptionReply,
-    TakeSnapshot,
-    Tick,
-    WaitingForRouters,
-)
-from broker.fanout import Fanout, Target
+from broker.fanout import Fanout, Routed
 from broker.feeds import Feed, FeedState
 from broker.multicast import AddressedFanout, Relays, Way
-from cluster.membership.anti_entropy import Outcome as Healed
-from cluster.membership.anti_entropy import Puller
-from cluster.membership.instance_purge import InstancePurge
+from cluster.membership import events as ev
+from cluster.membership.anti_entropy import Outcome as Repair
+from cluster.membership.events import Effect
 from cluster.membership.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
-from cluster.runtime.layout_notices import LayoutNotices
-from pixiu.errors import MalformedData
+from cluster.membership.member_core import MemberCore
+from cluster.membership.member_state import ClusterView, MemberCounters
+from cluster.runtime.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived
+from cluster.runtime.parcels import Target
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance
-from pixiu.placement.partition import rendezvous, rendezvous_order, serves, share_rooms
+from pixiu.placement.partition import rendezvous_order, share_rooms
 from pixiu.wire.trace import UNTRACED, Tracer
-from pixiu.wire.v1 import control_pb2
 
 WAITING_LOG_S: Final = 10.0
 """A broker that waits for routers says so this often."""
-HOUSEKEEPING_S: Final = 1.0
 
 
 class State(Enum):
@@ -65,39 +41,29 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Counters:
+class Counters(MemberCounters):
     """What the broker has done since its start; records are counted by `broker.fanout`."""
 
     messages_in: int = 0
     messages_foreign: int = 0
     """For rooms of another partition."""
-    messages_queued: int = 0
-    queue_overflows: int = 0
-    snapshots_taken: int = 0
-    snapshots_failed: int = 0
-    snapshots_malformed: int = 0
-    started_again: int = 0
-    """Times it was out of contact with a router partition for too long and became Init again."""
     subscriptions_lost: int = 0
     """A router died, vanished, or said that it does not know us."""
     gateways_unknown: int = 0
     """Look-ups of a room's gateway whose instance is not in the registry; it gets nothing."""
-    layout_notices: int = 0
 
 
-class Core:
+class Core(MemberCore):
     """Decides; see the module. `step` never raises on what comes from the network.
 
     Args:
-        endpoint: this process.
-        partition: the one it serves.
-        heartbeat_s: seconds between heartbeats.
-        poll_interval_s: how long a sender's view of the registry may be old, seconds.
-        gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
+        endpoint, partition, heartbeat_s, poll_interval_s, gone_gateway_s: see `MemberCore`.
         membership: the map, empty.
         through_relays: send records through relays with the lists of their users, and not to gateways.
         tracer: stamps traced records.
     """
+
+    ROLE: ClassVar[str] = "broker"
 
     def __init__(
         self,
@@ -111,77 +77,44 @@ class Core:
         through_relays: bool = False,
         tracer: Tracer = UNTRACED,
     ) -> None:
-        self.endpoint = endpoint
-        self.partition = partition
+        super().__init__(
+            endpoint=endpoint,
+            partition=partition,
+            heartbeat_s=heartbeat_s,
+            poll_interval_s=poll_interval_s,
+            gone_gateway_s=gone_gateway_s,
+            membership=membership if membership is not None else LwwMap(),
+        )
         self.state = State.INIT
-        self.membership = membership if membership is not None else LwwMap()
+        self.counters: Counters = Counters()
         self.relays = Relays() if through_relays else None
         self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
         self.feeds: dict[int, Feed] = {}
-        self.keeper = Puller(self.membership, heartbeat_s)
-        self.vanished = InstancePurge(self.membership, gone_gateway_s)
-        self.counters = Counters()
-        self._heartbeat_s = heartbeat_s
-        self._grace_s = 2 * poll_interval_s
-        self._view: ClusterChanged | None = None
-        self._partitions = 1
-        self._gateways: dict[int, tuple[Target, int]] = {}
-        """Instance → gateway and the generation that holds it."""
-        self._brokers: dict[EndpointID, Target] = {}
-        self._dead: set[EndpointID] = set()
-        self._attachments: dict[EndpointID, bytes] = {}
-        self._purge_at: float | None = None
-        self._pass_on_until: float | None = None
-        self._notices = LayoutNotices()
-        self._housekeeping_at = 0.0
+        self._retry_at = NEVER
+        """When a feed may look for a router again."""
         self._waiting_since: float | None = None
         self._said_waiting_at = 0.0
-        self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
-            RecordsReceived: self._on_records,
-            MessagesReceived: self._on_messages,
-            ClusterChanged: self._on_cluster,
-            PeerDead: self._on_dead,
-            PeerAlive: self._on_alive,
-            SubscriptionReply: self._on_subscription_reply,
-            HealingReceived: self._on_healing,
-            AbsenceReceived: self._on_absence,
-            SnapshotChunk: self._on_snapshot_chunk,
-            SnapshotFinished: self._on_snapshot_finished,
-            Tick: self._on_tick,
-        }
+        self.table.on(RecordsReceived, self._on_records)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
-        effects: list[Effect] = []
-        self._handlers[type(event)](event, now, effects)
-        return effects
-
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
-        retries = [feed.retry_at for feed in self.feeds.values() if feed.state is FeedState.SEEKING and feed.retry_at]
-        due = [self._housekeeping_at, *retries]
-        due.extend(when for when in (self._purge_at, self._pass_on_until) if when is not None)
-        return min(due)
+        return min(self._housekeeping_at, self._purge_at, self._retry_at)
 
     # --- records
 
-    def _on_records(self, event: RecordsReceived, now: float, effects: list[Effect]) -> None:
-        lost = self.fanout.counters.records_unroutable
-        found = self.fanout.route(event.data, event.start, event.end, event.count)
-        if found is None:
-            effects.append(MalformedBatch(event.peer))
+    def _on_records(self, event: RecordsReceived, now: float, out: list[Effect]) -> None:
+        self._batch_at = now
+        routed = self.fanout.route(event.data, event.start, event.end, event.count, out)
+        if routed is Routed.TAKEN:
             return
-        parcels, stale = found
-        effects.extend(parcels)
-        if stale:
-            self._notice(event.peer, now, effects)
-            if self.fanout.counters.records_unroutable != lost:
-                effects.append(NotTaken(event.peer))
-
-    def _serves(self, room: int) -> bool:
-        return serves(self.partition, room, self._partitions)
+        if routed is Routed.MALFORMED:
+            out.append(MALFORMED)
+            return
+        self._notice(event.peer, now, out)
+        if routed is Routed.UNROUTABLE:
+            out.append(NOT_TAKEN)
 
     def _gateway_targets(self, room: int) -> tuple[Target, ...]:
         found: list[Target] = []
@@ -192,69 +125,30 @@ class Core:
             if gateway is None:
                 self.counters.gateways_unknown += 1
             else:
-                found.append(gateway[0])
+                found.append(gateway)
         return tuple(found)
 
     def _ways(self, room: int) -> tuple[Way, ...]:
         assert self.relays is not None
-        return self.relays.ways(room, (key.uin for key in self.membership.live_keys(room)))
-
-    def _use_relays(self) -> None:
-        if self.relays is not None and self._view is not None:
-            live = [(relay.endpoint, relay.partition) for relay in self._view.relays if relay.endpoint not in self._dead]
-            self.relays.change(self._view.relay_partitions, live)
-            self.fanout.forget_all()
-
-    def _elsewhere(self, room: int) -> Target | None:
-        """The broker that serves a room which moved; for two poll intervals after the doubling. Source: DESIGN section 8."""
-        if self._view is None or self._pass_on_until is None:
-            return None
-        partition = room % self._partitions
-        replicas = [b.endpoint for b in self._view.brokers if b.partition == partition and b.endpoint not in self._dead]
-        return self._brokers[EndpointID(rendezvous(room, replicas))] if replicas else None
-
-    def _notice(self, sender: EndpointID, now: float, effects: list[Effect]) -> None:
-        notice = self._notices.due(sender, self._view.version, now) if self._view is not None else None
-        if notice is not None:
-            self.counters.layout_notices += 1
-            effects.append(SendControl(sender, [notice]))
+        return self.relays.ways(room, (key.member for key in self.membership.live_keys(room)))
 
     # --- the cluster
 
-    def _on_cluster(self, event: ClusterChanged, now: float, effects: list[Effect]) -> None:
-        first, self._view = self._view is None, event
-        if first or event.partitions > self._partitions:
-            # Senders may go by an older view for so long, also when this process is new.
-            self._pass_on_until = now + self._grace_s
-        if not first and event.partitions > self._partitions:
-            self._purge_at = now + self._grace_s
-        self._partitions = event.partitions
-        self._brokers = {b.endpoint: self._brokers.get(b.endpoint) or Target(b.endpoint) for b in event.brokers}
-        targets = {target.endpoint: target for target, _ in self._gateways.values()}
-        self._gateways = {}
-        for gateway in sorted(event.gateways, key=lambda g: (g.generation, g.endpoint)):
-            target = targets.get(gateway.endpoint) or Target(gateway.endpoint)
-            self._gateways[gateway.instance] = (target, gateway.generation)
-            self.membership.raise_floor(gateway.instance, gateway.generation)
+    def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:
         self.fanout.forget_all()
-        known = {replica.endpoint for replica in (*event.routers, *event.brokers, *event.relays)}
-        self._dead &= known | {g.endpoint for g in event.gateways}
-        self._use_relays()
-        self._update_feeds(now, effects)
+        self._reach_changed(now, out)
 
-    def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
-        self._dead.add(event.peer)
-        self._use_relays()
-        self._update_feeds(now, effects)
-
-    def _on_alive(self, event: PeerAlive, now: float, effects: list[Effect]) -> None:
-        self._dead.discard(event.peer)
-        self._use_relays()
-        self._update_feeds(now, effects)
+    def _reach_changed(self, now: float, out: list[Effect]) -> None:
+        if self.relays is not None and self._view is not None:
+            relays = self._view.relays
+            live = [(relay.endpoint, relay.partition) for relay in relays.replicas if relay.endpoint not in self._dead]
+            self.relays.change(relays.partitions, live)
+            self.fanout.forget_all()
+        self._go_on(now, out)
 
     # --- feeds
 
-    def _update_feeds(self, now: float, effects: list[Effect]) -> None:
+    def _go_on(self, now: float, out: list[Effect]) -> None:
         """Have a feed from every router partition that shares rooms; leave routers that are gone; seek others.
 
         The partitions that a doubling is making are fed from as soon as they run, so that nothing is missed when the
@@ -264,11 +158,11 @@ class Core:
         if view is None:
             return
         by_partition: dict[int, list[EndpointID]] = {}
-        for router in view.routers:
+        for router in view.routers.replicas:
             if router.endpoint not in self._dead:
                 by_partition.setdefault(router.partition, []).append(router.endpoint)
-        wanted = self._needed(view)
-        wanted += [p for p in range(view.router_partitions, view.router_next) if p in by_partition and self._shares(p, view)]
+        coming = range(view.routers.partitions, view.routers.next_partitions)
+        wanted = self._needed(view) + [p for p in coming if p in by_partition and self._shares(p, view)]
         for partition in [p for p in self.feeds if p not in wanted]:
             self._apply(self.feeds.pop(partition).replay(), now)
         for partition in wanted:
@@ -283,75 +177,60 @@ class Core:
                 if usable:
                     order = rendezvous_order(self.endpoint, usable)
                     # A router whose snapshot failed is followed by the next one.
-                    self._take(feed, EndpointID(order[feed.attempts % len(order)]), now, effects)
-        self._set_attachments(view, effects)
-        self._maybe_run(now, effects)
+                    self._take(feed, EndpointID(order[feed.attempts % len(order)]), now, out)
+        self._attach({feed.source: self._rule() for feed in self.feeds.values() if feed.source is not None}, out)
+        retries = [feed.retry_at for feed in self.feeds.values() if feed.state is FeedState.SEEKING and feed.retry_at]
+        self._retry_at = min(retries, default=NEVER)
+        self._maybe_run(now, out)
 
-    def _shares(self, router_partition: int, view: ClusterChanged) -> bool:
-        return share_rooms(self.partition, view.partitions, router_partition, view.router_partitions)
+    def _shares(self, router_partition: int, view: ClusterView) -> bool:
+        return share_rooms(self.partition, view.partitions, router_partition, view.routers.partitions)
 
-    def _needed(self, view: ClusterChanged) -> list[int]:
-        return [p for p in range(view.router_partitions) if self._shares(p, view)]
+    def _needed(self, view: ClusterView) -> list[int]:
+        return [p for p in range(view.routers.partitions) if self._shares(p, view)]
 
-    def _take(self, feed: Feed, source: EndpointID, now: float, effects: list[Effect]) -> None:
+    def _take(self, feed: Feed, source: EndpointID, now: float, out: list[Effect]) -> None:
         feed.begin(source, now)
         if feed.seen is not None and self.state is State.RUNNING and self._can_pause():
-            # Out of contact for so long that tombstones may be over: start again. Source: DESIGN section 10.
             self.state = State.INIT
             feed.complete = False
-            self.counters.started_again += 1
-            effects.append(BecomeInit())
-        effects.append(TakeSnapshot(source, self.partition, self._partitions))
+            self._start_again(out)
+        self._ask_for_snapshot(source, out)
 
     def _can_pause(self) -> bool:
         """Of the partition's replicas the lowest serves on, since all may have been out of contact together."""
         view = self._view
-        others = [] if view is None else [b.endpoint for b in view.brokers if b.partition == self.partition]
+        others = [] if view is None else [b.endpoint for b in view.replicas.values() if b.partition == self.partition]
         return bool(others) and self.endpoint > min(others)
-
-    def _set_attachments(self, view: ClusterChanged, effects: list[Effect]) -> None:
-        rule = control_pb2.BrokerSubscription(partition=self.partition, partitions=view.partitions).SerializeToString()
-        wanted = {feed.source: rule for feed in self.feeds.values() if feed.source is not None}
-        for endpoint in [e for e in self._attachments if e not in wanted]:
-            del self._attachments[endpoint]
-            effects.append(SetAttachment(endpoint, b""))
-        for endpoint, attachment in wanted.items():
-            if self._attachments.get(endpoint) != attachment:
-                self._attachments[endpoint] = attachment
-                effects.append(SetAttachment(endpoint, attachment))
 
     def _of_source(self, source: EndpointID) -> Feed | None:
         return next((feed for feed in self.feeds.values() if feed.source == source), None)
 
-    def _on_subscription_reply(self, event: SubscriptionReply, now: float, effects: list[Effect]) -> None:
+    def _is_taking(self, source: EndpointID) -> bool:
+        feed = self._of_source(source)
+        return feed is not None and feed.state is FeedState.SNAPSHOT
+
+    def _on_subscription_reply(self, event: ev.SubscriptionReply, now: float, out: list[Effect]) -> None:
         feed = self._of_source(event.peer)
         if feed is None or feed.state is not FeedState.LIVE:
             return
         if event.subscribed:
             if event.digest is not None and not event.digest.as_of:
-                self._heal(event.peer, Healed(self.keeper.on_digest(event.peer, event.digest, now)), effects)
+                self._repair(event.peer, Repair(self.puller.on_digest(event.peer, event.digest, now)), out)
             return
         # A reply that was under way while the snapshot was taken is no news.
         if now - feed.finished_at > 2 * self._heartbeat_s:
             self.counters.subscriptions_lost += 1
             feed.lose(now)
-            self._take(feed, event.peer, now, effects)
+            self._take(feed, event.peer, now, out)
 
-    def _on_snapshot_chunk(self, event: SnapshotChunk, now: float, effects: list[Effect]) -> None:
+    def _merged(self, event: ev.SnapshotChunk, applied: Applied, out: list[Effect]) -> None:
         feed = self._of_source(event.source)
-        if feed is None or feed.state is not FeedState.SNAPSHOT:
-            return
-        try:
-            applied = self.membership.merge(event.chunk, now)
-        except MalformedData:
-            self.counters.snapshots_malformed += 1
-            self._on_snapshot_finished(SnapshotFinished(event.source, "a chunk is malformed"), now, effects)
-            return
-        if feed.seen is not None:
+        if feed is not None and feed.seen is not None:
             feed.seen.update(_keys_of(event.chunk.entries))
         self._changed(applied)
 
-    def _on_snapshot_finished(self, event: SnapshotFinished, now: float, effects: list[Effect]) -> None:
+    def _on_snapshot_finished(self, event: ev.SnapshotFinished, now: float, out: list[Effect]) -> None:
         feed = self._of_source(event.source)
         if feed is None or feed.state is not FeedState.SNAPSHOT:
             return
@@ -359,50 +238,53 @@ class Core:
         if event.error is None:
             self.counters.snapshots_taken += 1
             if feed.seen is not None and self._view is not None:
-                swept = self.membership.sweep(feed.partition, self._view.router_partitions, feed.seen)
+                swept = self.membership.sweep(feed.partition, self._view.routers.partitions, feed.seen)
                 self._changed(swept)
             feed.succeed(now)
         else:
             self.counters.snapshots_failed += 1
             feed.fail(self.endpoint, now)
-        self._update_feeds(now, effects)
+        self._go_on(now, out)
 
-    def _maybe_run(self, now: float, effects: list[Effect]) -> None:
-        """Run when every needed feed was merged once. Source: seed 004 §5.3 step 9."""
+    def _maybe_run(self, now: float, out: list[Effect]) -> None:
+        """Run when every needed feed was merged once. Source: PiXiu §5.3 step 9."""
         if self.state is State.RUNNING or self._view is None:
             return
         missing = [p for p in self._needed(self._view) if not self.feeds[p].complete]
         if not missing:
             self.state = State.RUNNING
-            effects.append(BecomeRunning())
+            out.append(ev.BecomeRunning())
             return
         if self._waiting_since is None:
             self._waiting_since = self._said_waiting_at = now
         if now - self._said_waiting_at >= WAITING_LOG_S:
             self._said_waiting_at = now
-            effects.append(WaitingForRouters(tuple(missing), now - self._waiting_since))
+            out.append(ev.WaitingForRouters(tuple(missing), now - self._waiting_since))
 
     # --- what messages lost
 
-    def _on_healing(self, event: HealingReceived, now: float, effects: list[Effect]) -> None:
+    def _on_anti_entropy(self, event: ev.AntiEntropyReceived, now: float, out: list[Effect]) -> None:
         if self._of_source(event.peer) is not None:
-            self._heal(event.peer, self.keeper.take(event.peer, event.control, now), effects)
+            self._repair(event.peer, self.puller.take(event.peer, event.control, now), out)
 
-    def _heal(self, peer: EndpointID, outcome: Healed, effects: list[Effect]) -> None:
-        if outcome.messages:
-            effects.append(SendControl(peer, outcome.messages))
-        self._note_seen(outcome.applied.changes)
-        self._changed(outcome.purged)
-        self._changed(outcome.applied)
+    def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
+        self._note_seen(applied.changes)
+        self._changed(applied)
 
-    def _on_absence(self, event: AbsenceReceived, now: float, effects: list[Effect]) -> None:
+    def _purged(self, purged: Purged, out: list[Effect]) -> None:
+        self._changed(purged)
+
+    def _expired(self, keys: list[Key], out: list[Effect]) -> None:
+        """Nothing goes by tombstones."""
+
+    def _on_absence(self, event: ev.AbsenceReceived, now: float, out: list[Effect]) -> None:
         """Negative feedback: drop what is not newer."""
         if 0 < event.as_of <= MAX_ID:
             self._changed(self.membership.absent(event.as_of, event.rooms, now))
 
     # --- logins and logouts
 
-    def _on_messages(self, event: MessagesReceived, now: float, effects: list[Effect]) -> None:
+    def _on_messages(self, event: ev.MessagesReceived, now: float, out: list[Effect]) -> None:
         self.counters.messages_in += len(event.messages)
         feed = self._of_source(event.peer)
         if feed is not None and feed.state is FeedState.SNAPSHOT:
@@ -414,7 +296,7 @@ class Core:
         self._apply(event.messages, now)
 
     def _apply(self, messages: list[Update], now: float) -> None:
-        own = [message for message in messages if self._serves(message.room)]
+        own = [message for message in messages if self._serves(message.group)]
         self.counters.messages_foreign += len(messages) - len(own)
         applied = self.membership.apply(own, now)
         self._note_seen(applied.changes)
@@ -423,30 +305,14 @@ class Core:
     def _changed(self, outcome: Applied | Purged) -> None:
         """What is cached for rooms is over: where gateways are sent to, when those changed; else when any member did."""
         if self.relays is None:
-            self.fanout.forget(outcome.rooms)
+            self.fanout.forget(outcome.groups)
         else:
-            self.fanout.forget({c.room for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
+            self.fanout.forget({c.group for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
 
     def _note_seen(self, changes: list[Update]) -> None:
         for feed in self.feeds.values():
             if feed.seen is not None:
-                feed.seen.update(Key(c.room, c.uin, gateway_instance(c.id)) for c in changes if c.login)
-
-    # --- time
-
-    def _on_tick(self, event: Tick, now: float, effects: list[Effect]) -> None:
-        if self._purge_at is not None and self._purge_at <= now:
-            self._purge_at = None
-            self.membership.purge_partition(self.partition, self._partitions)
-            self.fanout.forget_all()
-        if self._pass_on_until is not None and self._pass_on_until <= now:
-            self._pass_on_until = None
-        if self._housekeeping_at <= now:
-            self._housekeeping_at = now + HOUSEKEEPING_S
-            self.membership.expire(now)
-            for purged in self.vanished.purge(self._gateways, now) if self._view is not None else ():
-                self._changed(purged)
-        self._update_feeds(now, effects)
+                feed.seen.update(Key(c.group, c.member, gateway_instance(c.id)) for c in changes if c.login)
 
 
 def _keys_of(entries: bytes) -> list[Key]:

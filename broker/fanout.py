@@ -2,35 +2,35 @@
 
 A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
 
-Source: seed 004 §2.3 step 10, §5.3 step 12; DESIGN sections 5 and 9, "Room message".
+Source: PiXiu §2.3 step 10, §5.3 step 12; docs/protocol.md, "Record", docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from broker.events import SendRecords
-from pixiu.ids import EndpointID
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from cluster.membership.events import Effect
+from cluster.runtime.parcels import Target, discard, take_parcels
+from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 
-FIRST_LANE_BELOW: Final = 64
-"""A record type below this is in lane 0 (its top two bits are the lane)."""
-ROOM: Final = int(Kind.ROOM)
-SIGNAL: Final = int(Kind.SIGNAL)
 MAX_CACHED_ROOMS: Final = 1_000_000
 """Policy: the cache starts anew."""
 
 
-@dataclass(slots=True, eq=False)
-class Target:
-    """A gateway, or a broker to pass on to, with the parcel that is being made up for it."""
+class Routed(Enum):
+    """What became of a batch."""
 
-    endpoint: EndpointID
-    normal: list[bytes] = field(default_factory=list)
-    first: list[bytes] = field(default_factory=list)
+    TAKEN = "taken"
+    PASSED_ON = "passed on"
+    """Some records were for another partition, and go there: the sender's layout is old."""
+    UNROUTABLE = "unroutable"
+    """Some were, and could not be passed on."""
+    MALFORMED = "malformed"
+    """Nothing of it is sent."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,19 @@ class FanoutCounters:
     records_passed_on: int = 0
     """For a room of another partition: the sender's layout is old."""
     batches_malformed: int = 0
+
+    def add(self, records: int, copies: int, empty: int, wrong: int) -> None:
+        """A batch was routed."""
+        self.records_in += records
+        self.copies_out += copies
+        self.records_without_members += empty
+        self.records_wrong_kind += wrong
+
+    def passed_on(self, stale: int, lost: int) -> Routed:
+        """So many of its records were for another partition, and so many of these could not be passed on."""
+        self.records_passed_on += stale - lost
+        self.records_unroutable += lost
+        return Routed.UNROUTABLE if lost else Routed.PASSED_ON
 
 
 class Fanout:
@@ -83,15 +96,11 @@ class Fanout:
         """The gateways themselves, or the partition rule, changed."""
         self._cache.clear()
 
-    def route(self, data: bytes, start: int, end: int, count: int) -> tuple[list[SendRecords], bool] | None:
-        """What to send for a batch, one parcel for each destination and lane, and whether some records were for
-        another partition. None: the batch is malformed; nothing of it is sent.
-
-        One room's records keep their order.
-        """
+    def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
+        """Send a batch's records, one parcel for each destination and lane. One room's records keep their order."""
         cached, unpack, plain = self._cache.get, WALK.unpack_from, PLAIN_ROOM
         touched: list[Target] = []
-        stale, position, empty, wrong, traced_us = 0, start, 0, 0, 0
+        position, stale, lost, empty, wrong, traced_us = start, 0, 0, 0, 0, 0
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
@@ -112,8 +121,11 @@ class Fanout:
             targets = cached(room)
             if targets is None:
                 targets, served = self._look_up(room)
-                stale += not served
-                empty += served and not targets
+                if served:
+                    empty += not targets
+                else:
+                    stale += 1
+                    lost += not targets
             record = data[position:after]
             if type_ >= FIRST_LANE_BELOW:
                 for target in targets:
@@ -128,33 +140,13 @@ class Fanout:
             position = after
         else:
             if position == end:
-                self.counters.records_in += count
-                self.counters.records_without_members += empty
-                self.counters.records_wrong_kind += wrong
-                return self._parcels(touched, traced_us), bool(stale)
-        for target in touched:
-            target.normal, target.first = [], []
+                parcels, copies = take_parcels(touched, self._tracer, traced_us)
+                out += parcels
+                self.counters.add(count, copies, empty, wrong)
+                return self.counters.passed_on(stale, lost) if stale else Routed.TAKEN
+        discard(touched)
         self.counters.batches_malformed += 1
-        return None
-
-    def _parcels(self, touched: list[Target], traced_us: int) -> list[SendRecords]:
-        parcels: list[SendRecords] = []
-        copies = 0
-        for target in touched:
-            if traced_us:
-                self._tracer.stamp_all(target.first, traced_us)
-                self._tracer.stamp_all(target.normal, traced_us)
-            # Lane 0 stands first; a target touched in both lanes is in the list twice.
-            if target.first:
-                parcels.append(SendRecords(target.endpoint, target.first, 0))
-                copies += len(target.first)
-                target.first = []
-            if target.normal:
-                parcels.append(SendRecords(target.endpoint, target.normal, 1))
-                copies += len(target.normal)
-                target.normal = []
-        self.counters.copies_out += copies
-        return parcels
+        return Routed.MALFORMED
 
     def _look_up(self, room: int) -> tuple[tuple[Target, ...], bool]:
         """The targets of a room that is not cached, and whether this partition serves it.
@@ -169,8 +161,4 @@ class Fanout:
                 self._cache[room] = targets
             return targets, True
         target = self._elsewhere(room)
-        if target is None:
-            self.counters.records_unroutable += 1
-            return (), False
-        self.counters.records_passed_on += 1
-        return (target,), False
+        return () if target is None else (target,), False

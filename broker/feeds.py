@@ -7,7 +7,7 @@ A feed is one router partition that shares rooms with the broker's:
        ├──── it failed, or it died ────┘      "subscribed: false" ──▶ SNAPSHOT
        └──── it died or vanished ────────────────────────────┘
 
-Source: seed 004 §5.3 steps 6 and 10; DESIGN sections 9 and 10.
+Source: PiXiu §5.3 steps 6 and 10; docs/architecture.md, docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -17,18 +17,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-import xxhash
-
+from cluster.membership.isolation import OUT_OF_CONTACT_S
 from cluster.membership.lww_map import Key, Update
+from cluster.membership.member_state import retry_pause_s
 from pixiu.ids import EndpointID
 
-FIRST_RETRY_S: Final = 0.2
-LAST_RETRY_S: Final = 5.0
-"""The pause before a snapshot is tried again doubles from the first to the last value."""
 MAX_QUEUED_MESSAGES: Final = 200_000
 """Gateway messages that wait for one feed's snapshot. Policy: what exceeds it is taken at once."""
-OUT_OF_CONTACT_S: Final = 300.0
-"""After so long without a router, what its next snapshot does not have is dropped: tombstones may be over."""
 
 
 class FeedState(Enum):
@@ -60,7 +55,7 @@ class Feed:
     """Keys of the snapshot that is being taken and of live messages since, when others will be dropped."""
 
     def begin(self, source: EndpointID, now: float) -> None:
-        """Take a snapshot from a router."""
+        """Take a snapshot from a router. After long without one, what it does not have is dropped: tombstones may be over."""
         self.state, self.source = FeedState.SNAPSHOT, source
         out = self.lost_at is not None and now - self.lost_at > OUT_OF_CONTACT_S
         self.seen = set() if out else None
@@ -75,10 +70,7 @@ class Feed:
         """The snapshot failed: try again after a pause."""
         self.lose(now)
         self.attempts += 1
-        pause = min(FIRST_RETRY_S * 2 ** min(self.attempts - 1, 10), LAST_RETRY_S)
-        # The jitter comes from the process and the attempt: brokers that start together do not try together.
-        spread = xxhash.xxh3_64_intdigest(endpoint.to_bytes(8, "little") + self.attempts.to_bytes(8, "little"))
-        self.retry_at = now + pause * (0.5 + spread % 1024 / 2048)
+        self.retry_at = now + retry_pause_s(endpoint, self.attempts)
 
     def succeed(self, now: float) -> None:
         """The snapshot is merged."""

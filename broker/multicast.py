@@ -3,7 +3,7 @@
 It costs per member, where the way by gateways costs per gateway; gateways need then not be known to brokers, and relays
 decide where a user is.
 
-Source: seed 004 §7.4; DESIGN section 9, "Room message"; docs/decisions/0014-rooms-through-relays.md.
+Source: PiXiu §7.4; docs/architecture.md, "A message to a room"; docs/decisions/0014-rooms-through-relays.md.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from broker.events import SendRecords
-from broker.fanout import FanoutCounters, Target
+from broker.fanout import FanoutCounters, Routed
+from cluster.membership.events import Effect
+from cluster.runtime.parcels import Target, discard, take_parcels
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
+from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, ROOM, ROUTE, SIGNAL, SIZE_FIELD, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import MAX_UINS, address, uin_list
 
@@ -96,9 +97,9 @@ class AddressedFanout:
         self._cache.clear()
         self._cached_members = 0
 
-    def route(self, data: bytes, start: int, end: int, count: int) -> tuple[list[SendRecords], bool] | None:
+    def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
         """As `broker.fanout.Fanout.route`."""
-        room_kind, position, stale, empty, wrong = int(Kind.ROOM), start, False, 0, 0
+        position, stale, lost, empty, wrong = start, 0, 0, 0, 0
         touched: dict[Target, None] = {}
         for _ in range(count):
             if position + HEADER_SIZE > end:
@@ -107,15 +108,18 @@ class AddressedFanout:
             after = position + SIZE_FIELD + size
             if size < LEAST_SIZE or after > end:
                 break
-            if kind != room_kind and not (kind == Kind.SIGNAL and flags & Flag.TO_ROOM):
+            if kind != ROOM and not (kind == SIGNAL and flags & Flag.TO_ROOM):
                 wrong += 1
                 position = after
                 continue
             ways = self._cache.get(room)
             if ways is None:
                 ways, served = self._look_up(room)
-                stale = stale or not served
-                empty += served and not ways
+                if served:
+                    empty += not ways
+                else:
+                    stale += 1
+                    lost += not ways
             record = data[position:after]
             if flags & Flag.TRACED:
                 # Stamped before it is put behind a list: what is traced is the record inside.
@@ -123,37 +127,23 @@ class AddressedFanout:
                 record = self._tracer.stamp(record, now_us, now_us)
             for target, listed in ways:
                 touched[target] = None
-                (target.normal if type_ >> 6 else target.first).append(address(record, listed) if listed else record)
+                lane = target.normal if type_ >= FIRST_LANE_BELOW else target.first
+                lane.append(address(record, listed) if listed else record)
             position = after
         else:
             if position == end:
-                self.counters.records_in += count
-                self.counters.records_without_members += empty
-                self.counters.records_wrong_kind += wrong
-                return self._parcels(touched), stale
-        for target in touched:
-            target.normal, target.first = [], []
+                parcels, copies = take_parcels(touched, self._tracer, 0)
+                out += parcels
+                self.counters.add(count, copies, empty, wrong)
+                return self.counters.passed_on(stale, lost) if stale else Routed.TAKEN
+        discard(touched)
         self.counters.batches_malformed += 1
-        return None
-
-    def _parcels(self, touched: dict[Target, None]) -> list[SendRecords]:
-        parcels: list[SendRecords] = []
-        for target in touched:
-            for lane, records in enumerate((target.first, target.normal)):
-                if records:
-                    parcels.append(SendRecords(target.endpoint, records, lane))
-                    self.counters.copies_out += len(records)
-            target.normal, target.first = [], []
-        return parcels
+        return Routed.MALFORMED
 
     def _look_up(self, room: int) -> tuple[tuple[Way, ...], bool]:
         if not self._serves(room):
             target = self._elsewhere(room)
-            if target is None:
-                self.counters.records_unroutable += 1
-                return (), False
-            self.counters.records_passed_on += 1
-            return ((target, b""),), False
+            return () if target is None else ((target, b""),), False
         ways = self._ways(room)
         if ways:
             if self._cached_members >= MAX_CACHED_MEMBERS:

@@ -4,7 +4,7 @@
               brokers, proxies ◀─┤ each broker keeps the same memberships, of its own cluster's partitions
     /pubsub2  brokers, proxies ◀─┘
 
-Source: seed 004 §5; DESIGN section 9 ("router_root"); docs/decisions/0062-router-root.md.
+Source: PiXiu §5; docs/memberships.md, "Joins and leaves"; docs/decisions/0062-router-root.md.
 """
 
 from __future__ import annotations

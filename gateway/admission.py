@@ -7,7 +7,7 @@ A pending connection costs a socket and nothing else. The oldest goes first, bec
 a round trip, and whoever only holds connections open has the oldest ones. New connections beyond a rate are refused:
 what costs is the joining of rooms that follows.
 
-Source: DESIGN section 14, rules 2 and 4; seed 004 §2.5.
+Source: docs/promises.md, "Failure rules" 2 and 4; PiXiu §2.5.
 """
 
 from __future__ import annotations

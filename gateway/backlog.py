@@ -1,56 +1,16 @@
-"""What a gateway's shell holds of each client connection, whatever its protocol, and the bounded buffer before it.
+"""The bounded buffer before a client connection, whatever its protocol. Pure.
 
 A connection that reads too slowly has its oldest waiting messages dropped and counted; one that stays over the bound
 is disconnected. Others never wait for it.
 
-Source: DESIGN section 14, rule 3.
+Source: docs/promises.md, "Failure rules" 3.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
-from typing import Final, Protocol
-
-from pixiu.wire.envelope import Delivery
-
-
-class Connection(Protocol):
-    """A client connection."""
-
-    id: int
-
-    def deliver(self, data: bytes, count: int) -> None:
-        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
-
-    def flush(self) -> None:
-        """Write what was delivered in this turn."""
-
-    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
-        """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
-
-    def answer(self, request: int, known: bool) -> None:
-        """A join has taken effect; `known` is False when the routers did not confirm it in time."""
-
-    def announce(self) -> None:
-        """Tell the client, if its protocol can, that the gateway is going."""
-
-    def close(self, reason: str) -> None:
-        """End the connection."""
-
-    def replaced(self, moved: bool) -> None:
-        """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
-        (`moved`) or of another one."""
-
-
-class Pending(Protocol):
-    """A connection that may not have said who it is."""
-
-    id: int
-
-    def evict(self) -> None:
-        """End it: too many have not said who they are."""
+from typing import Final
 
 
 class Grade(Enum):
@@ -78,7 +38,8 @@ class Backlog:
         limit_bytes: the bound. Times are those of `SlowConsumers.now`.
         patience_s: how long a connection may stay over the bound, or stalled, before it is to be disconnected.
 
-    Source: DESIGN section 14, rule 3; the grades follow the article's author (2022): the further behind, the rarer the writes.
+    Source: docs/promises.md, "Failure rules" 3; the grades follow the article's author (2022): the further behind, the rarer the
+    writes.
     """
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
@@ -106,13 +67,13 @@ class Backlog:
             self._over = True
         return self.patient(now)
 
-    def take(self, most_bytes: int) -> tuple[list[bytes], int]:
-        """Chunks of up to `most_bytes` (at least one), and how many messages they hold. They wait until `left`."""
+    def take(self, max_bytes: int) -> tuple[list[bytes], int]:
+        """Chunks of up to `max_bytes` (at least one), and how many messages they hold. They wait until `left`."""
         taken: list[bytes] = []
         size = messages = 0
         if self._chunks and self._leaving_since is None:
             self._leaving_since = self._chunks[0][2]
-        while self._chunks and (not taken or size + len(self._chunks[0][0]) <= most_bytes):
+        while self._chunks and (not taken or size + len(self._chunks[0][0]) <= max_bytes):
             data, count, _ = self._chunks.popleft()
             taken.append(data)
             size += len(data)

@@ -3,59 +3,28 @@
 The fan-out joins writes: packets of one channel are made once per message and joined once per turn of the event
 loop; a connection gets one write for all of them.
 
-Source: seed 004 §2.5, §5.1; DESIGN sections 9 and 17.
+Source: PiXiu §2.5, §5.1; docs/architecture.md, benchmarks/README.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from zlib import crc32
+from typing import Final
 
+from cluster.links.api import Outcome
 from cluster.membership.lww_map import VALUED_MESSAGES_A_CONTROL, Update
+from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from gateway import events as ev
 from gateway.devices import DeviceIndex
-from gateway.events import (
-    Answer,
-    Closed,
-    Confirmed,
-    Deliver,
-    Disconnect,
-    Effect,
-    EndOfTurn,
-    Event,
-    Fenced,
-    FenceReceived,
-    HealingReceived,
-    Join,
-    KeepTraces,
-    Leave,
-    MailAcknowledged,
-    MailArrived,
-    MailStreamClosed,
-    MailStreamOpened,
-    Opened,
-    PacketsAcknowledged,
-    ProxiesChanged,
-    Publish,
-    RecordsArrived,
-    RelaysChanged,
-    Replaced,
-    Replica,
-    RoutersChanged,
-    SendDelivered,
-    SendRecords,
-    Settled,
-    Tick,
-)
 from gateway.mail import MailBook
-from gateway.membership_reports import Reports
+from gateway.membership_reporter import MembershipReporter
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.traces import Traces
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, LEAST_SIZE, SIZE_FIELD, Flag, Kind, intact_body
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
@@ -70,6 +39,7 @@ MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 ROOM = int(Kind.ROOM)
 CHAT = int(Kind.CHAT)
+MALFORMED: Final = Settle(Outcome.MALFORMED)
 
 
 @dataclass(slots=True)
@@ -122,93 +92,49 @@ class Core:
         self._seen: set[tuple[int, int]] = set()
         self._seen_before: set[tuple[int, int]] = set()
         self._dirty: dict[Channel, None] = {}
-        self._proxies: tuple[Replica, ...] = ()
+        self._proxies: tuple[ev.Replica, ...] = ()
         self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy)
         self._held: list[tuple[int, bytes]] = []
-        self.rooms = Reports(instance, self._as_of, self._next_token)
-        self.users = Reports(instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
+        self.rooms = MembershipReporter(instance, self._as_of, self._next_token)
+        self.users = MembershipReporter(instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt)
         self._halves: dict[int, dict[int, bool | None]] = {}
         """Connection → request that routers and relays both have to confirm → what the first of them said."""
-        self._handlers: dict[type, Callable[[Event, float], list[Effect]]] = {
-            RoutersChanged: self._on_routers,
-            RelaysChanged: self._on_relays,
-            ProxiesChanged: self._on_proxies,
-            Opened: self._on_opened,
-            Closed: self._on_closed,
-            Join: self._on_join,
-            Leave: self._on_leave,
-            Publish: self._on_publish,
-            Confirmed: self._on_confirmed,
-            Replaced: self._on_replaced,
-            HealingReceived: self._on_healing,
-            FenceReceived: self._on_fence,
-            Settled: self._on_settled,
-            MailStreamOpened: self.mail.opened,
-            MailStreamClosed: self.mail.ended,
-            MailArrived: self.mail.arrived,
-            MailAcknowledged: self.mail.acknowledged,
-            PacketsAcknowledged: self.mail.packets_acknowledged,
-            EndOfTurn: self._on_end_of_turn,
-            Tick: self._on_tick,
-        }
+        self._table = self._event_table()
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def _event_table(self) -> EventTable[ev.Effect]:
+        table: EventTable[ev.Effect] = EventTable()
+        table.on(RecordsReceived, self._on_records)
+        table.on(EndOfTurn, self._on_end_of_turn)
+        table.on(ev.Publish, self._on_publish)
+        table.on(Settled, self._on_settled)
+        table.on(Tick, self._on_tick)
+        table.on(ev.RoutersChanged, self._on_routers)
+        table.on(ev.RelaysChanged, self._on_relays)
+        table.on(ev.ProxiesChanged, self._on_proxies)
+        table.on(ev.Opened, self._on_opened)
+        table.on(ev.Closed, self._on_closed)
+        table.on(ev.Join, self._on_join)
+        table.on(ev.Leave, self._on_leave)
+        table.on(ev.Confirmed, self._on_confirmed)
+        table.on(ev.Replaced, self._on_replaced)
+        table.on(ev.HealingReceived, self._on_healing)
+        table.on(ev.FenceReceived, self._on_fence)
+        table.on(ev.MailStreamOpened, self.mail.opened)
+        table.on(ev.MailStreamClosed, self.mail.ended)
+        table.on(ev.MailArrived, self.mail.arrived)
+        table.on(ev.MailAcknowledged, self.mail.acknowledged)
+        table.on(ev.PacketsAcknowledged, self.mail.packets_acknowledged)
+        return table
+
+    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Returns what to do, in order.
 
         What must leave (deliveries, gateway messages) leaves at `EndOfTurn`.
         """
-        return self._handlers[type(event)](event, now)
-
-    def records_arrived(self, event: RecordsArrived) -> bool:
-        """Take a batch from a broker or a relay. False when it is malformed: then nothing of it is delivered."""
-        records = _split(event.data, event.start, event.end, event.count)
-        if records is None:
-            self.counters.batches_malformed += 1
-            return False
-        rooms, users, room, chat, signal = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL
-        seen, before = self._seen, self._seen_before
-        self.counters.records_in += len(records)
-        for record in records:
-            if record[4] == signal:
-                if record[5] & Flag.TRACED:
-                    self.traces.arrived(record)
-                self.signals.take(record)
-                continue
-            key = int.from_bytes(record[24:32], "little")
-            identity = (int.from_bytes(record[16:24], "little"), key)
-            if identity in seen or identity in before:
-                self.counters.duplicates += 1
-                continue
-            seen.add(identity)
-            bounds = body_bounds(record)
-            if bounds is None or crc32(record[HEADER_SIZE : bounds[1]]) != int.from_bytes(record[12:16], "little"):
-                self.counters.damaged += 1
-                continue
-            body = record[bounds[0] : bounds[1]]
-            if not record[5] & TOPIC_OR_TRACED:
-                channel = rooms.get(key) if record[4] == room else users.get(key) if record[4] == chat else None
-            else:
-                if record[5] & Flag.TOPIC:
-                    channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
-                else:
-                    channel = rooms.get(key) if record[4] == room else users.get(key) if record[4] == chat else None
-                if record[5] & Flag.TRACED and channel is not None:
-                    self.traces.take(channel, record)
-            if channel is None:
-                self.counters.without_members += 1
-                (self.rooms if record[4] == room else self.users).missing(key)
-                continue
-            self._dirty[channel] = None
-            if channel.packets:
-                channel.pending_packets.append(_publish_packet(channel.head, body))
-            if channel.records:
-                channel.pending_records.append(record)
-        if len(seen) >= DEDUPE_GENERATION:
-            self._seen_before, self._seen = seen, set()
-        return True
+        return self._table.step(event, now)
 
     def heartbeat(self, partition: int, partitions: int, *, relay: bool | None = False) -> control_pb2.SubscriptionState:
         """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps.
@@ -221,15 +147,30 @@ class Core:
             subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions)
         )
 
-    def next_deadline(self) -> float | None:
-        """When `Tick` is due, monotonic seconds; None for never."""
-        due = (self.rooms.presence.next_deadline(), self.users.presence.next_deadline(), self._proxy_routes.deadline)
-        return min([time for time in due if time is not None], default=None)
+    def next_deadline(self) -> float:
+        """When `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
+        routes = self._proxy_routes.deadline
+        return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
+
+    def samples(self) -> dict[str, object]:
+        """For metrics, beside `counters` and those of `mail`."""
+        return {
+            "presences": self.index.presences,
+            "presences_unconfirmed": self.rooms.unconfirmed,
+            "devices": len(self.devices),
+            "devices_unconfirmed": self.users.unconfirmed,
+            "mail_connections": self.devices.mail_connections,
+            "mail_unacknowledged": self.mail.unacknowledged,
+            "signals_dropped_total": self.signals.overflows,
+            "traces_left_out_total": self.traces.left_out,
+            **self.rooms.samples(""),
+            **self.users.samples("devices_"),
+        }
 
     @property
     def unconfirmed(self) -> int:
         """What was said and some partition has not confirmed."""
-        return self.rooms.presence.unconfirmed + self.users.presence.unconfirmed
+        return self.rooms.unconfirmed + self.users.unconfirmed
 
     def _next_id(self) -> int:
         self._counter += 1
@@ -247,33 +188,74 @@ class Core:
         usable = [proxy for proxy in self._proxies if proxy.usable] or list(self._proxies)
         return usable[key % len(usable)].endpoint if usable else None
 
-    def _on_routers(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, RoutersChanged)
+    def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
+        """A batch from a broker or a relay; of a malformed one nothing is delivered."""
+        records = _split(event.data, event.start, event.end, event.count)
+        if records is None:
+            self.counters.batches_malformed += 1
+            out.append(MALFORMED)
+            return
+        rooms, users, room, chat, signal = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL
+        seen, before = self._seen, self._seen_before
+        identity_of = IDENTITY.unpack_from
+        self.counters.records_in += len(records)
+        for record in records:
+            kind = record[4]
+            if kind == signal:
+                if record[5] & Flag.TRACED:
+                    self.traces.arrived(record)
+                self.signals.take(record)
+                continue
+            identity = identity_of(record, IDENTITY_AT)
+            if identity in seen or identity in before:
+                self.counters.duplicates += 1
+                continue
+            seen.add(identity)
+            body = intact_body(record)
+            if body is None:
+                self.counters.damaged += 1
+                continue
+            key = identity[1]
+            if not record[5] & TOPIC_OR_TRACED:
+                channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
+            else:
+                if record[5] & Flag.TOPIC:
+                    channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+                else:
+                    channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
+                if record[5] & Flag.TRACED and channel is not None:
+                    self.traces.take(channel, record)
+            if channel is None:
+                self.counters.without_members += 1
+                (self.rooms if kind == room else self.users).missing(key)
+                continue
+            self._dirty[channel] = None
+            if channel.packets:
+                channel.pending_packets.append(_publish_packet(channel.head, body))
+            if channel.records:
+                channel.pending_records.append(record)
+        if len(seen) >= DEDUPE_GENERATION:
+            self._seen_before, self._seen = seen, set()
+
+    def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
         self.rooms.set_replicas(event.partitions, event.replicas, now)
-        return []
 
-    def _on_relays(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, RelaysChanged)
+    def _on_relays(self, event: ev.RelaysChanged, now: float, out: list[ev.Effect]) -> None:
         self.users.set_replicas(event.partitions, event.replicas, now)
-        return []
 
-    def _on_proxies(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, ProxiesChanged)
+    def _on_proxies(self, event: ev.ProxiesChanged, now: float, out: list[ev.Effect]) -> None:
         known = {proxy.endpoint for proxy in event.proxies}
         gone = [proxy.endpoint for proxy in self._proxies if proxy.endpoint not in known]
         self._proxies = event.proxies
         self._proxy_routes.change(now, gone)
-        return []
 
-    def _on_opened(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Opened)
+    def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
         self.index.clients[event.connection] = Client(event.uin, event.packets)
         if event.device:
             opened = self.devices.opened(
                 event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login
             )
             self.users.announce(opened, now)
-        return []
 
     def _speaks_mqtt(self, connection: int) -> bool:
         return self.index.clients[connection].packets
@@ -281,137 +263,128 @@ class Core:
     def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
         self.rooms.announce([Update(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
-    def _on_closed(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Closed)
-        client = self.index.clients.get(event.connection)
-        if client is not None:
-            left = self.index.leave(event.connection, list(client.channels))
-            self.index.leave_user(event.connection)
-            del self.index.clients[event.connection]
-            self.rooms.presence.forget(event.connection)
-            self.users.presence.forget(event.connection)
-            self._halves.pop(event.connection, None)
-            self._say_rooms(left, client.uin, False, event.reason, now)
-            self.users.announce(self.devices.closed(event.connection, event.reason), now)
-            return self.mail.closed(event.connection)
-        return []
-
-    def _on_join(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Join)
+    def _on_closed(self, event: ev.Closed, now: float, out: list[ev.Effect]) -> None:
         client = self.index.clients.get(event.connection)
         if client is None:
-            return []
+            return
+        left = self.index.leave(event.connection, list(client.channels))
+        self.index.leave_user(event.connection)
+        del self.index.clients[event.connection]
+        self.rooms.forget(event.connection)
+        self.users.forget(event.connection)
+        self._halves.pop(event.connection, None)
+        self._say_rooms(left, client.uin, False, event.reason, now)
+        self.users.announce(self.devices.closed(event.connection, event.reason), now)
+        out += self.mail.closed(event.connection)
+
+    def _on_join(self, event: ev.Join, now: float, out: list[ev.Effect]) -> None:
+        client = self.index.clients.get(event.connection)
+        if client is None:
+            return
         channels = self.index.channels(event.connection, event.channels)
         self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
         pairs = {(room, client.uin) for room, _ in channels}
         to_user = event.chat or event.mail
         if not to_user and not self._through_relays:
-            return self.rooms.presence.request(event.connection, event.request, pairs, now)
+            out += self.rooms.request(event.connection, event.request, pairs, now)
+            return
         if event.chat:
             self.index.join_user(event.connection)
         if to_user:
             self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
         self._halves.setdefault(event.connection, {})[event.request] = None
-        return self._answered(
-            self.rooms.presence.request(event.connection, event.request, pairs, now)
-            + self.users.presence.request(event.connection, event.request, self.devices.pairs(event.connection), now)
-        )
+        devices = self.devices.pairs(event.connection)
+        out += self._answered(self.rooms.request(event.connection, event.request, pairs, now))
+        out += self._answered(self.users.request(event.connection, event.request, devices, now))
 
-    def _answered(self, effects: list[Effect]) -> list[Effect]:
+    def _answered(self, answers: list[ev.Answer]) -> list[ev.Answer]:
         """Answers that may go out: one that needs both routers and relays goes with the second."""
         if not self._halves:
-            return effects
-        found: list[Effect] = []
-        for answer in effects:
-            assert isinstance(answer, Answer)
+            return answers
+        found: list[ev.Answer] = []
+        for answer in answers:
             halves = self._halves.get(answer.connection, {})
             if answer.request not in halves:
                 found.append(answer)
             elif halves[answer.request] is None:
                 halves[answer.request] = answer.known
             else:
-                found.append(Answer(answer.connection, answer.request, bool(halves.pop(answer.request)) and answer.known))
+                found.append(ev.Answer(answer.connection, answer.request, bool(halves.pop(answer.request)) and answer.known))
                 if not halves:
                     del self._halves[answer.connection]
         return found
 
-    def _on_leave(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Leave)
+    def _on_leave(self, event: ev.Leave, now: float, out: list[ev.Effect]) -> None:
         client = self.index.clients.get(event.connection)
-        if client is not None:
-            channels = self.index.channels(event.connection, event.channels)
-            self._say_rooms(self.index.leave(event.connection, channels), client.uin, False, 1, now)
-            if event.chat:
-                self.index.leave_user(event.connection)
-            self.users.announce(self.devices.leave(event.connection, chat=event.chat, mail=event.mail), now)
-            return self.mail.closed(event.connection) if event.mail else []
-        return []
+        if client is None:
+            return
+        channels = self.index.channels(event.connection, event.channels)
+        self._say_rooms(self.index.leave(event.connection, channels), client.uin, False, 1, now)
+        if event.chat:
+            self.index.leave_user(event.connection)
+        self.users.announce(self.devices.leave(event.connection, chat=event.chat, mail=event.mail), now)
+        if event.mail:
+            out += self.mail.closed(event.connection)
 
-    def _on_publish(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Publish)
+    def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:
         self._held.extend(event.records)
         if len(self._held) > MAX_HELD_RECORDS:
             self.counters.publish_dropped += len(self._held) - MAX_HELD_RECORDS
             del self._held[:-MAX_HELD_RECORDS]
-        return []
 
-    def _on_confirmed(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Confirmed)
+    def _on_confirmed(self, event: ev.Confirmed, now: float, out: list[ev.Effect]) -> None:
         if not self.users.reports_to(event.peer):
-            return self._answered(self.rooms.confirmed(event.peer, event.ids))
+            out += self._answered(self.rooms.confirmed(event.peer, event.ids))
+            return
         for number, time in event.newer:
-            change = self.users.presence.message(number)
+            change = self.users.message(number)
             if change is not None:
                 self.users.announce(self.devices.overtaken(change, time), now)
-        told = [change for number in event.ids if (change := self.users.presence.message(number)) is not None]
+        told = [change for number in event.ids if (change := self.users.message(number)) is not None]
         answers = self.users.confirmed(event.peer, event.ids)
         for change in told:
             # While relays double two partitions are told, of which one may not know the user's other devices.
-            if self.users.presence.message(change.id) is None:
+            if self.users.message(change.id) is None:
                 self.devices.confirmed(change)
-        return self._answered(answers)
+        out += self._answered(answers)
 
-    def _on_replaced(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Replaced)
+    def _on_replaced(self, event: ev.Replaced, now: float, out: list[ev.Effect]) -> None:
         connections = self.devices.replaced(event.uin, event.key, event.connect_time)
-        return [Disconnect(connection, event.reason) for connection in connections]
+        out += [ev.Disconnect(connection, event.reason) for connection in connections]
 
-    def _on_healing(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, HealingReceived)
-        if event.relay is None:
-            return []
-        return (self.users if event.relay else self.rooms).answer(event.peer, event.control)
+    def _on_healing(self, event: ev.HealingReceived, now: float, out: list[ev.Effect]) -> None:
+        if event.relay is not None:
+            out += (self.users if event.relay else self.rooms).answer(event.peer, event.control)
 
-    def _on_fence(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, FenceReceived)
+    def _on_fence(self, event: ev.FenceReceived, now: float, out: list[ev.Effect]) -> None:
         instance, generation = self._identity
-        over = gateway_msg_id(instance, generation + 1, 0) <= event.floor <= gateway_msg_id(instance + 1, 0, 0)
-        return [Fenced()] if over else []
+        if gateway_msg_id(instance, generation + 1, 0) <= event.floor <= gateway_msg_id(instance + 1, 0, 0):
+            out.append(ev.Fenced())
 
-    def _on_settled(self, event: Event, now: float) -> list[Effect]:
-        assert isinstance(event, Settled)
+    def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         for token, handled in event.parcels:
-            if not any(reports.presence.settled(token, handled, now) for reports in (self.rooms, self.users)):
+            if not any(reports.settled(token, handled, now) for reports in (self.rooms, self.users)):
                 self._proxy_routes.settled(token)
-        return []
 
-    def _on_tick(self, event: Event, now: float) -> list[Effect]:
+    def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         self._proxy_routes.expire(now)
-        return self._answered(self.rooms.presence.expire(now) + self.users.presence.expire(now))
+        out += self._answered(self.rooms.expire(now))
+        out += self._answered(self.users.expire(now))
 
-    def _on_end_of_turn(self, event: Event, now: float) -> list[Effect]:
-        """Presence first, so that routers know of it before a message that a client sends after it."""
-        effects = self.rooms.flush(now) + self.users.flush(now)
+    def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
+        """Membership first, so that routers know of it before a message that a client sends after it."""
+        out += self.rooms.flush(now)
+        out += self.users.flush(now)
         if self._held and not self._proxy_routes.held:
-            effects += self._published()
+            self._send_published(out)
         answers = self._end_signals() if self.signals else []
         traced = self.traces.finish() if self.traces else []
-        effects += self._deliveries()
+        self._deliver(out)
         if traced:
-            effects.append(KeepTraces(traced))
-        return effects + answers
+            out.append(ev.KeepTraces(traced))
+        out += answers
 
-    def _end_signals(self) -> list[Effect]:
+    def _end_signals(self) -> list[ev.SendDelivered]:
         """Queue the turn's new signals for their clients. Returns the answers, for after the deliveries."""
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
@@ -429,7 +402,7 @@ class Core:
         counters.damaged += turn.damaged
         proxies = tuple(proxy.endpoint for proxy in self._proxies)
         return [
-            SendDelivered(proxies, turn.answer[start : start + MAX_ANSWERED_A_MESSAGE])
+            ev.SendDelivered(proxies, turn.answer[start : start + MAX_ANSWERED_A_MESSAGE])
             for start in range(0, len(turn.answer), MAX_ANSWERED_A_MESSAGE)
         ]
 
@@ -439,7 +412,7 @@ class Core:
             return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
         return self.index.rooms.get(key) if record[5] & Flag.TO_ROOM else self.index.users.get(key)
 
-    def _published(self) -> list[Effect]:
+    def _send_published(self, out: list[ev.Effect]) -> None:
         parcels: dict[tuple[EndpointID, int], list[bytes]] = {}
         for key, record in self._held:
             proxy = self._proxy_routes.target(key)
@@ -449,20 +422,17 @@ class Core:
             parcels.setdefault((proxy, record[6] >> 6), []).append(record)
         self.counters.published += len(self._held)
         self._held = []
-        effects: list[Effect] = []
         for (proxy, lane), records in parcels.items():
             token = self._next_token()
             self._proxy_routes.sent(token, proxy)
-            effects.append(SendRecords(proxy, records, lane, token))
-        return effects
+            out.append(SendRecords(proxy, records, lane, token))
 
-    def _deliveries(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def _deliver(self, out: list[ev.Effect]) -> None:
         for channel in self._dirty:
             if channel.pending_packets:
                 if channel.packet_targets is None:
                     channel.packet_targets = tuple(channel.packets)
-                effects.append(_deliver(channel, channel.packet_targets, channel.pending_packets))
+                out.append(_delivery(channel, channel.packet_targets, channel.pending_packets))
                 self.counters.deliveries += len(channel.packet_targets) * len(channel.pending_packets)
                 channel.pending_packets = []
             if channel.pending_records:
@@ -470,16 +440,15 @@ class Core:
                     channel.record_targets = tuple(channel.records)
                 if channel.shown != channel.room:
                     channel.pending_records = [with_key(record, channel.shown) for record in channel.pending_records]
-                effects.append(_deliver(channel, channel.record_targets, channel.pending_records))
+                out.append(_delivery(channel, channel.record_targets, channel.pending_records))
                 self.counters.deliveries += len(channel.record_targets) * len(channel.pending_records)
                 channel.pending_records = []
         self._dirty.clear()
-        return effects
 
 
-def _deliver(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> Deliver:
+def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> ev.Deliver:
     data = b"".join(pending) if len(pending) > 1 else pending[0]
-    return Deliver(targets, data, len(pending), channel.shown != channel.room)
+    return ev.Deliver(targets, data, len(pending), channel.shown != channel.room)
 
 
 def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:

@@ -5,7 +5,7 @@ new connect time, because the user may have been elsewhere meanwhile. Whether a 
 mail, is said with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that
 becomes another one, or begins again, the connect time is a new one, so that relays begin a new session with it.
 
-Source: seed 004 §7.2; DESIGN sections 9 and 10; docs/decisions/0150-one-connection-of-a-device-gets-its-mail.md.
+Source: PiXiu §7.2; docs/architecture.md, docs/memberships.md; docs/decisions/0150-one-connection-of-a-device-gets-its-mail.md.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class DeviceIndex:
 
         If the connection is new here, this gateway's clock was behind: say it once more, above.
         """
-        pair = change.room, change.uin
+        pair = change.group, change.member
         found = self._devices.get(pair)
         if found is None or not found.fresh or not change.login:
             return []
@@ -160,7 +160,7 @@ class DeviceIndex:
 
     def confirmed(self, change: Update) -> None:
         """A relay knows a change; what is said of the device from now on repeats its connect time."""
-        found = self._devices.get((change.room, change.uin))
+        found = self._devices.get((change.group, change.member))
         if found is not None and found.connect_time == connection_of(change).connect_time:
             found.fresh = False
 

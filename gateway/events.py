@@ -1,4 +1,5 @@
-"""What happens to a gateway's core, and what it asks its shell to do.
+"""What happens to a gateway's core, and what it asks its shell to do, beside what all cores share
+(`cluster.runtime.contract`).
 
 A connection is a number that the shell gives. A channel is what can be subscribed: a room (`topic` is None) or a
 free topic inside its room.
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
-from pixiu.wire.envelope import Delivery
+from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import control_pb2
 
 
@@ -97,21 +99,6 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsArrived:
-    """A batch came from a broker or a relay: records in data[start:end]."""
-
-    data: bytes
-    start: int
-    end: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndOfTurn:
-    """Everything that this turn of the event loop brought has been taken: write it out."""
-
-
-@dataclass(frozen=True, slots=True)
 class Publish:
     """Local clients published: (key, record) of each, in order."""
 
@@ -139,13 +126,6 @@ class Replaced:
     """As `cluster.membership.devices.device_key` has it."""
     connect_time: int
     reason: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of parcels: (token, whether the peer handled all of it)."""
-
-    parcels: list[tuple[int, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +177,7 @@ class MailArrived:
 
     stream: int
     devices: Sequence[MailDevice]
-    deliveries: Sequence[Delivery]
+    deliveries: Sequence[Envelope]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +196,6 @@ class PacketsAcknowledged:
     packet_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time of `next_deadline()` has come."""
-
-
 Event = (
     RoutersChanged
     | RelaysChanged
@@ -229,7 +204,7 @@ Event = (
     | Closed
     | Join
     | Leave
-    | RecordsArrived
+    | RecordsReceived
     | EndOfTurn
     | Publish
     | Confirmed
@@ -256,14 +231,6 @@ class SendMembership:
 
 
 @dataclass(frozen=True, slots=True)
-class SendControl:
-    """Send serialized `Control` messages; what is lost is not sent again."""
-
-    peer: EndpointID
-    messages: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class Disconnect:
     """Close a connection: a newer login took its place. `reason`: of control.proto, what its departure is reported as."""
 
@@ -277,26 +244,16 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class SendRecords:
-    """Send a parcel of published records to a proxy."""
-
-    peer: EndpointID
-    records: list[bytes]
-    lane: int
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
 class Deliver:
     """Write `data` to every connection: `count` PUBLISH packets, or records end to end.
 
-    `patient`: of a big room; others' deliveries go first.
+    `paced`: of a big room; others' deliveries go first.
     """
 
     connections: tuple[int, ...]
     data: bytes
     count: int
-    patient: bool = False
+    paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +285,7 @@ class WriteMail:
     """Write mail to a connection. `anew`: of a new session; what of an older one has not left yet is not to leave any more."""
 
     connection: int
-    deliveries: list[Delivery]
+    deliveries: list[Envelope]
     anew: bool
 
 
@@ -350,7 +307,8 @@ class EndMailStream:
 
 
 Effect = (
-    SendMembership
+    Settle
+    | SendMembership
     | SendControl
     | SendRecords
     | SendDelivered

@@ -3,7 +3,7 @@
 At most once a second for each room, with the last GatewayMsgID that this gateway made: routers and brokers drop what is
 not newer. A leave whose message is still under way says the same; to say it twice does no harm.
 
-Source: DESIGN sections 9 and 10, "Negative feedback".
+Source: docs/architecture.md, docs/memberships.md, "Negative feedback".
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class Feedback:
         self.said = 0
         self.left_out = 0
         """Not named because `MAX_ROOMS` were."""
+
+    def __bool__(self) -> bool:
+        """Whether a room waits to be named, or was named within the last interval."""
+        return bool(self._waiting or self._said)
 
     def note(self, room: int) -> None:
         """A record came for a room without a member."""

@@ -2,7 +2,7 @@
 
     45 bits Unix ms | 16 bits count
 
-Source: DESIGN section 10 (connect times of relay data).
+Source: docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a gateway leases: its instance number, and the worker number of the SnowflakeIDs that it makes.
 
-Source: DESIGN section 4.
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations

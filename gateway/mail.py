@@ -3,13 +3,15 @@
     relay ── MailArrived ──▶ bound to a connection? session? above what was written? ── WriteMail ──▶ client
           ◀── one batch of {UpTo, map} a turn, on the stream of the session's relay ── acknowledgements, any order
 
+A relay's envelopes and records are passed on as they came; only the flag for what was sent before may change.
+
 For each connection it keeps the newest session, and for each lane two numbers and a map (`gateway.mail_lane`). Lower sessions are
 refused, a higher one starts anew, what is not above what was written is dropped and answered with what is acknowledged.
 
 Nothing behind what could not be written goes out before that has come again: an acknowledgement speaks of everything up to a
 number, so a lane may have no holes.
 
-Source: DESIGN section 9 ("Delivery of mail"); docs/delivery.md, "What a gateway must do".
+Source: docs/delivery.md; docs/delivery.md, "What a gateway must do".
 """
 
 from __future__ import annotations
@@ -19,24 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gateway.events import (
-    AcknowledgementsDue,
-    Effect,
-    EndMailStream,
-    Event,
-    MailAcknowledged,
-    MailArrived,
-    MailDevice,
-    MailStreamClosed,
-    MailStreamOpened,
-    PacketsAcknowledged,
-    WriteMail,
-)
-from gateway.mail_lane import LANES, MailLane
+from gateway import events as ev
+from gateway.mail_lane import MailLane
 from pixiu.errors import MalformedData
 from pixiu.mqtt.mail import lane_of
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
-from pixiu.wire.record import MAX_RECORD_BYTES, crc_ok
+from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope, envelopes
+from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, intact_body
 from pixiu.wire.v1 import delivery_pb2
 
 SPARE_DEVICES: Final = 1024
@@ -92,8 +82,8 @@ class _Recipient:
     session: int = 0
     stream: int = 0
     """Of the relay whose session it is."""
-    lanes: list[MailLane] = field(default_factory=lambda: [MailLane() for _ in range(LANES)])
-    marked: list[int] = field(default_factory=lambda: [0] * LANES)
+    lanes: list[MailLane] = field(default_factory=lambda: [MailLane() for _ in range(INBOX_LANES)])
+    marked: list[int] = field(default_factory=lambda: [0] * INBOX_LANES)
     """Lane → written up to here under earlier sessions."""
 
 
@@ -109,17 +99,17 @@ class _Stream:
     last_words: deque[Acknowledgement] = field(default_factory=lambda: deque(maxlen=MAX_LAST_WORDS))
 
 
-def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[MailDevice], list[Delivery]]:
+def read_batch(batch: delivery_pb2.DeliveryBatch) -> tuple[list[ev.MailDevice], list[Envelope]]:
     """What a relay sent. Raises `MalformedData`: then nothing of it is to be believed."""
     if len(batch.deliveries) and not batch.count:
         raise MalformedData("a batch of deliveries says that there are none")
-    found = split(batch.deliveries, batch.count)
+    found = envelopes(batch.deliveries, batch.count)
     for item in found:
-        if item.lane >= LANES or not item.session or not item.seq:
+        if item.lane >= INBOX_LANES or not item.session or not item.seq:
             raise MalformedData(f"an envelope names lane {item.lane}, session {item.session}, InboxSeq {item.seq}")
-        if len(item.record) > MAX_RECORD_BYTES:
-            raise MalformedData(f"a record has {len(item.record)} bytes, and may have {MAX_RECORD_BYTES}")
-    return [MailDevice(one.uin, one.key, one.connect_time, one.device) for one in batch.devices], found
+        if len(item.data) > ENVELOPE_SIZE + MAX_RECORD_BYTES:
+            raise MalformedData(f"a record has {len(item.data) - ENVELOPE_SIZE} bytes, and may have {MAX_RECORD_BYTES}")
+    return [ev.MailDevice(one.uin, one.key, one.connect_time, one.device) for one in batch.devices], found
 
 
 class MailBook:
@@ -146,32 +136,29 @@ class MailBook:
 
     # --- relays
 
-    def opened(self, event: Event, now: float) -> list[Effect]:
+    def opened(self, event: ev.MailStreamOpened, now: float, out: list[ev.Effect]) -> None:
         """A relay has said who it is. An older stream of it ends: it would not open another one if it still had that."""
-        assert isinstance(event, MailStreamOpened)
         older = [number for number, stream in self._streams.items() if stream.relay == event.relay]
         for number in older:
             del self._streams[number]
         self._streams[event.stream] = _Stream(event.relay)
-        return [EndMailStream(number, "this relay opened another stream") for number in older]
+        out += [ev.EndMailStream(number, "this relay opened another stream") for number in older]
 
-    def ended(self, event: Event, now: float) -> list[Effect]:
+    def ended(self, event: ev.MailStreamClosed, now: float, out: list[ev.Effect]) -> None:
         """A relay's stream is gone, with all that it said of devices. What was written stays written."""
-        assert isinstance(event, MailStreamClosed)
         self._streams.pop(event.stream, None)
-        return []
 
-    def arrived(self, event: Event, now: float) -> list[Effect]:
+    def arrived(self, event: ev.MailArrived, now: float, out: list[ev.Effect]) -> None:
         """A batch of a relay."""
-        assert isinstance(event, MailArrived)
         stream = self._streams.get(event.stream)
         if stream is None:
-            return []
+            return
         if not self._bind(stream, event.devices):
             del self._streams[event.stream]
             text = "a stream of deliveries names more devices than take mail here"
-            return [EndMailStream(event.stream, text, at_fault=True)]
-        writes: dict[int, WriteMail] = {}
+            out.append(ev.EndMailStream(event.stream, text, at_fault=True))
+            return
+        writes: dict[int, ev.WriteMail] = {}
         asked: tuple[int, int] | None = None
         recipient: _Recipient | None = None
         for item in event.deliveries:
@@ -182,7 +169,8 @@ class MailBook:
                 self.counters.without_connection += 1
             else:
                 self._take(recipient, event.stream, item, writes)
-        return [*(write for write in writes.values() if write.deliveries or write.anew), *self._due(event.stream)]
+        out += [write for write in writes.values() if write.deliveries or write.anew]
+        out += self._due(event.stream)
 
     def take_acknowledgements(self, number: int, most: int) -> list[Acknowledgement]:
         """What is to leave on a stream now."""
@@ -200,20 +188,18 @@ class MailBook:
 
     # --- clients
 
-    def acknowledged(self, event: Event, now: float) -> list[Effect]:
+    def acknowledged(self, event: ev.MailAcknowledged, now: float, out: list[ev.Effect]) -> None:
         """A client has got these: (lane, first, last), in any order."""
-        assert isinstance(event, MailAcknowledged)
         recipient = self._recipients.get(event.connection)
         if recipient is None:
             self.counters.acknowledgements_unknown += len(event.ranges)
-            return []
+            return
         for lane, first, last in event.ranges:
             self._acknowledge(recipient, lane, first, last)
-        return self._due(recipient.stream)
+        out += self._due(recipient.stream)
 
-    def packets_acknowledged(self, event: Event, now: float) -> list[Effect]:
+    def packets_acknowledged(self, event: ev.PacketsAcknowledged, now: float, out: list[ev.Effect]) -> None:
         """A client answered these packets of QoS 1."""
-        assert isinstance(event, PacketsAcknowledged)
         recipient = self._recipients.get(event.connection)
         for packet_id in event.packet_ids:
             lane = lane_of(packet_id)
@@ -222,9 +208,10 @@ class MailBook:
                 self.counters.acknowledgements_unknown += 1
             else:
                 self._acknowledge(recipient, lane, seq, seq)
-        return self._due(recipient.stream) if recipient is not None else []
+        if recipient is not None:
+            out += self._due(recipient.stream)
 
-    def closed(self, connection: int) -> list[Effect]:
+    def closed(self, connection: int) -> list[ev.AcknowledgementsDue]:
         """A connection is gone, or takes no mail any more. What its client acknowledged last is still told."""
         recipient = self._recipients.pop(connection, None)
         if recipient is None:
@@ -233,7 +220,7 @@ class MailBook:
         stream = self._streams.get(recipient.stream)
         if stream is None:
             return []
-        for lane in range(LANES):
+        for lane in range(INBOX_LANES):
             if (connection, lane) in stream.due:
                 del stream.due[connection, lane]
                 stream.last_words.append(_acknowledgement(recipient, lane))
@@ -241,7 +228,7 @@ class MailBook:
 
     # --- inside
 
-    def _bind(self, stream: _Stream, devices: Sequence[MailDevice]) -> bool:
+    def _bind(self, stream: _Stream, devices: Sequence[ev.MailDevice]) -> bool:
         """Note which connections a relay means. False when it names too many."""
         for uin, key, connect_time, device in devices:
             stream.devices.pop((uin, device), None)
@@ -265,11 +252,11 @@ class MailBook:
             found = self._recipients[connection] = _Recipient(connection, self._packets(connection))
         return found
 
-    def _take(self, recipient: _Recipient, stream: int, item: Delivery, writes: dict[int, WriteMail]) -> None:
+    def _take(self, recipient: _Recipient, stream: int, item: Envelope, writes: dict[int, ev.WriteMail]) -> None:
         counters, connection = self.counters, recipient.connection
         if item.session > recipient.session:
             self._start(recipient, item)
-            writes[connection] = WriteMail(connection, [], True)
+            writes[connection] = ev.WriteMail(connection, [], True)
         elif item.session < recipient.session or item.device != recipient.device:
             counters.sessions_refused += 1
             return
@@ -280,7 +267,7 @@ class MailBook:
             self._soon(recipient, item.lane)
             return
         gap = bool(item.flags & GAP)
-        if not gap and not crc_ok(item.record):
+        if not gap and intact_body(item.data[ENVELOPE_SIZE:]) is None:
             counters.damaged += 1
             lane.hold_back(item.seq)
             return
@@ -295,17 +282,20 @@ class MailBook:
             counters.gaps_untold += 1
             self._acknowledge(recipient, item.lane, item.seq, item.seq)
             return
-        if not gap and item.seq <= recipient.marked[item.lane] and not item.flags & AGAIN:
+        if not gap and item.seq <= recipient.marked[item.lane] and not item.flags & REDELIVERED:
             counters.again += 1
-            item = item._replace(flags=item.flags | AGAIN)
+            item = item.redelivered()
         counters.delivered += not gap
-        writes.setdefault(connection, WriteMail(connection, [], False)).deliveries.append(item)
+        write = writes.get(connection)
+        if write is None:
+            write = writes[connection] = ev.WriteMail(connection, [], False)
+        write.deliveries.append(item)
 
-    def _start(self, recipient: _Recipient, item: Delivery) -> None:
+    def _start(self, recipient: _Recipient, item: Envelope) -> None:
         """A higher session: begin anew."""
         self.unacknowledged -= sum(lane.unacknowledged for lane in recipient.lanes)
         recipient.marked = [max(pair) for pair in zip(recipient.marked, (lane.highest for lane in recipient.lanes), strict=True)]
-        recipient.lanes = [MailLane() for _ in range(LANES)]
+        recipient.lanes = [MailLane() for _ in range(INBOX_LANES)]
         recipient.uin, recipient.device, recipient.session = item.uin, item.device, item.session
 
     def _acknowledge(self, recipient: _Recipient, lane: int, first: int, last: int) -> None:
@@ -321,9 +311,9 @@ class MailBook:
         if stream is not None:  # else the relay opens another one, and sends again what it does not know of
             stream.due[recipient.connection, lane] = None
 
-    def _due(self, number: int) -> list[Effect]:
+    def _due(self, number: int) -> list[ev.AcknowledgementsDue]:
         stream = self._streams.get(number)
-        return [AcknowledgementsDue(number)] if stream is not None and (stream.due or stream.last_words) else []
+        return [ev.AcknowledgementsDue(number)] if stream is not None and (stream.due or stream.last_words) else []
 
 
 def _acknowledgement(recipient: _Recipient, number: int) -> Acknowledgement:

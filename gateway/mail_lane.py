@@ -5,18 +5,13 @@
 
 What lies between two entries that were written was acknowledged before this session, or never was: it counts as acknowledged.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 15 (packet IDs).
+Source: docs/delivery.md, docs/operations.md.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from pixiu.mqtt.mail import seq_from
 from pixiu.wire.cursor import MAP_BITS, Cursor
-
-LANES: Final = 4
-"""Inboxes of a user, as `pixiu.wire.record.Record.lane` has them."""
 
 
 class MailLane:

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.mail_lane import LANES
 from pixiu.errors import InvalidArgument
 from pixiu.wire.cursor import MAP_BITS
+from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
 
-MAX_WAITING: Final = LANES * MAP_BITS
+MAX_WAITING: Final = INBOX_LANES * MAP_BITS
 """Entries. The core lets no more be written that are not acknowledged; a client that acknowledges what it did not read yet ends."""
 OVERRUN: Final = f"more than {MAX_WAITING} mails wait for this client: it acknowledges what it has not read"
 
@@ -40,11 +40,11 @@ class MailQueue:
         self._chunks.extend(chunks)
         return len(self._chunks) <= MAX_WAITING
 
-    def take(self, most_bytes: int) -> list[bytes]:
+    def take(self, max_bytes: int) -> list[bytes]:
         """Entries of up to so many bytes together; at least one."""
         taken: list[bytes] = []
         size = 0
-        while self._chunks and (not taken or size + len(self._chunks[0]) <= most_bytes):
+        while self._chunks and (not taken or size + len(self._chunks[0]) <= max_bytes):
             size += len(self._chunks[0])
             taken.append(self._chunks.popleft())
         return taken
@@ -55,9 +55,9 @@ def acknowledged_ranges(said: Sequence[wire_pb2.MailAcknowledgement]) -> list[tu
     if len(said) > MAX_RANGES:
         raise InvalidArgument(f"a request may acknowledge {MAX_RANGES} ranges; send several")
     for one in said:
-        if one.lane >= LANES or not 0 < one.first <= one.last:
+        if one.lane >= INBOX_LANES or not 0 < one.first <= one.last:
             raise InvalidArgument(
-                f"an acknowledgement names a lane from 0 to {LANES - 1} and InboxSeqs from 1 that rise, not lane {one.lane}, "
+                f"an acknowledgement names a lane from 0 to {INBOX_LANES - 1} and InboxSeqs from 1 that rise, not lane {one.lane}, "
                 f"{one.first} to {one.last}"
             )
     return [(one.lane, one.first, one.last) for one in said]

@@ -1,14 +1,15 @@
-"""Telling routers who is in which room, and relays which devices are here, until they confirm it. Pure.
+"""What a gateway reports to one role: to routers who is in which room, to relays which devices are here. Pure.
 
 Every change of a pair (room and user, or user and device) has a GatewayMsgID and goes to one replica of each partition
-that serves its room or user. It is sent again, the same message, when its datagram is lost, its replica dies, or no
-confirmation comes; a newer change of the pair replaces it. For a room with few local members it goes twice in any case,
-a little later: where one lost datagram would matter most, nobody waits for the loss to be noticed.
+that serves its room or user, until that confirms it. The same message is sent again when its datagram is lost, its replica
+dies, or no confirmation comes; a newer change of the pair replaces it. For a room with few local members it goes twice in any
+case, a little later: where one lost datagram would matter most, nobody waits for the loss to be noticed.
 
-`own` is the map of what is on this gateway as of its last GatewayMsgID; routers or relays compare theirs with it. What
-is said here of rooms holds for users, and of users for devices, where the replicas are relays.
+`own` is the map of what is on this gateway as of its last GatewayMsgID. Replicas compare theirs with it by their heartbeats, and
+ask for what they lack; what is sent here for somebody who is not in it is answered with an absence. What is said here of rooms
+holds for users, and of users for devices, where the replicas are relays.
 
-Source: seed 004 §5.1 step 6, §5.1.1 and §5.3; DESIGN section 9, "Join and leave", and section 10.
+Source: PiXiu §5.1 step 6, §5.1.1 and §5.3; docs/memberships.md, "Joins and leaves", and docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from cluster.membership.anti_entropy import Source, rule_of
 from cluster.membership.lww_map import MESSAGES_A_CONTROL, LwwMap, Update
-from gateway.events import Answer, Effect, Replica, SendMembership
+from cluster.runtime.contract import NEVER, SendControl
+from gateway import events as ev
+from gateway.feedback import Feedback, absences
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous, serves
+from pixiu.wire.v1 import control_pb2
 
 CONFIRM_TIMEOUT_S = 1.0
 """A message that no replica confirmed for so long is sent again."""
@@ -55,17 +60,31 @@ class MembershipReporter:
     """See the module.
 
     Args:
+        instance: this gateway's leased number.
+        as_of: gives the last GatewayMsgID that the gateway made: `own` is complete up to it.
         next_token: gives a token for a parcel.
         few_members: a change of a key with fewer local entries is sent twice.
         parcel: most messages in one, so that it fits a datagram.
     """
 
-    def __init__(self, next_token: Callable[[], int], *, few_members: int = FEW_MEMBERS, parcel: int = MESSAGES_A_CONTROL) -> None:
+    def __init__(
+        self,
+        instance: int,
+        as_of: Callable[[], int],
+        next_token: Callable[[], int],
+        *,
+        few_members: int = FEW_MEMBERS,
+        parcel: int = MESSAGES_A_CONTROL,
+    ) -> None:
+        self._as_of = as_of
         self._next_token = next_token
         self._few_members = few_members
         self._parcel = parcel
+        self._has_replicas = False
+        """The cluster has this role."""
         self._partitions = 1
-        self._replicas: dict[int, list[Replica]] = {}
+        self._partition_of: dict[EndpointID, int] = {}
+        self._replicas: dict[int, list[ev.Replica]] = {}
         self._changes: dict[tuple[int, int], _Change] = {}
         self._by_id: dict[int, _Change] = {}
         self._sent: dict[int, tuple[int, list[int]]] = {}
@@ -76,6 +95,8 @@ class MembershipReporter:
         self._repeats: deque[tuple[float, int, Update]] = deque()
         """(when, partition, message), in order."""
         self.own = LwwMap(max_entries=MAX_PRESENCES, tombstone_s=0.0)
+        self.feedback = Feedback()
+        self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0)
         self.resent = 0
         self.sent_twice = 0
 
@@ -84,9 +105,15 @@ class MembershipReporter:
         """Changes that some partition has not confirmed."""
         return len(self._changes)
 
-    def set_replicas(self, partitions: int, replicas: tuple[Replica, ...], now: float) -> None:
-        """Use these replicas. What waits for one that is gone is sent to another at once."""
-        known = {replica.endpoint for replica in replicas}
+    def set_replicas(self, partitions: int, replicas: tuple[ev.Replica, ...], now: float) -> None:
+        """Report to these replicas. What waits for one that is gone is sent to another at once.
+
+        partitions: 0 where the cluster has none; what is here is noted, and reported when they come.
+        """
+        known = self._partition_of = {replica.endpoint: replica.partition for replica in replicas}
+        self._has_replicas = partitions > 0
+        if not partitions:
+            return
         self._partitions = partitions
         old = self._replicas
         self._replicas = {}
@@ -103,17 +130,16 @@ class MembershipReporter:
         change = self._by_id.get(number)
         return change.message if change is not None else None
 
-    def remember(self, messages: Iterable[Update], now: float) -> None:
-        """Note these in `own` and say them to nobody."""
-        self.own.apply(messages, now)
-        self.own.expire(now)
-
     def announce(self, messages: Iterable[Update], now: float) -> None:
-        """Say these, each in place of what was said of its pair before. Their IDs are new, and rise."""
+        """Report these, each in place of what was reported of its pair before. Their IDs are new, and rise."""
         for message in messages:
-            room, uin = message.room, message.uin
+            room, uin = message.group, message.member
             # Its own map needs no memory of who left.
-            self.remember([message], now)
+            self.own.apply([message], now)
+            self.own.expire(now)
+            if not self._has_replicas:
+                # Replicas that come find by their first heartbeats what they lack.
+                continue
             old = self._changes.pop((room, uin), None)
             requests: list[tuple[int, int]] = []
             if old is not None:
@@ -128,16 +154,30 @@ class MembershipReporter:
             for partition in serving:
                 self._schedule(change, partition, now)
 
-    def replicas(self, room: int) -> list[EndpointID]:
-        """The replica that is told about a room, in each partition that serves it and has one."""
-        found = [self._replica(partition, room) for partition in self._serving(room)]
-        return [replica for replica in found if replica is not None]
+    def reports_to(self, peer: EndpointID) -> bool:
+        """Whether a process is one of the replicas."""
+        return peer in self._partition_of
 
-    def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[Effect]:
+    def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
+        """For the answer to a heartbeat: what is here of what the replica keeps; None when its rule makes no sense."""
+        rule = rule_of(partition, partitions)
+        return self.source.digest(rule, self._as_of()) if rule is not None else None
+
+    def answer(self, peer: EndpointID, control: control_pb2.Control) -> list[SendControl]:
+        """A replica asks what is here."""
+        messages = self.source.answer(control)
+        return [SendControl(peer, messages)] if messages else []
+
+    def missing(self, key: int) -> None:
+        """A record came for a room or user that nobody here is in, or is. Without an entry its sender is told."""
+        if not self.own.gateways(key):
+            self.feedback.note(key)
+
+    def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[ev.Answer]:
         """A client asks to be answered when what was said of these pairs is known. Answers at once if it is."""
         pairs = {pair for pair in wanted if pair in self._changes}
         if not pairs:
-            return [Answer(connection, number, True)]
+            return [ev.Answer(connection, number, True)]
         self._requests.setdefault(connection, {})[number] = pairs
         heapq.heappush(self._answer_timers, (now + ANSWER_TIMEOUT_S, connection, number))
         for pair in pairs:
@@ -148,15 +188,24 @@ class MembershipReporter:
         """A client is gone; nobody waits for its answers."""
         self._requests.pop(connection, None)
 
-    def flush(self, now: float) -> list[Effect]:
-        """Send what is due, a parcel for each replica."""
+    def flush(self, now: float) -> list[ev.Effect]:
+        """Send what is due."""
+        effects: list[ev.Effect] = []
+        if self._timers or self._repeats:
+            effects += self._changes_due(now)
+        if self.feedback:
+            effects += self._absences_due(now)
+        return effects
+
+    def _changes_due(self, now: float) -> list[ev.SendMembership]:
+        """A parcel for each replica."""
         parcels: dict[EndpointID, list[tuple[int, _Change]]] = {}
         while self._timers and self._timers[0][0] <= now:
             due, number, partition = heapq.heappop(self._timers)
             change = self._by_id.get(number)
             if change is None or change.waiting.get(partition) != due:
                 continue
-            replica = self._replica(partition, change.message.room)
+            replica = self._replica(partition, change.message.group)
             self._schedule(change, partition, now + (RETRY_TIMEOUT_S if replica is None else CONFIRM_TIMEOUT_S))
             if replica is not None:
                 parcels.setdefault(replica, []).append((partition, change))
@@ -170,7 +219,7 @@ class MembershipReporter:
                 part = found[start : start + self._parcel]
                 token = self._next_token()
                 self._sent[token] = (part[0][0], [change.message.id for _, change in part])
-                effects.append(SendMembership(peer, [change.message for _, change in part], token))
+                effects.append(ev.SendMembership(peer, [change.message for _, change in part], token))
         return effects
 
     def settled(self, token: int, handled: bool, now: float) -> bool:
@@ -187,9 +236,12 @@ class MembershipReporter:
                     self.resent += 1
         return True
 
-    def confirmed(self, partition: int, ids: list[int]) -> list[Effect]:
-        """A replica of a partition confirmed messages. Returns the answers that this allows."""
-        effects: list[Effect] = []
+    def confirmed(self, peer: EndpointID, ids: list[int]) -> list[ev.Answer]:
+        """A replica confirmed messages. Returns the answers that this allows."""
+        partition = self._partition_of.get(peer)
+        if partition is None:
+            return []
+        effects: list[ev.Answer] = []
         for number in ids:
             change = self._by_id.get(number)
             if change is None:
@@ -197,7 +249,7 @@ class MembershipReporter:
             change.waiting.pop(partition, None)
             if change.waiting:
                 continue
-            pair = (change.message.room, change.message.uin)
+            pair = (change.message.group, change.message.member)
             del self._by_id[number]
             del self._changes[pair]
             for connection, request in change.requests:
@@ -208,31 +260,53 @@ class MembershipReporter:
                         effects.append(self._answer(connection, request, True))
         return effects
 
-    def expire(self, now: float) -> list[Effect]:
+    def expire(self, now: float) -> list[ev.Answer]:
         """Answer the requests that waited too long."""
-        effects: list[Effect] = []
+        effects: list[ev.Answer] = []
         while self._answer_timers and self._answer_timers[0][0] <= now:
             _, connection, request = heapq.heappop(self._answer_timers)
             if request in self._requests.get(connection, {}):
                 effects.append(self._answer(connection, request, False))
         return effects
 
-    def next_deadline(self) -> float | None:
-        """When something is due again, monotonic seconds."""
+    def next_deadline(self) -> float:
+        """When something is due again, monotonic seconds; `NEVER` when nothing waits."""
         due = [timers[0][0] for timers in (self._timers, self._answer_timers, self._repeats) if timers]
-        return min(due, default=None)
+        return min(due, default=NEVER)
 
-    def _second_times(self, now: float) -> list[Effect]:
+    def samples(self, prefix: str) -> dict[str, object]:
+        """For metrics, each name behind `prefix`."""
+        return {
+            f"{prefix}gateway_messages_resent_total": self.resent,
+            f"{prefix}gateway_messages_sent_twice_total": self.sent_twice,
+            f"{prefix}listing_pages_sent_total": self.source.pages_sent,
+            f"{prefix}feedback_said_total": self.feedback.said,
+            f"{prefix}feedback_left_out_total": self.feedback.left_out,
+        }
+
+    def _absences_due(self, now: float) -> list[SendControl]:
+        by_replica: dict[EndpointID, list[int]] = {}
+        for key in self.feedback.due(now):
+            # Who came since the record did has a GatewayMsgID that is higher than what would be said to be absent.
+            if self.own.gateways(key):
+                continue
+            for partition in self._serving(key):
+                replica = self._replica(partition, key)
+                if replica is not None:
+                    by_replica.setdefault(replica, []).append(key)
+        return [SendControl(replica, messages) for replica, messages in absences(by_replica, self._as_of())]
+
+    def _second_times(self, now: float) -> list[ev.SendMembership]:
         """Without a token: whether these arrive is not waited for."""
         parcels: dict[EndpointID, list[Update]] = {}
         while self._repeats and self._repeats[0][0] <= now:
             _, partition, message = self._repeats.popleft()
-            replica = self._replica(partition, message.room)
+            replica = self._replica(partition, message.group)
             if replica is not None:
                 parcels.setdefault(replica, []).append(message)
                 self.sent_twice += 1
         return [
-            SendMembership(peer, messages[start : start + self._parcel], 0)
+            ev.SendMembership(peer, messages[start : start + self._parcel], 0)
             for peer, messages in parcels.items()
             for start in range(0, len(messages), self._parcel)
         ]
@@ -241,12 +315,12 @@ class MembershipReporter:
         change.waiting[partition] = when
         heapq.heappush(self._timers, (when, change.message.id, partition))
 
-    def _answer(self, connection: int, request: int, known: bool) -> Answer:
+    def _answer(self, connection: int, request: int, known: bool) -> ev.Answer:
         requests = self._requests[connection]
         del requests[request]
         if not requests:
             del self._requests[connection]
-        return Answer(connection, request, known)
+        return ev.Answer(connection, request, known)
 
     def _serving(self, room: int) -> list[int]:
         """The partitions that serve a room; two while they double."""
@@ -259,6 +333,6 @@ class MembershipReporter:
         return EndpointID(rendezvous(room, usable)) if usable else None
 
 
-def _still_usable(replica: Replica, replicas: tuple[Replica, ...]) -> bool:
+def _still_usable(replica: ev.Replica, replicas: tuple[ev.Replica, ...]) -> bool:
     """Whether a replica that was usable still is."""
     return not replica.usable or any(other.endpoint == replica.endpoint and other.usable for other in replicas)

@@ -4,7 +4,7 @@ A copy for a VRoom is hundreds of writes. Done at once they would hold up whatev
 process and, where cores are scarce, in others; done a few at a time with a pause between, nobody waits for more than a
 few. The more waits, the more is written at a time, so that all of it leaves within some ten milliseconds.
 
-Source: seed 004 §2.2.2; DESIGN section 8, "so that other rooms are not stalled".
+Source: PiXiu §2.2.2; docs/routing.md.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from gateway.events import Deliver
+from gateway import events as ev
 
-LEAST_WRITES = 16
+MIN_WRITES = 16
 """Connections that are written to at a time, at least: some 0.2 ms."""
 SHARE = 10
 """One of so many connections that wait is written to at a time, when that is more."""
@@ -23,7 +23,7 @@ MAX_WAITING = 4_096
 """Deliveries that may wait. Policy: the oldest is dropped, and its messages are counted."""
 
 
-class PatientDeliveries:
+class PacedFanout:
     """A queue of deliveries, worked off in order.
 
     Args:
@@ -41,7 +41,7 @@ class PatientDeliveries:
         self._write = write
         self._later = later
         self._dropped = dropped
-        self._waiting: deque[Deliver] = deque()
+        self._waiting: deque[ev.Deliver] = deque()
         self._position = 0
         self._connections = 0
         self._scheduled = False
@@ -49,7 +49,7 @@ class PatientDeliveries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, delivery: Deliver) -> None:
+    def put(self, delivery: ev.Deliver) -> None:
         """Add a delivery."""
         if len(self._waiting) >= MAX_WAITING:
             oldest = self._waiting[0]
@@ -67,7 +67,7 @@ class PatientDeliveries:
         self._position = 0
 
     def _turn(self) -> None:
-        left = max(LEAST_WRITES, self._connections // SHARE)
+        left = max(MIN_WRITES, self._connections // SHARE)
         self._connections -= min(left, self._connections)
         while left and self._waiting:
             delivery = self._waiting[0]

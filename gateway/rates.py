@@ -3,7 +3,7 @@
 A message of QoS 0 that is over the rate is dropped and counted. One of QoS 1 is taken in any case, and the client is not
 read from until the debt is paid: MQTT 3.1.1 has no "no", and a client that waits loses nothing.
 
-Source: DESIGN section 14, rule 4.
+Source: docs/promises.md, "Failure rules" 4.
 """
 
 from __future__ import annotations

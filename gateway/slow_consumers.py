@@ -3,7 +3,7 @@
 Only clients that are behind are here, so that the others cost nothing. How far they are behind is told by a clock that stands
 still while the event loop is late: a gateway that gets no CPU writes nothing, and must not hold that against its clients.
 
-Source: DESIGN section 14, rule 3; the grades are those of `gateway.connections`.
+Source: docs/promises.md, "Failure rules" 3; the grades are those of `gateway.backlog`.
 """
 
 from __future__ import annotations

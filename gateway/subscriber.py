@@ -7,21 +7,23 @@ write was under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import grpc
 import grpc.aio
 
+from gateway import events as ev
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
+from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
-from gateway.options import Options
-from gateway.slow_consumers import SlowConsumers
 from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.envelope import Delivery, encode
+from pixiu.rpc.duplex import Carrier, Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_CLIENT_BYTES = 128
@@ -32,8 +34,6 @@ MAX_CHANNELS_A_REQUEST = 10_000
 HELLO_TIMEOUT_S = 5.0
 LATE_S = 0.5
 """A time-out that comes so late says that this process got no CPU: what came meanwhile is not read yet, and gets this time."""
-FINISH_TIMEOUT_S = 2.0
-"""How long a write under way may take when the stream ends."""
 REASON_LEFT, REASON_SEND_FAILED, REASON_MOVED, REASON_KICKED = 1, 3, 4, 5
 """`Reason` of control.proto."""
 MAX_WAITING_REPLIES = 10_000
@@ -43,69 +43,40 @@ SLOW = "the client does not read its messages fast enough"
 
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
-
-class SubscriberHost(Protocol):
-    """What the gateway's service offers to its protocols."""
-
-    options: Options
-    vrooms: VRooms
-    slow: SlowConsumers
-
-    def arrived(self, connection: _Stream) -> int:
-        """A number for a new connection, which has not said who it is yet."""
-
-    def admit(self, connection: _Stream) -> None:
-        """The client says who it is. Raises `Overloaded` or `Draining`."""
-
-    @property
-    def serves_users(self) -> bool:
-        """Whether messages to users can come."""
-
-    @property
-    def serves_mail(self) -> bool:
-        """Whether mail can come."""
-
-    def opened(self, connection: _Stream, uin: int, device: int, device_class: int, login: bool) -> None:
-        """The client said who it is."""
-
-    def closed(self, connection: _Stream, reason: int) -> None:
-        """The client is gone."""
-
-    def join(
-        self, connection: _Stream, request: int, channels: list[tuple[int, bytes | None]], chat: bool = False, mail: bool = False
-    ) -> None:
-        """The client subscribes."""
-
-    def leave(self, connection: _Stream, channels: list[tuple[int, bytes | None]]) -> None:
-        """The client unsubscribes."""
-
-    def mail_acknowledged(self, connection: _Stream, ranges: Sequence[tuple[int, int, int]]) -> None:
-        """The client has got mail: (lane, first, last)."""
-
-    def count_dropped(self, messages: int) -> None:
-        """Messages were dropped for a slow client."""
+SubscriberCarrier = Carrier[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest]
 
 
 class _Stream:
     """One Subscribe stream."""
 
-    def __init__(self, hub: SubscriberHost) -> None:
-        self.id = hub.arrived(self)
-        self.hello: asyncio.Future[wire_pb2.SubscribeRequest] | None = None
+    packets = False
+
+    def __init__(self, clients: Clients) -> None:
+        self.id = clients.arrived(self)
+        self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
-        self._hub = hub
-        self._backlog = Backlog(hub.options.connection_buffer_bytes, hub.options.slow_consumer_timeout_s)
+        self._clients = clients
+        self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._told_dropped = 0
         self.mail = False
         """It takes mail."""
         self._mail = MailQueue()
-        self._replies: list[wire_pb2.SubscribeReply] = []
-        self._wake = asyncio.Event()
-        self._ended = False
+        self._replies: deque[wire_pb2.SubscribeReply] = deque()
+        self._mail_next = False
+        self._leaving = False
+        """A batch of the backlog is being written."""
+        self._rest: asyncio.TimerHandle | None = None
+        """Until it has rung nothing of the backlog leaves."""
+        self._rested = False
+        self.work = asyncio.Event()
+        """`give` has something."""
+        self.finish: Callable[[], None] = lambda: None
+        """Ends the stream when all is written."""
+        self.cut: Callable[[str], None] = lambda _reason: None
+        """Ends it now."""
         self.closing: str | None = None
         self.reason = REASON_SEND_FAILED
         """Of a logout by the gateway, as `Reason` of control.proto has it."""
-        self.cut = asyncio.Event()
 
     def evict(self) -> None:
         if self.hello is not None:
@@ -117,25 +88,25 @@ class _Stream:
     def check(self, now: float) -> Grade:
         if not self._backlog.patient(now):
             self.close(SLOW)
-            self.cut.set()
+            self.cut(SLOW)
         return self._backlog.grade(now)
 
     def deliver(self, data: bytes, count: int) -> None:
-        now, before = self._hub.slow.now(), self._backlog.dropped
+        now, before = self._clients.slow_consumers.now(), self._backlog.dropped
         self._backlog.put(data, count, now)
         if self._backlog.behind_s(now) >= BATCHED_FROM_S:
-            self._hub.slow.add(self)
+            self._clients.slow_consumers.add(self)
         if self._backlog.dropped != before:
-            self._hub.count_dropped(self._backlog.dropped - before)
-        self._wake.set()
+            self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
+        self.work.set()
 
     def flush(self) -> None:
         """Nothing: the writer of the stream takes what is there."""
 
-    def deliver_mail(self, deliveries: Sequence[Delivery], anew: bool) -> None:
-        if not self._mail.put([encode(*item) for item in deliveries], anew=anew):
+    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
+        if not self._mail.put([item.data for item in deliveries], anew=anew):
             self.close(OVERRUN)
-        self._wake.set()
+        self.work.set()
 
     def answer(self, request: int, known: bool) -> None:
         self.reply(wire_pb2.SubscribeReply(request=request))
@@ -146,14 +117,14 @@ class _Stream:
             self.close("the client does not read its answers")
             return
         self._replies.append(reply)
-        self._wake.set()
+        self.work.set()
 
     def announce(self) -> None:
         self.reply(wire_pb2.SubscribeReply(draining=True))
 
     def close(self, reason: str) -> None:
         self.closing = self.closing or reason
-        self._wake.set()
+        self.work.set()
 
     def replaced(self, moved: bool) -> None:
         """Tell the client, and end the stream."""
@@ -163,45 +134,51 @@ class _Stream:
         self.reason = REASON_MOVED if moved else REASON_KICKED
         self.close(text)
         # At once: nothing counts as delivered any more to a client that stops reading here.
-        self._hub.closed(self, self.reason)
+        self._clients.closed(self, self.reason)
 
-    async def write_all(self, context: Context) -> None:
-        """Write replies and batches as they come, until the stream closes."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while (self._replies or self._backlog or self._mail) and not self._ended:
-                replies, self._replies = self._replies, []
-                for reply in replies:
-                    await context.write(reply)
-                if self._mail:
-                    mails = self._mail.take(MAX_BATCH_BYTES)
-                    await context.write(wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails)))
-                if self._backlog:
-                    if self._backlog.grade(self._hub.slow.now()) is not Grade.PROMPT:
-                        await asyncio.sleep(BATCH_S)
-                    chunks, count = self._backlog.take(MAX_BATCH_BYTES)
-                    dropped = self._backlog.dropped - self._told_dropped
-                    self._told_dropped += dropped
-                    batch = b"".join(chunks) if len(chunks) > 1 else chunks[0]
-                    await context.write(wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped))
-                    self._backlog.left()
-                    if not self._backlog:
-                        self._hub.slow.discard(self)
-            if self.closing is not None or self._ended:
-                return
+    def give(self) -> wire_pb2.SubscribeReply | None:
+        """The next reply: what carries no messages first, then mail and batches in turn, each with all that waits."""
+        if self._leaving:
+            self._leaving = False
+            self._backlog.left()
+            if not self._backlog:
+                self._clients.slow_consumers.discard(self)
+        if self._replies:
+            return self._replies.popleft()
+        self._mail_next = not self._mail_next
+        if self._mail and (self._mail_next or not self._backlog):
+            mails = self._mail.take(MAX_BATCH_BYTES)
+            return wire_pb2.SubscribeReply(mail=b"".join(mails), mail_count=len(mails))
+        if self._backlog:
+            return self._batch()
+        if self.closing is not None:
+            self.finish()
+        return None
 
-    def end(self) -> None:
-        """The client is gone: write nothing more."""
-        self._ended = True
-        self._wake.set()
+    def _end_rest(self) -> None:
+        self._rest, self._rested = None, True
+        self.work.set()
+
+    def _batch(self) -> wire_pb2.SubscribeReply | None:
+        """A client that is behind gets larger batches, and fewer."""
+        if not self._rested and self._backlog.grade(self._clients.slow_consumers.now()) is not Grade.PROMPT:
+            if self._rest is None:
+                self._rest = asyncio.get_running_loop().call_later(BATCH_S, self._end_rest)
+            return None
+        self._rested = False
+        chunks, count = self._backlog.take(MAX_BATCH_BYTES)
+        dropped = self._backlog.dropped - self._told_dropped
+        self._told_dropped += dropped
+        self._leaving = True
+        batch = b"".join(chunks) if len(chunks) > 1 else chunks[0]
+        return wire_pb2.SubscribeReply(batch=batch, count=count, dropped=dropped)
 
 
 class SubscriberService(wire_pb2_grpc.SubscriberServicer):
     """Serves `pixiu.v1.Subscriber`."""
 
-    def __init__(self, hub: SubscriberHost) -> None:
-        self._hub = hub
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
     async def Subscribe(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self,
@@ -209,24 +186,27 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         context: Context,
     ) -> None:
         """One connection of one user."""
-        stream = _Stream(self._hub)
-        tasks: list[asyncio.Task[None]] = []
+        handler: GrpcHandler[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = GrpcHandler(context)
+        stream = _Stream(self._clients)
+
+        def over() -> None:
+            self._clients.slow_consumers.discard(stream)
+            self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
+
         try:
-            first = await self._first(stream, request_iterator)
+            first = await self._first(stream, handler)
             uin = _uin(first)
-            self._hub.admit(stream)
+            self._clients.admit(stream)
             hello = first.hello
             # A stream that neither names a device nor takes messages is no login.
             login = bool(hello.device or hello.chat or hello.mail)
             device = hello.device or device_of_name(hello.client)
-            self._hub.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
+            duplex = Duplex(handler, lambda request: self._take(stream, request), stream.give, work=stream.work, over=over)
+            stream.finish, stream.cut = duplex.finish, duplex.end
+            self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
-            tasks.append(asyncio.create_task(self._read(stream, first, request_iterator)))
-            tasks.append(asyncio.create_task(stream.write_all(context)))
-            tasks.append(asyncio.create_task(_until(stream.cut)))
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            self._take(stream, first)
+            await duplex.run()
         except Overloaded as error:
             # Known to gRPC: when a client may try again.
             context.set_trailing_metadata((("grpc-retry-pushback-ms", str(error.retry_after_ms)),))
@@ -234,79 +214,57 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         except PixiuError as error:
             await context.abort(_status(error), str(error))
         finally:
-            if stream.hello is not None:
-                stream.hello.cancel()
-            self._hub.slow.discard(stream)
-            self._hub.closed(stream, stream.reason if stream.closing else REASON_LEFT)
-            await self._finish(stream, tasks)
+            over()
         if stream.closing is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, stream.closing)
 
-    async def _finish(self, stream: _Stream, tasks: list[asyncio.Task[None]]) -> None:
-        """End the tasks. A write under way is left to end: gRPC refuses to close a call in the middle of one."""
-        stream.end()
-        if tasks:
-            tasks[0].cancel()
-            tasks[-1].cancel()
-            await asyncio.wait(tasks, timeout=FINISH_TIMEOUT_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _first(self, stream: _Stream, requests: AsyncIterator[wire_pb2.SubscribeRequest]) -> wire_pb2.SubscribeRequest:
-        stream.hello = hello = asyncio.ensure_future(anext(requests))
+    async def _first(self, stream: _Stream, carrier: SubscriberCarrier) -> wire_pb2.SubscribeRequest:
+        stream.hello = hello = asyncio.create_task(carrier.read())
         loop = asyncio.get_running_loop()
         end = loop.time() + HELLO_TIMEOUT_S
-        await asyncio.wait({hello}, timeout=HELLO_TIMEOUT_S)
-        if not hello.done() and loop.time() > end + LATE_S:
-            await asyncio.wait({hello}, timeout=LATE_S)
-        if hello.cancelled():
-            raise Overloaded("too many streams of this gateway have not said who they are", retry_after_ms=1_000)
-        if not hello.done() or isinstance(hello.exception(), StopAsyncIteration):
+        try:
+            await asyncio.wait({hello}, timeout=HELLO_TIMEOUT_S)
+            if not hello.done() and loop.time() > end + LATE_S:
+                await asyncio.wait({hello}, timeout=LATE_S)
+        finally:
+            given_up = hello.cancelled()
             hello.cancel()
+        if given_up:
+            raise Overloaded("too many streams of this gateway have not said who they are", retry_after_ms=1_000)
+        first = None if not hello.done() or hello.exception() is not None else hello.result()
+        if first is None:
             raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s")
-        return hello.result()
-
-    async def _read(
-        self, stream: _Stream, first: wire_pb2.SubscribeRequest, requests: AsyncIterator[wire_pb2.SubscribeRequest]
-    ) -> None:
-        self._take(stream, first)
-        async for request in requests:
-            self._take(stream, request)
+        return first
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
         try:
-            leaves = _channels(request.leave_rooms, request.leave_topics, self._hub.vrooms)
-            joins = _channels(request.join_rooms, request.join_topics, self._hub.vrooms)
-            most = self._hub.options.max_subscriptions
+            leaves = _channels(request.leave_rooms, request.leave_topics, self._clients.vrooms)
+            joins = _channels(request.join_rooms, request.join_topics, self._clients.vrooms)
+            limit = self._clients.options.max_subscriptions
             chat, mail = request.hello.chat, request.hello.mail
             ranges = acknowledged_ranges(request.mail_acknowledgements)
-            if mail and not self._hub.serves_mail:
+            if mail and not self._clients.serves_mail:
                 raise NotServed("this cluster keeps no mail: `pixiu up --relays 2 --xius 1 --pis 1` does")
             if ranges and not stream.mail:
                 raise InvalidArgument("this stream takes no mail, so there is none to acknowledge: ask for it in the hello")
-            if chat and not self._hub.serves_users:
+            if chat and not self._clients.serves_users:
                 raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
-            if len(stream.channels.difference(leaves).union(joins)) > most:
-                raise InvalidArgument(f"a connection may have {most} subscriptions; open another connection for more")
+            if len(stream.channels.difference(leaves).union(joins)) > limit:
+                raise InvalidArgument(f"a connection may have {limit} subscriptions; open another connection for more")
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
         if ranges:
-            self._hub.mail_acknowledged(stream, ranges)
+            self._clients.step(ev.MailAcknowledged(stream.id, ranges))
         if leaves:
             stream.channels.difference_update(leaves)
-            self._hub.leave(stream, leaves)
+            self._clients.step(ev.Leave(stream.id, leaves))
         if joins or chat or mail:
             stream.channels.update(joins)
             stream.mail = stream.mail or mail
-            self._hub.join(stream, request.request, joins, chat, mail)
+            self._clients.step(ev.Join(stream.id, request.request, joins, chat, mail))
         elif request.request:
             stream.answer(request.request, True)
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def _uin(request: wire_pb2.SubscribeRequest) -> int:

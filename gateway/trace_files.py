@@ -6,7 +6,7 @@
 A reader takes the complete files; one that is being written begins with a dot, which Spark and shells leave out. Several
 gateways may write to one folder. What a killed gateway left is completed by the next one that starts or begins a file.
 
-Source: DESIGN sections 9 ("Probes") and 14 rule 5 (a full disk is said, serving goes on).
+Source: docs/architecture.md, "Probes and traces", docs/promises.md, "Failure rules" 5 (a full disk is said, serving goes on).
 """
 
 from __future__ import annotations

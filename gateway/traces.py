@@ -3,7 +3,7 @@
 A record is known to be traced when it arrives, and leaves at the end of the turn: until then it stands among what waits
 for its channel, and here.
 
-Source: DESIGN section 9, "Probes"; seed 004 §3.1.
+Source: docs/architecture.md, "Probes and traces"; PiXiu §3.1.
 """
 
 from __future__ import annotations

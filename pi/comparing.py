@@ -5,7 +5,7 @@
 
 Writes go on meanwhile. What differs is the replica's fault by definition: the leader's state is what users read.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 import grpc
 import grpc.aio
 
-from cluster.replication.proposals import Level
 from cluster.replication.replica import Replica
 from pi.digest import Digest
 from pi.machine import Machine
@@ -28,6 +27,7 @@ from pi.view import MARK_BYTES, MARK_KIND, View
 from pixiu.errors import GRPC_STATUS, MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 

@@ -4,33 +4,29 @@
     further on                a range, until the floor comes to it; a device's read lists them with MsgID 0, so that its
                               relay tells a gap there and the cursor comes over it
 
-Source: seed 000 (history); DESIGN section 11 ("Pi").
+Source: Long connections (history); docs/pi.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pi.inbox import Head
+from pi.inbox_table import InboxTable
 from pi.keys import deleted_key
-from pi.operations import MAX_LANE, Code
 from pi.ranges import NO_RANGES, Ranges
 from pixiu.errors import StateDamaged
-
-if TYPE_CHECKING:
-    from pi.state import State
+from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 
 class Deletions:
-    """Works on one state."""
+    """Of one state's inboxes."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, inboxes: InboxTable) -> None:
+        self._inboxes = inboxes
 
     def of(self, uin: int, lane: int, head: Head) -> Ranges:
         """What was deleted in an inbox above its floor."""
         if head.deleted is None:
-            body = self._state.table.get(deleted_key(uin, lane))
+            body = self._inboxes.table.get(deleted_key(uin, lane))
             if body is None:
                 raise StateDamaged(
                     f"what was deleted in lane {lane} of inbox {uin:016x} is missing; repair this replica from a peer"
@@ -42,7 +38,7 @@ class Deletions:
         """Delete a range as far as it can be read. How many entries it took, or `-Code`; the floor is to be settled then."""
         if lane > MAX_LANE or not 0 < first <= last:
             return -Code.INVALID_ARGUMENT
-        head = self._state.head(uin, lane)
+        head = self._inboxes.head(uin, lane)
         first, last = max(first, head.floor + 1), min(last, head.last)
         if first > last:
             return 0
@@ -63,10 +59,10 @@ class Deletions:
             self._keep(uin, lane, head, rest)
 
     def _keep(self, uin: int, lane: int, head: Head, ranges: Ranges) -> None:
-        table, key = self._state.table, deleted_key(uin, lane)
+        table, key = self._inboxes.table, deleted_key(uin, lane)
         head.deleted = ranges if len(ranges) else NO_RANGES
         if len(ranges):
             table.put(key, ranges.encode())
         else:
             table.delete(key)
-        self._state.changed(uin, lane, head)
+        self._inboxes.changed(uin, lane, head)

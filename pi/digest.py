@@ -5,7 +5,7 @@
 
 A row is a key and its value with the value's CRC, as it is stored.
 
-Source: DESIGN section 12 (committed prefixes are equal).
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

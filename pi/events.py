@@ -1,26 +1,20 @@
-"""What happens to a Pi replica's core, and what it asks its shell to do.
+"""What happens to a Pi replica's core, and what it asks its shell to do. What replication says is in
+`cluster.replication.events`, what every core is told in `cluster.runtime.contract`. Pure.
 
-Source: DESIGN sections 9 ("Mail"), 11 and 12.
+Source: docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, NamedTuple
 
+from cluster.replication.events import Accepted, Persisted
+from cluster.runtime.contract import EndOfTurn, Tick
 from pi.reading import DeviceFound
 from pi.state import Results
-
-
-class Level(IntEnum):
-    """How safe operations are to be when they are answered. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
+from pixiu.wire.levels import Level, Triple
 
 NO_DEVICE: Final = -1
 """Instead of a device: somebody looks at an inbox."""
@@ -60,33 +54,12 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """What came in one turn of the loop goes into the log together."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalAccepted:
-    """An entry is in the leader's log."""
-
-    token: int
-    epoch: int
-    counter: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProposalRejected:
     """An entry is not in the log, and will not be."""
 
     token: int
     code: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class LogPersisted:
-    """Entries of this leader are on its disk up to here."""
-
-    counter: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +88,8 @@ class LayoutChanged:
     addresses: dict[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline is due."""
-
-
 Event = (
-    Requested | StreamClosed | TurnEnded | ProposalAccepted | ProposalRejected | LogPersisted | EntryApplied | LeaderChanged
+    Requested | StreamClosed | EndOfTurn | Accepted | ProposalRejected | Persisted | EntryApplied | LeaderChanged
     | LayoutChanged | Tick
 )  # fmt: skip
 
@@ -156,9 +124,7 @@ class Reply:
 
     stream: int
     request: int
-    layout_version: int
-    epoch: int
-    committed: int
+    triple: Triple
     results: Sequence[int] = ()
     reads: Sequence[ReadFound] = ()
     copies: int = 0
@@ -168,20 +134,4 @@ class Reply:
     """(partition, of how many, address) that serves the user."""
 
 
-class Appended(NamedTuple):
-    """An entry that an inbox has now."""
-
-    uin: int
-    lane: int
-    seq: int
-    msg_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """Tell the owners of these users' deliveries."""
-
-    appended: Sequence[Appended]
-
-
-Effect = Propose | Reply | Notify
+Effect = Propose | Reply

@@ -7,19 +7,18 @@
 Two sweeps go through the hours in which inboxes got entries: the near one behind the dedupe window, the far one behind the age
 limit. Each clock entry of the log moves them on by a bounded number of steps.
 
-Source: DESIGN section 11 ("Pi"; what depends on a clock is an entry).
+Source: docs/pi.md; what depends on a clock is an entry).
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pi.deletions import Deletions
 from pi.inbox import Head
+from pi.inbox_table import InboxTable
 from pi.keys import TIME_KEY, entry_key, index_key, time_key
-
-if TYPE_CHECKING:
-    from pi.state import State
 
 PURGE_A_TOUCH: Final = 64
 """Entries that one operation on an inbox looks at, at most."""
@@ -32,19 +31,19 @@ BEGINNING: Final = bytes(_PLACE.size)
 
 
 class Expiry:
-    """Works on one state."""
+    """Of one state's inboxes."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
+        self._inboxes, self._deletions = inboxes, deletions
         self.near = BEGINNING
         """Up to where the near sweep has come: hour, UIN, lane."""
         self.far = BEGINNING
 
     def acknowledged(self, uin: int, lane: int) -> int:
         """Up to where every device that counts has acknowledged; 0 without one."""
-        state = self._state
-        devices = state.user(uin).devices
-        cursors = [state.cursor(uin, number, device, lane).up_to for number, device in devices.items() if state.counts(device)]
+        inboxes = self._inboxes
+        devices = inboxes.user(uin).devices
+        cursors = [inboxes.cursor(uin, number, device, lane).up_to for number, device in devices.items() if inboxes.counts(device)]
         return min(cursors, default=0)
 
     def drop(self, uin: int, lane: int, head: Head, up_to: int) -> None:
@@ -54,43 +53,43 @@ class Expiry:
         unread = max(self.acknowledged(uin, lane), head.floor)
         lost = up_to - unread
         if lost > 0:
-            lost -= self._state.deletions.of(uin, lane, head).count(unread + 1, up_to)
+            lost -= self._deletions.of(uin, lane, head).count(unread + 1, up_to)
         if lost > 0:
             head.dropped += lost
             head.gap = up_to
-            self._state.dropped += lost
+            self._inboxes.dropped += lost
         self._raise(uin, lane, head, up_to)
 
     def _raise(self, uin: int, lane: int, head: Head, floor: int) -> None:
         head.floor = floor
-        self._state.changed(uin, lane, head)
-        self._state.deletions.raised(uin, lane, head)
+        self._inboxes.changed(uin, lane, head)
+        self._deletions.raised(uin, lane, head)
 
     def settle(self, uin: int, lane: int, head: Head, budget: int) -> int:
         """Move floor and base on over at most `budget` entries. Returns how many were looked at."""
-        state = self._state
-        limits, now_s = state.limits, state.now_s
+        inboxes = self._inboxes
+        limits, now_s = inboxes.limits, inboxes.now_s
         read = acknowledged = max(self.acknowledged(uin, lane), head.floor)
         looked = 0
         if limits.history_s:
             read = head.floor
-            while read < acknowledged and looked < budget and state.entry(uin, lane, read + 1)[1] + limits.history_s <= now_s:
+            while read < acknowledged and looked < budget and inboxes.entry(uin, lane, read + 1)[1] + limits.history_s <= now_s:
                 read, looked = read + 1, looked + 1
-        read = state.deletions.of(uin, lane, head).after(read)
+        read = self._deletions.of(uin, lane, head).after(read)
         if read > head.floor:
             self._raise(uin, lane, head, read)
         return looked + self._purge(uin, lane, head, budget - looked)
 
     def _purge(self, uin: int, lane: int, head: Head, budget: int) -> int:
-        state, looked = self._state, 0
-        until_s = state.now_s - state.limits.dedupe_s
+        inboxes, looked = self._inboxes, 0
+        until_s = inboxes.now_s - inboxes.limits.dedupe_s
         if head.oldest_s > until_s:
             # Counted as if it had been looked up: what a replica happens to remember must not move its sweeps further than others'.
             return int(head.base < head.floor and budget > 0)
-        delete = state.table.delete
+        delete = inboxes.table.delete
         while head.base < head.floor and looked < budget:
             looked += 1
-            msg_id, at_s = state.entry(uin, lane, head.base + 1)
+            msg_id, at_s = inboxes.entry(uin, lane, head.base + 1)
             head.oldest_s = at_s
             if at_s > until_s:
                 break
@@ -98,21 +97,21 @@ class Expiry:
             delete(index_key(uin, lane, msg_id))
             head.base += 1
             head.oldest_s = 0
-            state.changed(uin, lane, head)
+            inboxes.changed(uin, lane, head)
         return looked
 
     def _expire(self, uin: int, lane: int, head: Head, budget: int) -> int:
         """Drop what is over the age limit."""
-        state, looked = self._state, 0
-        until_s, up_to = state.now_s - state.limits.age_s, head.floor
-        while up_to < head.last and looked < budget and state.entry(uin, lane, up_to + 1)[1] <= until_s:
+        inboxes, looked = self._inboxes, 0
+        until_s, up_to = inboxes.now_s - inboxes.limits.age_s, head.floor
+        while up_to < head.last and looked < budget and inboxes.entry(uin, lane, up_to + 1)[1] <= until_s:
             up_to, looked = up_to + 1, looked + 1
         self.drop(uin, lane, head, up_to)
         return looked
 
     def sweep(self) -> bool:
         """Both sweeps, some steps on. Whether they came to their ends."""
-        limits, now_s = self._state.limits, self._state.now_s
+        limits, now_s = self._inboxes.limits, self._inboxes.now_s
         behind = max(limits.dedupe_s, limits.history_s)
         self.near, near_done = self._sweep(self.near, now_s - behind, far=False)
         self.far, far_done = self._sweep(self.far, now_s - max(limits.age_s, behind), far=True)
@@ -120,15 +119,15 @@ class Expiry:
 
     def _sweep(self, place: bytes, until_s: int, far: bool) -> tuple[bytes, bool]:
         """From a place on through hours that ended by `until_s`. Returns the new place, and whether there was no more."""
-        state, budget = self._state, SWEEP_ENTRIES
+        inboxes, budget = self._inboxes, SWEEP_ENTRIES
         hours = until_s // _HOUR_S
         if hours <= 0:
             return place, True
-        found = state.table.keys(b"T" + place, time_key(hours, 0, 0), SWEEP_INBOXES)
+        found = inboxes.table.keys(b"T" + place, time_key(hours, 0, 0), SWEEP_INBOXES)
         for key in found:
             _, _, uin, lane = TIME_KEY.unpack(key)
-            state.table.get(key)  # its CRC: another inbox than the one meant is not to be touched
-            head = state.head(uin, lane)
+            inboxes.table.get(key)  # its CRC: another inbox than the one meant is not to be touched
+            head = inboxes.head(uin, lane)
             looked = self._expire(uin, lane, head, budget) if far else 0
             looked += self.settle(uin, lane, head, max(budget - looked, 0))
             budget -= looked
@@ -136,5 +135,5 @@ class Expiry:
                 return key[1:], False
             place = (int.from_bytes(key[1:], "big") + 1).to_bytes(_PLACE.size, "big")
             if far:
-                state.table.delete(key)
+                inboxes.table.delete(key)
         return place, len(found) < SWEEP_INBOXES

@@ -3,7 +3,7 @@
 Positions are keys of the store. What a reader must see is what was applied up to a counter that it names: the export waits
 until a transaction holds that. Rows that come or go while it reads may be in it or not.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

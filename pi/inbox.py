@@ -4,7 +4,7 @@
       gone         kept for       can be read
                    the dedupe window
 
-Source: DESIGN section 11 ("Pi").
+Source: docs/pi.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from pi.operations import MAX_DEVICES
 from pi.ranges import NO_RANGES, Ranges
 from pixiu.wire.cursor import Cursor
+
+MAX_DEVICES: Final = 8
+"""Of a user. Policy: one that was not seen for long makes room, or the next is refused."""
 
 HEAD: Final = struct.Struct("<QQQQQI")
 HIGHEST: Final = struct.Struct("<BQ")

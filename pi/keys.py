@@ -14,7 +14,7 @@
 Times are seconds since 2020, u32. LMDB returns a byte that flipped on the disk as it is; the CRC covers the key too, so
 that a value that is found under a wrong key is found out.
 
-Source: DESIGN section 11 ("Pi").
+Source: docs/pi.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state over its store, as replication uses it: entries are applied at once, transactions are written by a thread.
 
-Source: DESIGN section 11 (the applied position is in the same transaction; the log is kept until the state is flushed).
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

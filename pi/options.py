@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.replication.role_options import ReplicatedOptions
 from cluster.runtime.fields import bounded, choice
-from pi.operations import Limits
+from pixiu.wire.inbox_operations import Limits
 
 DAY_S = 24 * 3600
 

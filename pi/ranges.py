@@ -2,7 +2,7 @@
 
     ── floor ──[first ─ last]────[first ─ last]── last entry
 
-Source: seed 000 (history); DESIGN section 11 ("Pi").
+Source: Long connections (history); docs/pi.md.
 """
 
 from __future__ import annotations

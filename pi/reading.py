@@ -2,21 +2,20 @@
 
 Nothing is changed by any of it.
 
-Source: seed 000 (history); DESIGN sections 9 ("Delivery of mail") and 11 ("Pi").
+Source: Long connections (history); docs/delivery.md, docs/pi.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from pi.deletions import Deletions
 from pi.inbox import Device, Head
-from pi.operations import MAX_LANE, Code
+from pi.inbox_table import InboxTable
 from pi.ranges import Ranges
 from pixiu.wire.cursor import Cursor
-
-if TYPE_CHECKING:
-    from pi.state import State
+from pixiu.wire.inbox_operations import MAX_LANE, Code
 
 MAX_READ: Final = 1000
 """Entries of one read."""
@@ -81,10 +80,10 @@ def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:
 
 
 class Reader:
-    """Works on one state."""
+    """Of one state's inboxes."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
+        self._inboxes, self._deletions = inboxes, deletions
 
     def peek(
         self, uin: int, lane: int, start: int, count: int, before: int = 0, *, devices: bool = False
@@ -92,8 +91,8 @@ class Reader:
         """Entries after `start`, or before `before` with the newest first, for whoever looks: needs no session. Raises Refusal."""
         if lane > MAX_LANE:
             raise Refusal(Code.INVALID_ARGUMENT)
-        head = self._state.head(uin, lane)
-        deleted = self._state.deletions.of(uin, lane, head)
+        head = self._inboxes.head(uin, lane)
+        deleted = self._deletions.of(uin, lane, head)
         entries = self._back(uin, lane, before, count) if before else self._forward(uin, lane, start, count)
         found = self._devices(uin, lane, head, deleted) if devices else ()
         everything = unread_by(Cursor(), head, deleted)
@@ -104,10 +103,10 @@ class Reader:
         devices: bool = False,
     ) -> Read:  # fmt: skip
         """Entries after `start`, None: what the device has not acknowledged; or before `before`, the newest first."""
-        state = self._state
-        head = state.head(uin, lane)
-        deleted = state.deletions.of(uin, lane, head)
-        acknowledged = state.cursor(uin, number, device, lane)
+        inboxes = self._inboxes
+        head = inboxes.head(uin, lane)
+        deleted = self._deletions.of(uin, lane, head)
+        acknowledged = inboxes.cursor(uin, number, device, lane)
         if before:
             entries = self._back(uin, lane, before, count)
         else:
@@ -117,44 +116,44 @@ class Reader:
             while seq < head.last and len(entries) < wanted:
                 seq += 1
                 if not cursor.has(seq):
-                    entries.append((seq, 0 if len(deleted) and deleted.at(seq) else state.entry(uin, lane, seq)[0]))
+                    entries.append((seq, 0 if len(deleted) and deleted.at(seq) else inboxes.entry(uin, lane, seq)[0]))
         unread = unread_by(acknowledged, head, deleted)
         found = self._devices(uin, lane, head, deleted) if devices else ()
         return Read(entries, head.floor, head.gap, head.last, head.dropped, acknowledged.up_to, unread, found)
 
     def _forward(self, uin: int, lane: int, start: int, count: int) -> list[tuple[int, int]]:
         """What can be read after a number."""
-        state, entries = self._state, list[tuple[int, int]]()
-        head = state.head(uin, lane)
-        deleted = state.deletions.of(uin, lane, head)
+        inboxes, entries = self._inboxes, list[tuple[int, int]]()
+        head = inboxes.head(uin, lane)
+        deleted = self._deletions.of(uin, lane, head)
         seq, wanted = max(start, head.floor), min(count, MAX_READ)
         while len(entries) < wanted:
             seq = deleted.after(seq) + 1
             if seq > head.last:
                 break
-            entries.append((seq, state.entry(uin, lane, seq)[0]))
+            entries.append((seq, inboxes.entry(uin, lane, seq)[0]))
         return entries
 
     def _back(self, uin: int, lane: int, before: int, count: int) -> list[tuple[int, int]]:
         """What can be read before a number, the newest first."""
-        state, entries = self._state, list[tuple[int, int]]()
-        head = state.head(uin, lane)
-        deleted = state.deletions.of(uin, lane, head)
+        inboxes, entries = self._inboxes, list[tuple[int, int]]()
+        head = inboxes.head(uin, lane)
+        deleted = self._deletions.of(uin, lane, head)
         seq, wanted = min(before, head.last + 1) - 1, min(count, MAX_READ)
         while seq > head.floor and len(entries) < wanted:
             if (gone := deleted.at(seq)) is not None:
                 seq = gone[0] - 1
                 continue
-            entries.append((seq, state.entry(uin, lane, seq)[0]))
+            entries.append((seq, inboxes.entry(uin, lane, seq)[0]))
             seq -= 1
         return entries
 
     def _devices(self, uin: int, lane: int, head: Head, deleted: Ranges) -> list[DeviceFound]:
-        state, found = self._state, []
-        for number, device in state.user(uin).devices.items():
-            cursor = state.cursor(uin, number, device, lane)
+        inboxes, found = self._inboxes, []
+        for number, device in inboxes.user(uin).devices.items():
+            cursor = inboxes.cursor(uin, number, device, lane)
             unread = unread_by(cursor, head, deleted)
             found.append(
-                DeviceFound(number, device.client_id, device.seen_s, state.counts(device), cursor.up_to, cursor.bits, unread)
+                DeviceFound(number, device.client_id, device.seen_s, inboxes.counts(device), cursor.up_to, cursor.bits, unread)
             )
         return found

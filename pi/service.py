@@ -3,7 +3,7 @@
     DATA_DIR/replica    the log, and snapshots on their way
     DATA_DIR/inboxes    the state
 
-Source: seed 004 §6.2; DESIGN sections 9 ("Mail"), 11, 12 and 14.
+Source: PiXiu §6.2; docs/architecture.md, "A mail is sent", docs/stores.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
@@ -11,38 +11,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cluster.links.api import Outcome, PeerState
-from cluster.replication import proposals
+from cluster.replication.events import Accepted, Persisted
+from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
+from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.runtime.role import RoleShell, Runner, totals
+from pi import events as ev
 from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
-from pi.events import (
-    Appended,
-    Effect,
-    EntryApplied,
-    Event,
-    LayoutChanged,
-    LeaderChanged,
-    Level,
-    LogPersisted,
-    Notify,
-    ProposalAccepted,
-    ProposalRejected,
-    Propose,
-    Reply,
-    Requested,
-    StreamClosed,
-    Tick,
-    TurnEnded,
-)
 from pi.export import PiExport
 from pi.machine import Machine
-from pi.operations import ENTRY_KIND
 from pi.options import Options
 from pi.reading import Read
 from pi.state import Results
@@ -50,7 +32,8 @@ from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
-from pixiu.ids import EndpointID
+from pixiu.wire.inbox_operations import ENTRY_KIND
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
@@ -61,10 +44,11 @@ SET_ASIDE: Final = "pi_state_set_aside"
 NOT_MARKED: Final = "pi_state_not_marked"
 
 
-class Service:
+class Service(RoleShell):
     """Runs one `pi.core.Core`."""
 
     def __init__(self, context: Context[Options]) -> None:
+        super().__init__(context.crash)
         self._context = context
         options = context.options
         folder = Path(options.data_dir)
@@ -81,14 +65,11 @@ class Service:
         self._comparer = Comparer(self._machine, self._replica)
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
         self._opened_s = 0.0
-        self._turn: asyncio.Handle | None = None
-        self._timer: asyncio.Handle | None = None
-        self._notified = 0
-        self.on_appended: Callable[[Sequence[Appended]], None] = self._count_notified
-        """Called with what inboxes have now, after it was applied: who delivers mail is told by it."""
+        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
+        self._runner.effects.on(ev.Propose, self._propose)
+        self._runner.effects.on(ev.Reply, self._reply)
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self._begin_again), context.server)
         self._export = PiExport(self._machine, options)
@@ -110,13 +91,12 @@ class Service:
         """Where other partitions are."""
         self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
-        self._step(LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
+        self._runner.step(ev.LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
 
     async def start(self) -> None:
         """Take part: who leads is found out by and by."""
         self._machine.start(self._context.options.scrub_keys_per_s)
         await self._replica.start()
-        self._tick()
 
     async def drain(self) -> None:
         """Take no new streams, answer what is under way, hand over."""
@@ -127,12 +107,10 @@ class Service:
 
     async def stop(self) -> None:
         """Write what is left and close everything."""
-        for timer in (self._timer, self._turn):
-            if timer is not None:
-                timer.cancel()
         self._export.exporter.close()
         await self._replica.stop()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.stop_runners()
+        await self.cancel_tasks()
         await self._machine.close()
 
     def health(self) -> dict[str, object]:
@@ -146,26 +124,6 @@ class Service:
             "damage": self._damage,
             "opened_s": round(self._opened_s, 3),
         }
-
-    # --- what the links call: nothing comes by them
-
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """No role sends records to Pi."""
-        return Outcome.MALFORMED
-
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """No role sends control messages to Pi."""
-        return Outcome.MALFORMED
-
-    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Nothing was sent."""
-
-    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """There are no peers on links."""
-
-    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing to add."""
-        return b""
 
     # --- what the streams call
 
@@ -182,19 +140,13 @@ class Service:
     def request(self, number: int, request: pi_pb2.PiRequest) -> None:
         """A request."""
         if not self._core.epoch:
-            self._step(LeaderChanged(0, self._replica.leader_address))
-        self._step(Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+            self._runner.step(ev.LeaderChanged(0, self._replica.leader_address))
+        self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
 
     def left(self, number: int) -> None:
         """The stream is gone."""
         self._streams.pop(number, None)
-        self._step(StreamClosed(number))
-
-    def _end_turn(self) -> None:
-        self._turn = None
-        self._step(TurnEnded())
+        self._runner.step(ev.StreamClosed(number))
 
     # --- what the core reads
 
@@ -216,17 +168,14 @@ class Service:
     # --- the replica
 
     def _leading(self, epoch: int) -> None:
-        self._step(LeaderChanged(epoch, ""))
-        if self._timer is not None:  # a new leader's clock entry, with its limits, is due at once
-            self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_soon(self._tick)
+        self._runner.step(ev.LeaderChanged(epoch, ""))
 
     def _deposed(self, epoch: int) -> None:
-        self._step(LeaderChanged(0, ""))
+        self._runner.step(ev.LeaderChanged(0, ""))
 
-    def _propose(self, effect: Propose) -> None:
+    def _propose(self, effect: ev.Propose) -> None:
         """Write an entry, and say what becomes of it."""
-        level = proposals.Level.REPLICATED if effect.replicated else proposals.Level.PERSISTED
+        level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
             if self._machine.full:
                 raise DiskFull(self._machine.full)
@@ -234,24 +183,22 @@ class Service:
                 raise Overloaded("the inboxes' disk does not follow; try again later")
             proposal = self._replica.submit([(ENTRY_KIND, effect.payload)], level)
         except PixiuError as refused:
-            self._step(ProposalRejected(effect.token, refused.code, str(refused)))
+            self._runner.step(ev.ProposalRejected(effect.token, refused.code, str(refused)))
             return
-        self._step(ProposalAccepted(effect.token, proposal.epoch, proposal.first))
-        task = asyncio.create_task(self._follow(proposal))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._runner.step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
+        self.spawn(self._follow(proposal))
 
-    async def _follow(self, proposal: proposals.Proposal) -> None:
+    async def _follow(self, proposal: Proposal) -> None:
         try:
-            await proposal.reached(proposals.Level.PERSISTED)
-            self._step(LogPersisted(proposal.first))
-            written = await proposal.reached(proposals.Level.REPLICATED)
+            await proposal.reached(Level.PERSISTED)
+            self._runner.step(Persisted(proposal.first))
+            written = await proposal.reached(Level.REPLICATED)
         except OutcomeUnknown:  # whoever waits was told when this replica was deposed
             return
         (results,) = written.answers
         assert isinstance(results, list)
         applied: list[Results] = results
-        self._step(EntryApplied(proposal.first, applied, written.copies))
+        self._runner.step(ev.EntryApplied(proposal.first, applied, written.copies))
 
     # --- damage
 
@@ -303,39 +250,20 @@ class Service:
         else:
             self._context.crash(error)
 
-    # --- the core
+    def _reply(self, effect: ev.Reply) -> None:
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
+            stream.answer(message_of(effect))
 
-    def _step(self, event: Event) -> None:
-        for effect in self._core.step(event, self._context.now()):
-            self._perform(effect)
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Propose):
-            self._propose(effect)
-        elif isinstance(effect, Reply):
-            stream = self._streams.get(effect.stream)
-            if stream is not None:
-                stream.answer(message_of(effect))
-        elif isinstance(effect, Notify):
-            self.on_appended(effect.appended)
-
-    def _tick(self) -> None:
-        self._step(Tick())
-        delay = min(max(self._core.next_deadline() - self._context.now(), 0.05), self._context.options.clock_interval_s)
-        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
-
-    def _count_notified(self, appended: Sequence[Appended]) -> None:
-        self._notified += len(appended)
-
-    def _samples(self) -> dict[str, Any]:
+    def _samples(self) -> dict[str, object]:
         machine = self._machine
         if not machine.opened:
             return {}
         return {
-            **{f"{name}_total": value for name, value in self._core.counters.items()},
+            **totals(self._core.counters),
             **self._export.exporter.samples(),
             "leads": int(bool(self._core.epoch)),
-            "dropped_entries_total": machine.state.dropped,
+            "dropped_entries_total": machine.state.inboxes.dropped,
             "malformed_entries_total": machine.state.damaged_entries,
             "transactions_total": machine.transactions,
             "unwritten_changes": machine.state.unwritten,
@@ -343,9 +271,5 @@ class Service:
             "disk_full": int(bool(machine.full)),
             "damaged": int(bool(self._damage)),
             "scrubbed_values_total": machine.scrubbed,
-            "notified_total": self._notified,
             "streams": len(self._streams),
         }
-
-
-assert int(Level.REPLICATED) == int(pi_pb2.PI_LEVEL_REPLICATED), "a request without a level is the safest"

@@ -3,7 +3,7 @@
 A transaction syncs its pages before its root, and not the root: after a power cut the state is as it was after one
 of the last transactions, whole. `sync` makes the newest one durable; only then may the log behind it go.
 
-Source: DESIGN section 11 (states behind the log).
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """The gRPC side of a Pi replica: streams of requests, in batches.
 
-Source: DESIGN sections 6 (streams carry batches) and 14 (a bound on everything).
+Source: docs/links.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Protocol
 
-import grpc
 import grpc.aio
 
-from pi.events import NO_DEVICE, Level, ReadRequest, Reply
+from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
+from pixiu.rpc.duplex import Carrier, Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 
 WINDOW_REQUESTS: Final = 1000
@@ -28,6 +29,7 @@ MAX_READ_ENTRIES: Final = 50_000
 """Entries of all reads of a request. Policy: the later reads find fewer, or none, and say where the inbox ends."""
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
+StreamCarrier = Carrier[pi_pb2.PiReply, pi_pb2.PiRequest]
 VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
 
@@ -48,26 +50,25 @@ class StreamHost(Protocol):
 
 
 class Stream:
-    """One caller: its replies, and how much is unanswered."""
+    """One caller: its replies, and how much is unanswered.
 
-    def __init__(self) -> None:
+    Args:
+        carrier: of the stream.
+        take: called with each request.
+        over: called when the stream is over.
+    """
+
+    def __init__(self, carrier: StreamCarrier, take: Callable[[pi_pb2.PiRequest], None], over: Callable[[], None]) -> None:
+        self._on_request = take
         self._replies: deque[pi_pb2.PiReply] = deque()
         self._unanswered = 0
         self._bytes = 0
-        self._wake = asyncio.Event()
+        self._leaving: pi_pb2.PiReply | None = None
         self._room = asyncio.Event()
         self._room.set()
-        self._ended = False
-
-    async def room(self) -> None:
-        """Wait until another request may be read."""
-        await self._room.wait()
-
-    def took(self) -> None:
-        """A request was read."""
-        self._unanswered += 1
-        if self._unanswered >= WINDOW_REQUESTS:
-            self._room.clear()
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._duplex = Duplex(carrier, self._take, self._give, over=over, last=self._answered.wait)
 
     def answer(self, reply: pi_pb2.PiReply) -> None:
         """Send a reply."""
@@ -75,26 +76,33 @@ class Stream:
         self._bytes += reply.ByteSize()
         if self._bytes >= WINDOW_BYTES:
             self._room.clear()
-        self._wake.set()
+        self._duplex.wake()
 
-    def end(self) -> None:
-        """No more requests come: what is unanswered is still answered."""
-        self._ended = True
-        self._wake.set()
+    async def run(self) -> None:
+        """Until the caller has ended and has all its answers, or is gone."""
+        await self._duplex.run()
 
-    async def replies(self) -> AsyncIterator[pi_pb2.PiReply]:
-        """Replies as they come, until the caller has ended and has them all."""
-        while not (self._ended and not self._unanswered and not self._replies):
-            await self._wake.wait()
-            self._wake.clear()
-            while self._replies:
-                reply = self._replies.popleft()
-                yield reply
-                # A caller that does not read its replies is not read from: they count until they have left.
-                self._unanswered -= 1
-                self._bytes -= reply.ByteSize()
-                if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
-                    self._room.set()
+    def _take(self, request: pi_pb2.PiRequest) -> Awaitable[object] | None:
+        self._unanswered += 1
+        self._answered.clear()
+        if self._unanswered >= WINDOW_REQUESTS:
+            self._room.clear()
+        self._on_request(request)
+        return None if self._room.is_set() else self._room.wait()
+
+    def _give(self) -> pi_pb2.PiReply | None:
+        """The next reply. A caller that does not read its replies is not read from: they count until they have left."""
+        if self._leaving is not None:
+            self._unanswered -= 1
+            self._bytes -= self._leaving.ByteSize()
+            self._leaving = None
+            if self._unanswered < WINDOW_REQUESTS and self._bytes < WINDOW_BYTES:
+                self._room.set()
+            if not self._unanswered:
+                self._answered.set()
+        if self._replies:
+            self._leaving = self._replies.popleft()
+        return self._leaving
 
 
 def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
@@ -112,15 +120,14 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
 
 def level_of(request: pi_pb2.PiRequest) -> Level:
     """The level of a request's operations; one that is unknown is the safest."""
-    number = int(request.level)
-    return Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+    return Level.from_wire(request.level) or Level.REPLICATED
 
 
 def message_of(reply: Reply) -> pi_pb2.PiReply:
     """A reply as it travels."""
     message = pi_pb2.PiReply(
-        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.layout_version,
-        epoch=reply.epoch, committed=reply.committed, copies=reply.copies,
+        request=reply.request, results=reply.results, code=reply.code, text=reply.text, layout_version=reply.triple.layout_version,
+        epoch=reply.triple.epoch, committed=reply.triple.committed, copies=reply.copies,
     )  # fmt: skip
     for found in reply.reads:
         answer = message.reads.add(
@@ -146,24 +153,18 @@ class PiService(pi_pb2_grpc.PiServicer):
         self._hub = hub
         self._verifying = asyncio.Lock()
 
-    async def Exchange(
+    async def Exchange(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
-    ) -> AsyncIterator[pi_pb2.PiReply]:  # fmt: skip
+    ) -> None:
         """One caller's stream."""
-        stream = Stream()
+        number = 0
+        handler: GrpcHandler[pi_pb2.PiReply, pi_pb2.PiRequest] = GrpcHandler(context)
+        stream = Stream(handler, lambda request: self._hub.request(number, request), lambda: self._hub.left(number))
         try:
             number = self._hub.admit(stream)
         except PixiuError as refused:
-            await context.abort(GRPC_STATUS[refused.code], str(refused))
-        reader = asyncio.create_task(self._read(number, stream, request_iterator))
-        try:
-            async for reply in stream.replies():
-                yield reply
-        finally:
-            reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-                await reader
-            self._hub.left(number)
+            await handler.refuse(refused)
+        await stream.run()
 
     async def Verify(self, request: pi_pb2.PiVerifyRequest, context: VerifyContext) -> pi_pb2.PiVerifyReply:
         """Check every value."""
@@ -175,12 +176,3 @@ class PiService(pi_pb2_grpc.PiServicer):
             except PixiuError as error:
                 await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
             return pi_pb2.PiVerifyReply(values=values, damage=damage, repairing=repairing)
-
-    async def _read(self, number: int, stream: Stream, requests: AsyncIterator[pi_pb2.PiRequest]) -> None:
-        try:
-            async for request in requests:
-                stream.took()
-                self._hub.request(number, request)
-                await stream.room()
-        finally:
-            stream.end()

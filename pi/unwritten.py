@@ -4,7 +4,7 @@
 
 The shell writes what `freeze` returned, in a thread of its own, in one transaction; meanwhile the next changes come in.
 
-Source: DESIGN section 11 (states behind the log).
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     apply … mark ─┬─ apply …            event loop
                   └─ view ── part ── part ── part ── end         a thread, a bounded part at a time
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

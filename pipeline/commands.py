@@ -3,7 +3,7 @@
 `pixiu pipeline JOB …` runs them on this machine, or, with `--master`, on a cluster of Spark. So does `python -m pipeline JOB …`,
 which `spark-submit` runs as well.
 
-Source: DESIGN sections 15 and 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

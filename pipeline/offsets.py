@@ -3,7 +3,7 @@
     offset    {"0": 4294967297, "1": 17179869190}        the next position that is to be read of each partition
     option    earliest | latest | the same JSON, with -2 for earliest and -1 for latest
 
-Source: DESIGN section 16; names and meanings as in Spark's Kafka source.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of the source and the sink, checked before anything is asked of a cluster. Pure.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Blocking, for the threads and processes of Spark.
 
-Source: DESIGN sections 12 (replicas hold the same) and 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What jobs found, as tables on the terminal, JSON, Parquet, and one HTML file that needs nothing beside it.
 
-Source: DESIGN section 15 (tables for people, JSON for programs).
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN_ROWS: Final = 20
 """On the terminal; Parquet has all."""
 HTML_ROWS: Final = 500
 BAR_PX: Final = 420
-STYLE: Final = (
+PAGE_STYLE: Final = (
     "body{font:14px sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse;margin:1em 0}"
     "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:right}td:first-child,th:first-child{text-align:left}"
     "rect{fill:#4a7fb5}text{font:12px sans-serif}"
@@ -86,7 +86,7 @@ class Report:
 
     def to_html(self) -> str:
         """One page, with its plots in it."""
-        parts = [f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title><style>{STYLE}</style>"]
+        parts = [f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title><style>{PAGE_STYLE}</style>"]
         parts.append(f"<h1>{html.escape(self.title)}</h1><table>")
         parts += [f"<tr><td>{html.escape(name)}<td>{html.escape(_text(value))}" for name, value in self.facts.items()]
         parts.append("</table>")

@@ -1,6 +1,6 @@
 """A SparkSession that knows `format("pixiu")`: the one of `spark-submit` where there is one, else a local one.
 
-Source: DESIGN section 16 (flags that halve a short run's CPU; workers that use this Python).
+Source: docs/pipeline.md (flags that halve a short run's CPU; workers that use this Python).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Spark writes a micro-batch again whose commit it does not know of, and a task again that failed: the IDs are the same then, and a
 Xiu answers with what it stored. Its memory of an ID counts from when the message was stored, and lasts at least a day.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pixiu.client.mail_writer import MailReceipt, MailWriter
+    from pixiu.client.mail_receipt import MailReceipt
+    from pixiu.client.mail_writer import MailWriter
     from pixiu.client.streams import Receipt
 
 WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)

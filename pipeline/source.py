@@ -6,7 +6,7 @@
 `pushFilters` is not implemented, and must not be: Spark 4.3 keeps what was pushed on the source object that all scans of a
 DataFrame share, and gives wrong rows without a word. Filters are options.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ All are unsigned 64-bit numbers whose top bit is never used, so that they fit si
     GatewayMsgID  16 bits gateway instance (top bit 0) | 10 bits generation | 38 bits counter
     MsgID         8 bits Xiu partition (top bit 0) | 8 bits type | 48 bits sequence: 16 bits leader epoch | 32 bits counter
 
-Source: seed 004 §5.1.1; DESIGN section 4.
+Source: PiXiu §5.1.1; docs/identifiers.md.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def snowflake_worker(snowflake_id: int) -> WorkerID:
 
 
 def msg_id(partition: int, type_: int, sequence: int) -> MsgID:
-    """Build a MsgID from a Xiu partition, a message type and a Partition_Msg_ID. Source: seed 004 §6.1.1 step 4."""
+    """Build a MsgID from a Xiu partition, a message type and a Partition_Msg_ID. Source: PiXiu §6.1.1 step 4."""
     return MsgID((partition << 8 | type_) << MSG_SEQUENCE_BITS | sequence)
 
 
@@ -102,13 +102,18 @@ def msg_type(msg_id: int) -> int:
     return msg_id >> MSG_SEQUENCE_BITS & 0xFF
 
 
+def msg_lane(msg_id: int) -> int:
+    """The lane in a MsgID: the top two bits of its type."""
+    return msg_id >> MSG_SEQUENCE_BITS + 6 & 3
+
+
 def msg_partition(msg_id: int) -> PartitionID:
     """The Xiu partition that gave a MsgID, and has the message for ever."""
     return PartitionID(msg_id >> MSG_SEQUENCE_BITS + 8)
 
 
 def gateway_msg_id(instance: int, generation: int, counter: int) -> GatewayMsgID:
-    """Build a GatewayMsgID. Source: seed 004 §5.1.1, whose reserved bits hold the generation here."""
+    """Build a GatewayMsgID. Source: PiXiu §5.1.1, whose reserved bits hold the generation here."""
     return GatewayMsgID((instance << 10 | generation) << 38 | counter)
 
 
@@ -123,7 +128,7 @@ def gateway_generation(msg_id: int) -> int:
 
 
 def uin_of_name(name: str) -> UIN:
-    """A user name's UIN: its decimal number below 2^63, else 63 bits of its xxh3. Source: DESIGN section 15."""
+    """A user name's UIN: its decimal number below 2^63, else 63 bits of its xxh3. Source: docs/operations.md."""
     if name.isascii() and name.isdecimal() and len(name) <= 19 and 0 < int(name) <= MAX_ID:
         return UIN(int(name))
     return UIN(xxhash.xxh3_64_intdigest(name.encode()) & MAX_ID)
@@ -141,7 +146,7 @@ def device_class_of_name(name: str) -> int:
 
 
 def topic_room(topic: str) -> RoomID:
-    """The room that carries a free topic: chosen by its first level. Source: DESIGN section 8."""
+    """The room that carries a free topic: chosen by its first level. Source: docs/routing.md."""
     first = topic.split("/", 1)[0]
     return RoomID(TOPIC_ROOM | xxhash.xxh3_64_intdigest(first.encode()) >> 2)
 
@@ -158,7 +163,7 @@ class SnowflakeGenerator:
     are used up, it goes on from the highest time that it used. IDs are made only for times in
     [from_ms, until_ms).
 
-    Source: DESIGN section 4. Departs from seed 004 §2.1 because a worker number that is reused after a
+    Source: docs/identifiers.md. Departs from PiXiu §2.1 because a worker number that is reused after a
     restart must never repeat a time.
     """
 

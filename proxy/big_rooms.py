@@ -11,7 +11,7 @@ messages share a sweep. Big rooms take turns.
 
 Ordinary messages do not come here. A message is finished when all its copies are settled.
 
-Source: seed 004 §2.2.2; DESIGN section 8, "paces them so that other rooms are not stalled".
+Source: PiXiu §2.2.2; docs/routing.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from cluster.runtime.contract import NEVER, SendRecords
 from cluster.runtime.token_bucket import TokenBucket
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import KEY_END, KEY_START, VROOMS, vrooms_of, with_key
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
-from proxy.events import SendRecords
 
 Owner = TypeVar("Owner")
 
@@ -39,7 +39,7 @@ MAX_WAITING_BYTES: Final = 8 << 20
 """Bytes that wait for all big rooms. Policy: as above."""
 MAX_BURST_S: Final = 0.002
 """VRooms that may be served at once after a late timer, as seconds of the rate."""
-LEAST_WAIT_S: Final = 0.001
+MIN_WAIT_S: Final = 0.001
 """A timer is not set for less."""
 
 
@@ -102,9 +102,9 @@ class BigRooms(Generic[Owner]):
         return len(self._parcels) + len(self._turns)
 
     @property
-    def deadline(self) -> float | None:
-        """When `run` has something to do, monotonic seconds; None where nothing waits."""
-        return self._due if self._turns else None
+    def deadline(self) -> float:
+        """When `run` has something to do, monotonic seconds; `NEVER` where nothing waits."""
+        return self._due if self._turns else NEVER
 
     def offer(self, record: bytes, owner: Owner | None) -> float:
         """Take a message. 0 when it was taken, else the seconds after which trying again may help.
@@ -135,7 +135,7 @@ class BigRooms(Generic[Owner]):
                 self._turns.append(room)
             else:
                 del self._rooms[room.id]
-        self._due = now + max(self._pace.wait_s(now), LEAST_WAIT_S)
+        self._due = now + max(self._pace.wait_s(now), MIN_WAIT_S)
         return parcels, finished
 
     def settled(self, token: int, handled: bool) -> list[Finished[Owner]]:

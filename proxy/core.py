@@ -4,7 +4,7 @@ A record goes to partition `key % n` and, inside it, to the replica that rendezv
 position is resolved when the brokers have handled the record (their links' acknowledgements), so that an accepted
 record has left the proxy and the broker when either of them dies.
 
-Source: seed 004 §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads there).
+Source: PiXiu §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads there).
 """
 
 from __future__ import annotations
@@ -14,33 +14,16 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
 
+from cluster.links.api import Outcome
+from cluster.runtime.contract import EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, SIZE_FIELD, WALK, Flag, Kind
+from pixiu.wire.record import CHAT, FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
+from proxy import events as ev
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.destinations import Destinations, Target
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Delivered,
-    Effect,
-    Event,
-    Failure,
-    MalformedBatch,
-    PublisherClosed,
-    PublisherExempted,
-    PublisherOpened,
-    RelaysChanged,
-    Reply,
-    SendRecords,
-    Settled,
-    SignalsDelivered,
-    Tick,
-    UsersOffline,
-)
 from proxy.offline_notices import OfflineNotices
 from proxy.rates import PublisherRates, Rates
 from proxy.signals import AwaitedSignals, only_signals
@@ -51,11 +34,6 @@ NOBODY = EndpointID(0)
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
-FIRST_LANE_BELOW = 64
-"""A record type below this is in lane 0 (its top two bits are the lane)."""
-ROOM: Final = int(Kind.ROOM)
-SIGNAL: Final = int(Kind.SIGNAL)
-CHAT: Final = int(Kind.CHAT)
 ALL_KINDS: Final = frozenset({"room", "chat"})
 """Of the records that come here; mail has a pipeline of its own, `proxy.mail`."""
 
@@ -71,7 +49,7 @@ class _Batch:
     copy: int = 0
     receipt: bool = False
     pending: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ev.Failure] = field(default_factory=list)
 
 
 _Target = Target[_Batch]
@@ -134,7 +112,7 @@ class Core:
         self._tokens: dict[int, tuple[_Batch | None, list[bytes]]] = {}
         self._next_token = 1
         self._streams: dict[int, deque[_Batch]] = {}
-        self._held: deque[BatchPublished | BatchForwarded] = deque()
+        self._held: deque[ev.BatchPublished | RecordsReceived] = deque()
         self._awaited = AwaitedSignals()
         self._vrooms = vrooms
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
@@ -146,58 +124,35 @@ class Core:
         self._tracer = tracer
         self._sampler = sampler
         self.counters = Counters()
+        self._events: EventTable[ev.Effect] = EventTable()
+        self._events.on(ev.BatchPublished, self._on_published)
+        self._events.on(RecordsReceived, self._on_records)
+        self._events.on(Settled, self._on_settled)
+        self._events.on(ev.SignalsDelivered, self._on_signals_delivered)
+        self._events.on(ev.UsersOffline, self._on_users_offline)
+        self._events.on(ev.BrokersChanged, self._on_brokers)
+        self._events.on(ev.RelaysChanged, self._on_relays)
+        self._events.on(ev.PublisherOpened, self._on_opened)
+        self._events.on(ev.PublisherExempted, self._on_exempted)
+        self._events.on(ev.PublisherClosed, self._on_closed)
+        self._events.on(Tick, self._on_tick)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
-        effects: list[Effect] = []
-        match event:
-            case BatchPublished() | BatchForwarded():
-                if self._held_back() and len(self._held) < MAX_HELD_BATCHES and not self._may_pass(event):
-                    self._held.append(event)
-                    self.counters.batches_held += 1
-                else:
-                    self._take(event, now, effects)
-            case Settled(parcels):
-                self._settle(parcels, effects)
-            case SignalsDelivered(signals):
-                for stream, told in self._awaited.delivered(signals).items():
-                    if stream in self._streams:
-                        self.counters.signals_confirmed += len(told)
-                        effects.append(Delivered(stream, told))
-            case BrokersChanged(partitions, replicas):
-                self._brokers.change(partitions, replicas, now)
-            case RelaysChanged(partitions, replicas):
-                self._relays.change(partitions, replicas, now)
-            case UsersOffline(ids):
-                self._offline.add(ids)
-            case PublisherOpened(stream):
-                self._streams[stream] = deque()
-                if self._limits is not None:
-                    self._limits.opened(stream, now)
-            case PublisherExempted(stream):
-                if self._limits is not None:
-                    self._limits.closed(stream)
-            case PublisherClosed(stream):
-                self._streams.pop(stream, None)
-                if self._limits is not None:
-                    self._limits.closed(stream)
-            case Tick():
-                self._brokers.routes.expire(now)
-                self._relays.routes.expire(now)
+        out = self._events.step(event, now)
         if self._held and not self._held_back():
             held, self._held = self._held, deque()
             for batch in held:
-                self._take(batch, now, effects)
-        due = self._big.deadline
-        if due is not None and due <= now and not self._brokers.routes.held:
-            self._run_big(now, effects)
-        return effects
+                self._take(batch, now, out)
+        if self._big.deadline <= now and not self._brokers.routes.held:
+            self._run_big(now, out)
+        return out
 
-    def next_deadline(self) -> float | None:
-        """When `Tick` is due, monotonic seconds; None for never."""
-        barriers = [when for when in (self._brokers.routes.deadline, self._relays.routes.deadline) if when is not None]
-        big = self._big.deadline if self._brokers.routes.deadline is None else None
-        return min([*barriers, big] if big is not None else barriers, default=None)
+    def next_deadline(self) -> float:
+        """When `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
+        brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
+        first = self._big.deadline if brokers is None else brokers
+        return first if relays is None else min(first, relays)
 
     @property
     def under_way(self) -> int:
@@ -209,13 +164,58 @@ class Core:
         self._next_token += 1
         return token
 
-    def _may_pass(self, event: BatchPublished | BatchForwarded) -> bool:
+    # --- the cluster, and publishers
+
+    def _on_brokers(self, event: ev.BrokersChanged, now: float, out: list[ev.Effect]) -> None:
+        self._brokers.change(event.partitions, event.replicas, now)
+
+    def _on_relays(self, event: ev.RelaysChanged, now: float, out: list[ev.Effect]) -> None:
+        self._relays.change(event.partitions, event.replicas, now)
+
+    def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
+        self._brokers.routes.expire(now)
+        self._relays.routes.expire(now)
+
+    def _on_opened(self, event: ev.PublisherOpened, now: float, out: list[ev.Effect]) -> None:
+        self._streams[event.stream] = deque()
+        if self._limits is not None:
+            self._limits.opened(event.stream, now)
+
+    def _on_exempted(self, event: ev.PublisherExempted, now: float, out: list[ev.Effect]) -> None:
+        if self._limits is not None:
+            self._limits.closed(event.stream)
+
+    def _on_closed(self, event: ev.PublisherClosed, now: float, out: list[ev.Effect]) -> None:
+        self._streams.pop(event.stream, None)
+        if self._limits is not None:
+            self._limits.closed(event.stream)
+
+    # --- batches
+
+    def _on_published(self, event: ev.BatchPublished, now: float, out: list[ev.Effect]) -> None:
+        if self._held_back() and not self._may_pass(event) and self._hold(event):
+            return
+        self._take_published(event, now, out)
+
+    def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
+        if self._held_back() and self._hold(event):
+            return
+        if not self._take_received(event, now, out):
+            out.append(Settle(Outcome.MALFORMED))
+
+    def _may_pass(self, event: ev.BatchPublished) -> bool:
         """Whether a batch need not wait for a change of routes: only signals, and none of its stream waits before it."""
-        return (
-            isinstance(event, BatchPublished)
-            and only_signals(event.data, event.count)
-            and not any(isinstance(held, BatchPublished) and held.stream == event.stream for held in self._held)
+        return only_signals(event.data, event.count) and not any(
+            isinstance(held, ev.BatchPublished) and held.stream == event.stream for held in self._held
         )
+
+    def _hold(self, event: ev.BatchPublished | RecordsReceived) -> bool:
+        """Have a batch wait for a change of routes. False when too many wait."""
+        if len(self._held) >= MAX_HELD_BATCHES:
+            return False
+        self._held.append(event)
+        self.counters.batches_held += 1
+        return True
 
     def _held_back(self) -> bool:
         return self._brokers.routes.held or self._relays.routes.held
@@ -247,13 +247,21 @@ class Core:
                 self._awaited.wait(number, batch.stream)
         return target
 
-    def _take(self, event: BatchPublished | BatchForwarded, now: float, effects: list[Effect]) -> None:
-        """Route one batch: parcels for brokers, and for a publisher the reply when nothing is left to wait for."""
-        if isinstance(event, BatchForwarded):
-            if self._limits is not None:
-                self._meter(self._limits, event.data, event.start, event.end, event.count, now)
-            self._route(event.data, event.start, event.end, event.count, None, effects)
-            return
+    def _take(self, event: ev.BatchPublished | RecordsReceived, now: float, out: list[ev.Effect]) -> None:
+        """Route a batch that was held. What a link handed over is settled already."""
+        if isinstance(event, RecordsReceived):
+            self._take_received(event, now, out)
+        else:
+            self._take_published(event, now, out)
+
+    def _take_received(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> bool:
+        """Route a gateway's batch; nobody waits for a reply. False when it is malformed."""
+        if self._limits is not None:
+            self._meter(self._limits, event.data, event.start, event.end, event.count, now)
+        return self._route(event.data, event.start, event.end, event.count, None, out)
+
+    def _take_published(self, event: ev.BatchPublished, now: float, out: list[ev.Effect]) -> None:
+        """Route a publisher's batch: parcels for brokers and relays, and the reply when nothing is left to wait for."""
         batches = self._streams.get(event.stream)
         if batches is None:
             return
@@ -261,11 +269,11 @@ class Core:
         batches.append(batch)
         if event.receipt and not self._receipts:
             self.counters.records_refused += event.count
-            batch.failures.append(Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
+            batch.failures.append(ev.Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
         elif self._limits is None or self._within_rate(self._limits, batch, event.count, now):
-            self._route(event.data, 0, len(event.data), event.count, batch, effects)
+            self._route(event.data, 0, len(event.data), event.count, batch, out)
         if not batch.pending:
-            self._reply(batches, effects)
+            self._reply(batches, out)
 
     def _within_rate(self, limits: PublisherRates, batch: _Batch, count: int, now: float) -> bool:
         """Whether a publisher's batch may pass; else it is refused whole."""
@@ -273,7 +281,7 @@ class Core:
         if wait_s:
             self.counters.records_refused += count
             self.counters.records_over_rate += count
-            batch.failures.append(Failure(batch.first, batch.last, errors.Overloaded.code, *_later(PUBLISHER_OVER_RATE, wait_s)))
+            batch.failures.append(ev.Failure(batch.first, batch.last, errors.Overloaded.code, *_later(PUBLISHER_OVER_RATE, wait_s)))
             return False
         self._meter(limits, batch.data, 0, len(batch.data), count, now)
         return True
@@ -319,15 +327,15 @@ class Core:
         if batch is not None:
             batch.failures.extend(_failures(batch, records, error, text, retry_ms))
 
-    def _run_big(self, now: float, effects: list[Effect]) -> None:
+    def _run_big(self, now: float, out: list[ev.Effect]) -> None:
         parcels, finished = self._big.run(now)
         for parcel in parcels:
             self._brokers.routes.sent(parcel.token, self._brokers.targets[parcel.peer])
             self.counters.records_out += len(parcel.records)
-        effects.extend(parcels)
+        out.extend(parcels)
         streams: dict[int, None] = {}
         self._finish_big(finished, streams)
-        self._reply_to(streams, effects)
+        self._reply_to(streams, out)
 
     def _finish_big(self, finished: list[Finished[_Batch]], streams: dict[int, None]) -> None:
         lost: dict[int, tuple[_Batch, list[bytes]]] = {}
@@ -344,7 +352,7 @@ class Core:
         for batch, records in lost.values():
             batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
 
-    def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, effects: list[Effect]) -> None:
+    def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, out: list[ev.Effect]) -> bool:
         if self._sampler is not None:
             data, start, end = self._sampler.mark(data, start, end, count)
         brokers, unpack, largest, room = self._brokers.routes, WALK.unpack_from, self._max_size, self._room_kind
@@ -381,14 +389,15 @@ class Core:
         else:
             if position == end:
                 self.counters.records_in += count
-                self._send(touched, batch, effects, traced_us)
+                self._send(touched, batch, out, traced_us)
                 self._refuse(refused, batch)
-                return
+                return True
         for target in touched:
             target.normal, target.first = [], []
-        self._malformed(batch, effects)
+        self._malformed(batch)
+        return False
 
-    def _send(self, touched: list[_Target], batch: _Batch | None, effects: list[Effect], traced_us: int) -> None:
+    def _send(self, touched: list[_Target], batch: _Batch | None, out: list[ev.Effect], traced_us: int) -> None:
         for target in touched:
             if traced_us:
                 self._tracer.stamp_all(target.first, traced_us)
@@ -406,7 +415,7 @@ class Core:
                     if batch is not None:
                         batch.pending += 1
                     self.counters.records_out += len(records)
-                    effects.append(SendRecords(target.endpoint, records, lane, token))
+                    out.append(SendRecords(target.endpoint, records, lane, token))
             target.normal, target.first = [], []
 
     def _refusal(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
@@ -437,18 +446,17 @@ class Core:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
-                batch.failures.append(Failure(batch.first + index, batch.first + index, error.code, text))
+                batch.failures.append(ev.Failure(batch.first + index, batch.first + index, error.code, text))
 
-    def _malformed(self, batch: _Batch | None, effects: list[Effect]) -> None:
+    def _malformed(self, batch: _Batch | None) -> None:
         self.counters.batches_malformed += 1
         if batch is not None:
             text = "the batch is not whole records end to end: the client library is broken or another version"
-            batch.failures.append(Failure(batch.first, batch.last, errors.MalformedData.code, text))
-            effects.append(MalformedBatch(batch.stream))
+            batch.failures.append(ev.Failure(batch.first, batch.last, errors.MalformedData.code, text))
 
-    def _settle(self, parcels: list[tuple[int, bool]], effects: list[Effect]) -> None:
+    def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         finished: dict[int, None] = {}
-        for token, handled in parcels:
+        for token, handled in event.parcels:
             self._brokers.routes.settled(token)
             self._relays.routes.settled(token)
             sent = self._tokens.pop(token, None)
@@ -469,24 +477,33 @@ class Core:
                 batch.failures.extend(_failures(batch, offline, errors.Offline, OFFLINE))
             if not batch.pending:
                 finished[batch.stream] = None
-        self._reply_to(finished, effects)
+        self._reply_to(finished, out)
 
-    def _reply_to(self, streams: dict[int, None], effects: list[Effect]) -> None:
+    def _on_users_offline(self, event: ev.UsersOffline, now: float, out: list[ev.Effect]) -> None:
+        self._offline.add(event.snowflake_ids)
+
+    def _on_signals_delivered(self, event: ev.SignalsDelivered, now: float, out: list[ev.Effect]) -> None:
+        for stream, told in self._awaited.delivered(event.signals).items():
+            if stream in self._streams:
+                self.counters.signals_confirmed += len(told)
+                out.append(ev.Delivered(stream, told))
+
+    def _reply_to(self, streams: dict[int, None], out: list[ev.Effect]) -> None:
         for stream in streams:
             batches = self._streams.get(stream)
             if batches is not None:
-                self._reply(batches, effects)
+                self._reply(batches, out)
 
-    def _reply(self, batches: deque[_Batch], effects: list[Effect]) -> None:
+    def _reply(self, batches: deque[_Batch], out: list[ev.Effect]) -> None:
         """Resolve what is finished at the head of a stream, in order."""
         up_to, stream = 0, 0
-        failures: list[Failure] = []
+        failures: list[ev.Failure] = []
         while batches and not batches[0].pending:
             batch = batches.popleft()
             up_to, stream = batch.last, batch.stream
             failures.extend(batch.failures)
         if up_to:
-            effects.append(Reply(stream, up_to, failures))
+            out.append(ev.Reply(stream, up_to, failures))
 
 
 OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
@@ -504,7 +521,9 @@ def _later(text: str, wait_s: float) -> tuple[str, int]:
     return f"{text}; try again in {retry_ms} ms", retry_ms
 
 
-def _failures(batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0) -> list[Failure]:
+def _failures(
+    batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0
+) -> list[ev.Failure]:
     """Name the positions of a batch that failed. Rare, so it walks the batch again."""
     lost = {record[16:24] for record in records}
     positions: list[int] = []
@@ -513,10 +532,10 @@ def _failures(batch: _Batch, records: list[bytes], error: type[errors.PixiuError
         if batch.data[offset + 16 : offset + 24] in lost:
             positions.append(position)
         offset += SIZE_FIELD + int.from_bytes(batch.data[offset : offset + 4], "little")
-    failures: list[Failure] = []
+    failures: list[ev.Failure] = []
     for position in positions:
         if failures and failures[-1].last == position - 1:
-            failures[-1] = Failure(failures[-1].first, position, error.code, text, retry_ms)
+            failures[-1] = ev.Failure(failures[-1].first, position, error.code, text, retry_ms)
         else:
-            failures.append(Failure(position, position, error.code, text, retry_ms))
+            failures.append(ev.Failure(position, position, error.code, text, retry_ms))
     return failures

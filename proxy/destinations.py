@@ -1,6 +1,6 @@
 """Where a proxy's records go: the replicas of brokers, or of relays. Pure.
 
-Source: seed 004 §2.2 steps 6 to 8; DESIGN section 8.
+Source: PiXiu §2.2 steps 6 to 8; docs/routing.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from pixiu.ids import EndpointID
 from pixiu.placement.ordered_routes import Routes
 from pixiu.placement.partition import rendezvous, weighted_rendezvous
-from proxy.events import Replica
+from proxy import events as ev
 from proxy.signals import replica_of_copy
 
 Owner = TypeVar("Owner")
@@ -44,10 +44,10 @@ class Destinations(Generic[Owner]):
         """0: the cluster has no such role."""
         self.routes: Routes[Target[Owner]] = Routes(choose if choose is not None else self.replica, barrier_ms)
         self.targets: dict[EndpointID, Target[Owner]] = {}
-        self._by_partition: dict[int, list[Replica]] = {}
+        self._by_partition: dict[int, list[ev.Replica]] = {}
         self._signal_targets: dict[EndpointID, Target[Owner]] = {}
 
-    def change(self, partitions: int, replicas: tuple[Replica, ...], now: float) -> None:
+    def change(self, partitions: int, replicas: tuple[ev.Replica, ...], now: float) -> None:
         """Use these replicas, of so many partitions."""
         self.partitions = partitions
         self._by_partition = {}
@@ -76,5 +76,5 @@ class Destinations(Generic[Owner]):
         replicas = self._of(key)
         return self._signal_targets[EndpointID(replica_of_copy(replicas, signal, copy))] if replicas else None
 
-    def _of(self, key: int) -> list[Replica]:
+    def _of(self, key: int) -> list[ev.Replica]:
         return self._by_partition.get(key % self.partitions, []) if self.partitions else []

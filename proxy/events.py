@@ -1,9 +1,10 @@
-"""What happens to a proxy's core, and what it asks its shell to do."""
+"""What happens to a proxy's core, and what it asks its shell to do, beside what all roles share (`cluster.runtime.contract`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.runtime.contract import RecordsReceived, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 
 
@@ -78,32 +79,10 @@ class BatchPublished:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchForwarded:
-    """A batch came over a link, from a gateway: records in data[start:end]. Nobody waits for a reply."""
-
-    data: bytes
-    start: int
-    end: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class SignalsDelivered:
     """A gateway delivered these signals, by SnowflakeID."""
 
     signals: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of parcels: (token, whether the broker or relay handled all of it)."""
-
-    parcels: list[tuple[int, bool]]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time of `next_deadline()` has come."""
 
 
 Event = (
@@ -114,21 +93,11 @@ Event = (
     | PublisherExempted
     | PublisherClosed
     | BatchPublished
-    | BatchForwarded
+    | RecordsReceived
     | SignalsDelivered
     | Settled
     | Tick
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SendRecords:
-    """Send a parcel to a broker or a relay."""
-
-    peer: EndpointID
-    records: list[bytes]
-    lane: int
-    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +128,4 @@ class Delivered:
     signals: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class MalformedBatch:
-    """A batch was dropped whole."""
-
-    stream: int
-
-
-Effect = SendRecords | Reply | Delivered | MalformedBatch
+Effect = SendRecords | Settle | Reply | Delivered

@@ -1,48 +1,115 @@
-"""A writer's batch taken apart into parcels, and what stores say of them. Pure.
+"""A writer's mail on its way: cut into batches that go the same way, and these into parts for the partitions of Pi. Pure.
 
-Source: DESIGN sections 5, 8 and 9 ("Mail").
+    what a writer sent ──▶ batches, each to one partition of Xiu ──▶ stored ──▶ parts, each to one partition of Pi
+
+Source: docs/protocol.md, "Record", docs/routing.md, docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from pixiu import errors
-from pixiu.ids import MAX_ID, MSG_SEQUENCE_BITS
-from pixiu.wire.inbox_appends import MAX_RECEIVERS
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD, Flag, Kind
-from proxy.mail_events import MailReceived, Result, StoredRun
-from proxy.mail_state import Parcel, Request, Writer
+from pixiu.ids import MAX_ID
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
+from pixiu.wire.levels import Level
+from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, MAIL, ROUTE, SIZE_FIELD, Flag
+from proxy import mail_events as ev
 
-MAIL: Final = int(Kind.MAIL)
-PARCEL_BYTES: Final = 256 << 10
-"""A parcel that has as much takes no more records."""
-PERMANENT: Final = frozenset({
-    errors.IdReused.code, errors.IdTooOld.code, errors.IdAhead.code, errors.RecordTooLarge.code, errors.InvalidArgument.code,
-    errors.ChecksumWrong.code, errors.DiskFull.code, errors.TooManyReceivers.code,
-})  # fmt: skip
-"""What a sender is told at once; everything else is tried again."""
-INBOX_FULL: Final = -2
-_FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full); the user must acknowledge some first"
+BATCH_BYTES: Final = 256 << 10
+"""A batch that has as much takes no more records."""
+
+
+@dataclass(slots=True, eq=False)
+class Writer:
+    """One stream of a sender."""
+
+    stream: int
+    worker: int
+    generation: int
+    expected: int = 1
+    size: int = 0
+    """Bytes that are not confirmed."""
+    ended: bool = False
+    batches: dict[Batch, None] = field(default_factory=dict)
+    """Under way, in order."""
+    channels: dict[int, deque[Batch]] = field(default_factory=dict)
+    """By partition of Xiu (UIN % n): what goes to inboxes of these users, in order. A mail to several users may stand in
+    several; it goes on when it is the first in all of them."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Mail of one writer and one level that goes the same way: many to one receiver each, or one to many."""
+
+    writer: Writer
+    level: Level
+    partition: int
+    """Of Xiu."""
+    channels: tuple[int, ...]
+    deadline: float
+    positions: list[int] = field(default_factory=list)
+    uins: list[int] = field(default_factory=list)
+    """One receiver each; of a mail to many all of them."""
+    many: bool = False
+    ends: list[int] = field(default_factory=list)
+    """Where each record ends in `data`."""
+    types: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    data: bytes = b""
+    msg_ids: list[int] = field(default_factory=list)
+    codes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Index → why Xiu refused it."""
+    copies: int = 0
+    stored: bool = False
+    pending: int = 0
+    """Parts that Pi has not answered."""
+    open: set[int] = field(default_factory=set)
+    """Of a mail to many: inboxes that have it not yet."""
+    refused: tuple[str, str] | None = None
+    """Of a mail to many: why some inbox did not take it."""
+    done: bool = False
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return len(self.positions)
+
+    def finish(self) -> None:
+        """Nobody asks for it any more. It may stand in queues for a while, without its records."""
+        self.done, self.data, self.uins, self.msg_ids = True, b"", [], []
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Appends of a batch to inboxes of one partition of Pi."""
+
+    batch: Batch
+    indexes: Sequence[int]
+    """In the batch, one for each receiver in `uins`."""
+    uins: Sequence[int]
 
 
 def split(
-    writer: Writer, event: MailReceived, xius: int, max_size: int, deadline: float
-) -> tuple[list[Parcel], list[Result]] | None:
-    """Parcels of a batch, in order, and what is refused of it; None when it is malformed.
+    writer: Writer, event: ev.MailReceived, xius: int, max_size: int, deadline: float
+) -> tuple[list[Batch], list[ev.Result]] | None:
+    """What a writer sent as batches, in order, and what is refused of it; None when it is malformed.
 
     Args:
         writer: whose.
-        event: the batch.
+        event: what it sent.
         xius: partitions of Xiu.
         max_size: of a record, without its size field.
-        deadline: of the parcels.
+        deadline: of the batches.
     """
     data, end, unpack, more = event.data, len(event.data), ROUTE.unpack_from, event.more
-    parcels: list[Parcel] = []
-    records: dict[Parcel, list[bytes]] = {}
-    growing: dict[int, Parcel] = {}
-    refused: list[Result] = []
+    batches: list[Batch] = []
+    records: dict[Batch, list[bytes]] = {}
+    growing: dict[int, Batch] = {}
+    refused: list[ev.Result] = []
     at = 0
     for index in range(event.count):
         if at + HEADER_SIZE > end:
@@ -54,66 +121,54 @@ def split(
         position, record, others = event.position + index, data[at:after], more.get(index) if more else None
         at = after
         if kind != MAIL or flags & Flag.TO_ROOM or not 0 < key <= MAX_ID or size > max_size:
-            refused.append(Result(position, 1, 0, (), *_refusal(kind, size, max_size)))
+            refused.append(ev.Result(position, 1, 0, (), *_refusal(kind, size, max_size)))
             continue
         if others:
             receivers = list(dict.fromkeys([key, *others]))
             problem = _problem_of(receivers)
             if problem is not None:
-                refused.append(Result(position, 1, 0, (), *problem))
+                refused.append(ev.Result(position, 1, 0, (), *problem))
                 continue
             channels = tuple(dict.fromkeys(uin % xius for uin in receivers))
             for channel in channels:  # what follows in them must not overtake
                 growing.pop(channel, None)
-            parcel = Parcel(writer, event.level, key % xius, channels, deadline, uins=receivers, many=True)
-            parcel.open = set(receivers)
-            parcels.append(parcel)
+            batch = Batch(writer, event.level, key % xius, channels, deadline, uins=receivers, many=True)
+            batch.open = set(receivers)
+            batches.append(batch)
         else:
             channel = key % xius
             known = growing.get(channel)
-            if known is None or known.ends[-1] >= PARCEL_BYTES:
-                known = growing[channel] = Parcel(writer, event.level, channel, (channel,), deadline)
-                parcels.append(known)
-            parcel = known
-            parcel.uins.append(key)
-        parcel.positions.append(position)
-        parcel.types.append(type_)
-        parcel.ends.append(len(record) + (parcel.ends[-1] if parcel.ends else 0))
-        records.setdefault(parcel, []).append(record)
+            if known is None or known.ends[-1] >= BATCH_BYTES:
+                known = growing[channel] = Batch(writer, event.level, channel, (channel,), deadline)
+                batches.append(known)
+            batch = known
+            batch.uins.append(key)
+        batch.positions.append(position)
+        batch.types.append(type_)
+        batch.ends.append(len(record) + (batch.ends[-1] if batch.ends else 0))
+        records.setdefault(batch, []).append(record)
     if at != end:
         return None
-    for parcel in parcels:
-        parcel.data = b"".join(records[parcel])
-        parcel.size = len(parcel.data) + 8 * len(parcel.uins)
-    return parcels, refused
+    for batch in batches:
+        batch.data = b"".join(records[batch])
+        batch.size = len(batch.data) + 8 * len(batch.uins)
+    return batches, refused
 
 
-def take_run(request: Request[Parcel], run: StoredRun, begin: int, partition: int) -> None:
-    """Note what a Xiu says of some records of a request, the first of them at index `begin`."""
-    count = min(run.count, request.count - begin)
-    request.remaining -= count
-    if run.code:
-        if run.code in PERMANENT:
-            for index in range(begin, begin + count):
-                request.codes[index] = (run.code, run.text)
-        else:
-            request.retry = (run.code, run.text)
-    elif run.msg_id:
-        request.found[begin : begin + count] = [run.msg_id] * count
+def parts_of(batch: Batch, pis: int) -> dict[int, Part]:
+    """Partition of Pi → what a batch has for it, without what Xiu refused."""
+    if batch.many:
+        wanted = [(0, uin) for uin in batch.uins] if not batch.codes else []
+    elif pis == 1 and not batch.codes:
+        return {0: Part(batch, list(range(batch.count)), batch.uins)}
     else:
-        types = b"".join(bytes(parcel.types) for parcel in request.waiting)[begin : begin + count]
-        base = (partition << 8) << MSG_SEQUENCE_BITS
-        sequences = range(run.sequence, run.sequence + count)
-        request.found[begin : begin + count] = [
-            base | type_ << MSG_SEQUENCE_BITS | sequence for type_, sequence in zip(types, sequences, strict=True)
-        ]
-
-
-def why_not(result: int) -> tuple[str, str]:
-    """What a sender is told of an append that Pi refused."""
-    if result == INBOX_FULL:
-        return errors.InboxFull.code, _FULL_TEXT
-    return errors.InvalidArgument.code, f"Pi refused it ({result})"
+        wanted = [(index, uin) for index, uin in enumerate(batch.uins) if index not in batch.codes]
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for index, uin in wanted:
+        indexes, uins = found.setdefault(uin % pis, ([], []))
+        indexes.append(index)
+        uins.append(uin)
+    return {partition: Part(batch, indexes, uins) for partition, (indexes, uins) in found.items()}
 
 
 def _refusal(kind: int, size: int, max_size: int) -> tuple[str, str]:

@@ -1,22 +1,17 @@
-"""What happens to a proxy's mail pipeline, and what it asks its shell to do.
+"""What happens to a proxy's mail pipeline and to its notices, and what they ask their shells to do.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
-
-class Level(IntEnum):
-    """How safe mail is to be when it is confirmed; the same numbers as Xiu's and Pi's. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
+from cluster.runtime.contract import EndOfTurn, Tick
+from pixiu.ids import msg_lane
+from pixiu.wire.levels import Level, Triple
 
 
 class Store(NamedTuple):
@@ -29,17 +24,6 @@ class Store(NamedTuple):
     def role(self) -> str:
         """Its role."""
         return "pi" if self.pi else "xiu"
-
-
-class Triple(NamedTuple):
-    """Where a partition stands."""
-
-    layout_version: int
-    """V."""
-    epoch: int
-    """S: of the leader."""
-    committed: int
-    """C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +121,7 @@ class Appended:
     copies: int
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """What came in one turn of the loop leaves together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | TurnEnded | Tick
+Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | EndOfTurn | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +217,73 @@ class InboxesGrew:
         """(UIN, lane, InboxSeq, MsgID, record) of each; InboxSeq 0: not known here."""
         for at, (uin, msg_id, index) in enumerate(zip(self.uins, self.msg_ids, self.indexes, strict=True)):
             start = self.ends[index - 1] if index else 0
-            yield uin, msg_id >> 54 & 3, self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
+            yield uin, msg_lane(msg_id), self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
 
 
 Effect = Connect | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew
+
+
+# --- notices: who delivers a user's mail is told that the inbox has grown; `InboxesGrew` is an event there
+
+
+class Notice(NamedTuple):
+    """An inbox has a new entry."""
+
+    uin: int
+    seq: int
+    """InboxSeq; 0: not known."""
+    msg_id: int
+    record: bytes
+    """Empty: not in the notice."""
+    tries: int
+
+    @property
+    def inbox(self) -> tuple[int, int]:
+        """Whose, and which lane."""
+        return self.uin, msg_lane(self.msg_id)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersChanged:
+    """The relays that run, by partition, and the number of partitions; 0 where the cluster has no relays."""
+
+    partitions: int
+    relays: Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesTaken:
+    """A relay has answered for a batch, but for these users, whom another relay serves."""
+
+    relay: int
+    number: int
+    elsewhere: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLost:
+    """The stream to a relay is gone, or could not be opened: what it did not answer may be lost."""
+
+    relay: int
+
+
+NoticesEvent = InboxesGrew | OwnersChanged | NoticesTaken | RelayLost | EndOfTurn | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class SendNotices:
+    """Tell a relay, on the stream that is open to it, or on a new one."""
+
+    relay: int
+    number: int
+    notices: Sequence[Notice]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRelay:
+    """End the stream to a relay, if there is one."""
+
+    relay: int
+
+
+NoticesEffect = SendNotices | LeaveRelay

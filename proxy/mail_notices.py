@@ -7,21 +7,21 @@
 What is given up is counted, and told again when the owners change, without its record. A relay reads inboxes once a minute
 in any case, so that a notice is never all that a mail's delivery depends on.
 
-Source: DESIGN section 9 ("Mail", "Delivery of mail").
+Source: docs/architecture.md, "A mail is sent", "Delivery of mail").
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
 from pixiu.placement.partition import rendezvous
-from proxy.mail_events import InboxesGrew
+from proxy import mail_events as ev
 
-AGAIN_S: Final = (0.05, 0.2, 0.8)
+RETRY_S: Final = (0.05, 0.2, 0.8)
 """Pauses before a notice is sent again; after the last one it is given up."""
 UNKNOWN_S: Final = 0.05
 """Mail that was confirmed below level replicated is in the inbox a moment later, and told of so much later."""
@@ -43,39 +43,6 @@ GIVEN_UP_S: Final = 60.0
 """So long they are remembered: by then their relay has read them."""
 
 
-class Notice(NamedTuple):
-    """An inbox has a new entry."""
-
-    uin: int
-    seq: int
-    """InboxSeq; 0: not known."""
-    msg_id: int
-    record: bytes
-    """Empty: not in the notice."""
-    tries: int
-
-    @property
-    def inbox(self) -> tuple[int, int]:
-        """Whose, and which lane."""
-        return self.uin, self.msg_id >> 54 & 3
-
-
-@dataclass(frozen=True, slots=True)
-class SendNotices:
-    """Tell a relay, on the stream that is open to it, or on a new one."""
-
-    relay: int
-    number: int
-    notices: Sequence[Notice]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveRelay:
-    """End the stream to a relay, if there is one."""
-
-    relay: int
-
-
 @dataclass(slots=True)
 class NoticeCounters:
     """Since the start."""
@@ -84,27 +51,45 @@ class NoticeCounters:
     """Inboxes that grew."""
     notices_sent: int = 0
     """Repeats included."""
-    notices_again: int = 0
+    notices_retried: int = 0
     notices_given_up: int = 0
     notices_overflowed: int = 0
     """Not told: too many waited."""
 
 
 class Notices:
-    """See the module. Nothing here raises on what relays say."""
+    """See the module. `step` never raises on what relays say."""
 
     def __init__(self) -> None:
         self.counters = NoticeCounters()
         self._owners: Mapping[int, Sequence[int]] = {}
         self._partitions = 0
-        self._turn: list[Notice] = []
-        self._later: tuple[deque[tuple[float, Notice]], ...] = tuple(deque() for _ in (UNKNOWN_S, *AGAIN_S))
+        self._turn: list[ev.Notice] = []
+        self._later: tuple[deque[tuple[float, ev.Notice]], ...] = tuple(deque() for _ in (UNKNOWN_S, *RETRY_S))
         """By pause, so that each is in order of time."""
-        self._unanswered: dict[int, dict[int, tuple[float, Sequence[Notice]]]] = {}
+        self._unanswered: dict[int, dict[int, tuple[float, Sequence[ev.Notice]]]] = {}
         """Relay → number of a batch → when it was sent, and what is in it."""
         self._number = 0
         self._count = self._bytes = 0
-        self._given_up: dict[tuple[int, int], tuple[float, Notice]] = {}
+        self._given_up: dict[tuple[int, int], tuple[float, ev.Notice]] = {}
+
+        self._events: EventTable[ev.NoticesEffect] = EventTable()
+        self._events.on(ev.InboxesGrew, self._on_grown)
+        self._events.on(ev.OwnersChanged, self._on_owners)
+        self._events.on(ev.NoticesTaken, self._on_taken)
+        self._events.on(ev.RelayLost, self._on_lost)
+        self._events.on(EndOfTurn, self._flush)
+        self._events.on(Tick, self._flush)
+
+    def step(self, event: ev.NoticesEvent, now: float) -> list[ev.NoticesEffect]:
+        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        return self._events.step(event, now)
+
+    def next_deadline(self) -> float:
+        """When a `Tick` is due, monotonic seconds; `NEVER` while no notice waits."""
+        later = min((waiting[0][0] for waiting in self._later if waiting), default=NEVER)
+        sent = [next(iter(batches.values()))[0] for batches in self._unanswered.values() if batches]
+        return min(later, min(sent, default=NEVER) + ANSWER_S)
 
     @property
     def waiting(self) -> int:
@@ -116,23 +101,22 @@ class Notices:
         """Bytes of their records."""
         return self._bytes
 
-    def owners(self, partitions: int, relays: Mapping[int, Sequence[int]], now: float) -> list[LeaveRelay]:
-        """Who runs: partition → endpoints. Relays that are gone are told nothing more."""
-        changed = (partitions, relays) != (self._partitions, self._owners)
-        self._partitions, self._owners = partitions, relays
-        there = {relay for found in relays.values() for relay in found}
-        gone = [relay for relay in self._unanswered if relay not in there]
-        for relay in gone:
-            self.broken(relay, now)
-        if changed and partitions:
-            again, self._given_up = self._given_up, {}
-            for at, notice in again.values():
+    def _on_owners(self, event: ev.OwnersChanged, now: float, out: list[ev.NoticesEffect]) -> None:
+        """Relays that are gone are told nothing more; what was given up is told to the owners of now."""
+        changed = (event.partitions, event.relays) != (self._partitions, self._owners)
+        self._partitions, self._owners = event.partitions, event.relays
+        running = {relay for found in event.relays.values() for relay in found}
+        for relay in [relay for relay in self._unanswered if relay not in running]:
+            self._lost(relay, now)
+            out.append(ev.LeaveRelay(relay))
+        if changed and self._partitions:
+            given_up, self._given_up = self._given_up, {}
+            for at, notice in given_up.values():
                 if now < at + GIVEN_UP_S and self._count < MAX_NOTICES:
                     self._keep(notice._replace(record=b"", tries=0), 1, now)
-        return [LeaveRelay(relay) for relay in gone]
 
-    def grown(self, event: InboxesGrew, now: float) -> None:
-        """These inboxes have more; `flush` tells of it. In a cluster without relays nobody is told."""
+    def _on_grown(self, event: ev.InboxesGrew, now: float, out: list[ev.NoticesEffect]) -> None:
+        """Told of at the end of the turn. In a cluster without relays nobody is told."""
         if not self._partitions:
             return
         for uin, _lane, seq, msg_id, record in event.items():
@@ -141,7 +125,7 @@ class Notices:
                 self.counters.notices_overflowed += 1
                 continue
             whole = len(record) <= MAX_RECORD_BYTES and self._bytes + len(record) <= MAX_BYTES and seq
-            notice = Notice(uin, seq, msg_id, record if whole else b"", 0)
+            notice = ev.Notice(uin, seq, msg_id, record if whole else b"", 0)
             if seq:
                 self._count += 1
                 self._bytes += len(notice.record)
@@ -149,52 +133,45 @@ class Notices:
             else:
                 self._keep(notice, 0, now)
 
-    def taken(self, relay: int, number: int, elsewhere: Iterable[int], now: float) -> None:
-        """A relay has answered for a batch."""
-        _, notices = self._unanswered.get(relay, {}).pop(number, (0.0, ()))
-        others = set(elsewhere)
+    def _on_taken(self, event: ev.NoticesTaken, now: float, out: list[ev.NoticesEffect]) -> None:
+        _, notices = self._unanswered.get(event.relay, {}).pop(event.number, (0.0, ()))
+        elsewhere = set(event.elsewhere)
         for notice in notices:
             self._drop(notice)
-            if notice.uin in others:
-                self._again(notice, now)
+            if notice.uin in elsewhere:
+                self._retry(notice, now)
 
-    def broken(self, relay: int, now: float) -> None:
-        """What was not answered may be lost."""
+    def _on_lost(self, event: ev.RelayLost, now: float, out: list[ev.NoticesEffect]) -> None:
+        self._lost(event.relay, now)
+
+    def _lost(self, relay: int, now: float) -> None:
         for _, notices in self._unanswered.pop(relay, {}).values():
             for notice in notices:
                 self._drop(notice)
-                self._again(notice, now)
+                self._retry(notice, now)
 
-    def flush(self, now: float) -> list[SendNotices | LeaveRelay]:
-        """What to say now: what came in this turn, and what is due again."""
-        out: list[SendNotices | LeaveRelay] = []
+    def _flush(self, event: EndOfTurn | Tick, now: float, out: list[ev.NoticesEffect]) -> None:
+        """Say what came in this turn, and what is due again."""
         for relay, batches in list(self._unanswered.items()):
             if batches and next(iter(batches.values()))[0] + ANSWER_S <= now:
-                self.broken(relay, now)
-                out.append(LeaveRelay(relay))
+                self._lost(relay, now)
+                out.append(ev.LeaveRelay(relay))
         for waiting in self._later:
             while waiting and waiting[0][0] <= now:
                 self._turn.append(waiting.popleft()[1])
         turn, self._turn = self._turn, []
-        by_owner: dict[int, list[Notice]] = {}
+        by_owner: dict[int, list[ev.Notice]] = {}
         for notice in turn:
             relays = self._owners.get(notice.uin % self._partitions if self._partitions else 0, ())
             if relays:
                 by_owner.setdefault(rendezvous(notice.uin, relays), []).append(notice)
             else:
                 self._drop(notice)
-                self._again(notice, now)
+                self._retry(notice, now)
         for relay, notices in by_owner.items():
             out += [self._batch(relay, notices[at : at + MAX_BATCH], now) for at in range(0, len(notices), MAX_BATCH)]
-        return out
 
-    def next_deadline(self) -> float:
-        """When `flush` has something to do, monotonic seconds."""
-        later = min((waiting[0][0] for waiting in self._later if waiting), default=math.inf)
-        sent = [next(iter(batches.values()))[0] for batches in self._unanswered.values() if batches]
-        return min(later, min(sent, default=math.inf) + ANSWER_S)
-
-    def _batch(self, relay: int, notices: list[Notice], now: float) -> SendNotices:
+    def _batch(self, relay: int, notices: list[ev.Notice], now: float) -> ev.SendNotices:
         took = 0
         for at, notice in enumerate(notices):
             took += len(notice.record)
@@ -205,20 +182,20 @@ class Notices:
         self._number += 1
         self.counters.notices_sent += len(notices)
         self._unanswered.setdefault(relay, {})[self._number] = now, notices
-        return SendNotices(relay, self._number, notices)
+        return ev.SendNotices(relay, self._number, notices)
 
-    def _drop(self, notice: Notice) -> None:
+    def _drop(self, notice: ev.Notice) -> None:
         self._count -= 1
         self._bytes -= len(notice.record)
 
-    def _keep(self, notice: Notice, queue: int, now: float) -> None:
+    def _keep(self, notice: ev.Notice, queue: int, now: float) -> None:
         self._count += 1
         self._bytes += len(notice.record)
-        self._later[queue].append((now + (UNKNOWN_S, *AGAIN_S)[queue], notice))
+        self._later[queue].append((now + (UNKNOWN_S, *RETRY_S)[queue], notice))
 
-    def _again(self, notice: Notice, now: float) -> None:
-        if notice.tries < len(AGAIN_S):
-            self.counters.notices_again += 1
+    def _retry(self, notice: ev.Notice, now: float) -> None:
+        if notice.tries < len(RETRY_S):
+            self.counters.notices_retried += 1
             self._keep(notice._replace(tries=notice.tries + 1), 1 + notice.tries, now)
             return
         self.counters.notices_given_up += 1

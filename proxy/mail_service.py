@@ -1,56 +1,40 @@
 """The gRPC side of a proxy's mail, and the shell of its pipeline.
 
-Source: DESIGN section 9, "Mail".
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-import grpc
 import grpc.aio
 
 from cluster.runtime.context import Context
+from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
-from pixiu.wire.inbox_appends import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.inbox_operations import MAX_GENERATION, MAX_RECEIVERS
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
+from proxy import mail_events as ev
 from proxy.mail import MailCore
-from proxy.mail_events import (
-    Answer,
-    Connect,
-    Disconnect,
-    Effect,
-    EndWriter,
-    Event,
-    InboxesGrew,
-    Level,
-    MailReceived,
-    SendAppend,
-    SendStore,
-    Store,
-    StoresChanged,
-    Tick,
-    TurnEnded,
-    WriterClosed,
-    WriterOpened,
-)
 from proxy.notice_links import NoticeLinks
 from proxy.options import Options
 from proxy.store_links import StoreLink
 
-TICK_S: Final = 0.05
-"""While mail is under way."""
 MAX_CLIENT_BYTES: Final = 128
 FINISH_TIMEOUT_S: Final = 30.0
 """How long a writer that has said its last word is still answered."""
-STOPPED_POLL_S: Final = 0.02
+POLL_S: Final = 0.02
+"""How often a proxy that drains looks whether all is answered."""
 
 Call = grpc.aio.ServicerContext[mail_pb2.MailRequest, mail_pb2.MailReply]
 
@@ -63,14 +47,23 @@ class WriterStream:
         self.ended = False
         self._window = window_bytes
         self._reply = mail_pb2.MailReply()
-        self._wake = asyncio.Event()
+        self.work = asyncio.Event()
+        """`give` has something."""
+        self.opened = False
+        self.finish: Callable[[], None] = lambda: None
+        """Called when all is said of a stream that has ended."""
+        self._all_said = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self.unconfirmed = 0
 
-    async def room(self) -> None:
-        """Until another batch may be taken."""
-        await self._room.wait()
+    def room(self) -> Awaitable[object] | None:
+        """What to wait for until another batch may be taken; None: nothing."""
+        return None if self._room.is_set() else self._room.wait()
+
+    async def finished(self) -> None:
+        """Until all of it is confirmed, and said."""
+        await self._all_said.wait()
 
     def took(self, up_to: int, size: int) -> None:
         """The pipeline has a batch up to this position."""
@@ -78,9 +71,9 @@ class WriterStream:
         self.unconfirmed += size
         if self.unconfirmed >= self._window:
             self._room.clear()
-        self._wake.set()
+        self._wake()
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ev.Answer) -> None:
         """Results."""
         for result in answer.results:
             self._reply.results.add(
@@ -95,29 +88,33 @@ class WriterStream:
         self.unconfirmed = answer.unconfirmed_bytes
         if self.unconfirmed < self._window:
             self._room.set()
-        self._wake.set()
+        self._wake()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
         """Something beside results."""
         self._reply.MergeFrom(reply)
-        self._wake.set()
+        self._wake()
 
     def end(self) -> None:
         """What waits is said, then the stream ends."""
         self.ended = True
         self._room.set()
-        self._wake.set()
+        self._wake()
 
-    async def replies(self) -> AsyncIterator[mail_pb2.MailReply]:
-        """Replies as they come, joined while one is being sent."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            reply, self._reply = self._reply, mail_pb2.MailReply()
-            if reply.ByteSize():
-                yield reply
-            if self.ended and not self._reply.ByteSize():
-                return
+    def give(self) -> mail_pb2.MailReply | None:
+        """The next reply: all that has come while the one before was written."""
+        reply, self._reply = self._reply, mail_pb2.MailReply()
+        if reply.ByteSize():
+            return reply
+        if self.ended:
+            self.finish()
+        if not self.unconfirmed:
+            self._all_said.set()
+        return None
+
+    def _wake(self) -> None:
+        self._all_said.clear()
+        self.work.set()
 
 
 class MailService(mail_pb2_grpc.MailerServicer):
@@ -135,16 +132,14 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self.core = MailCore(
             max_record_bytes=context.cluster.max_record_bytes, timeout_s=options.mail_timeout_s, taken="mail" in options.kinds
         )
+        self.runner: Runner[ev.Event, ev.Effect] = Runner(self.core, context.now, tick=TICK, end_of_turn=END_OF_TURN)
+        self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash)
+        self._enter_effects()
         self._streams: dict[int, WriterStream] = {}
         self._numbers = itertools.count(1)
-        self._links: dict[Store, StoreLink] = {}
+        self._links: dict[ev.Store, StoreLink] = {}
         self._channels = Channels()
-        self._turn: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash)
-        self.on_grown: Callable[[InboxesGrew], None] = self.notices.grown
-        """Called with what inboxes have now, when it was confirmed: who delivers mail is told by it."""
         mail_pb2_grpc.add_MailerServicer_to_server(self, context.server)
 
     # --- what the proxy's service calls
@@ -153,7 +148,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         """How many partitions there are."""
         roles = view.layout.roles
         xius, pis = (view.layout.partitions(role) if role in roles else 0 for role in ("xiu", "pi"))
-        self._step(StoresChanged(xius, pis))
+        self.runner.step(ev.StoresChanged(xius, pis))
 
     async def drain(self) -> None:
         """Tell writers to use another proxy, and wait until what is under way is confirmed."""
@@ -161,13 +156,11 @@ class MailService(mail_pb2_grpc.MailerServicer):
         for stream in self._streams.values():
             stream.say(mail_pb2.MailReply(draining=True))
         while self.core.under_way or self._streams:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
         """End everything."""
-        for handle in (self._turn, self._timer):
-            if handle is not None:
-                handle.cancel()
+        self.runner.stop()
         for stream in self._streams.values():
             stream.end()
         await asyncio.gather(*(link.close() for link in self._links.values()), self.notices.stop())
@@ -175,37 +168,38 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     def samples(self) -> dict[str, object]:
         """For metrics."""
-        counted: dict[str, object] = {f"mail_{name}_total": value for name, value in asdict(self.core.counters).items()}
-        return (
-            self.notices.samples()
-            | counted
-            | {
-                "mail_writers": len(self._streams),
-                "mail_parcels_under_way": self.core.under_way,
-                "mail_waiting_bytes": self.core.waiting_bytes,
-            }
-        )
+        return {
+            **totals(self.core.counters, "mail_"),
+            **self.notices.samples(),
+            "mail_writers": len(self._streams),
+            "mail_batches_under_way": self.core.under_way,
+            "mail_waiting_bytes": self.core.waiting_bytes,
+        }
 
     # --- writers
 
-    async def Send(self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call) -> AsyncIterator[mail_pb2.MailReply]:
+    async def Send(  # type: ignore[override]  # the generated base has the synchronous signature as well
+        self, request_iterator: AsyncIterator[mail_pb2.MailRequest], context: Call
+    ) -> None:
         """One writer's stream."""
-        number = next(self._numbers)
-        stream = WriterStream(number, self._window)
+        handler: GrpcHandler[mail_pb2.MailReply, mail_pb2.MailRequest] = GrpcHandler(context)
+        stream = WriterStream(next(self._numbers), self._window)
+        duplex = Duplex(
+            handler, lambda request: self._request(stream, request), stream.give,
+            work=stream.work, over=lambda: self._over(stream), last=stream.finished, last_s=FINISH_TIMEOUT_S,
+        )  # fmt: skip
+        stream.finish = duplex.finish
         try:
             self._admit(stream)
         except PixiuError as refused:
-            yield mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200))
-            return
-        reader = asyncio.get_running_loop().create_task(self._read(stream, request_iterator))
-        try:
-            async for reply in stream.replies():
-                yield reply
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            self._streams.pop(number, None)
-            self._step(WriterClosed(number))
+            stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200)))
+            stream.end()
+        await duplex.run()
+
+    def _over(self, stream: WriterStream) -> None:
+        stream.ended = True
+        if self._streams.pop(stream.number, None) is not None:
+            self.runner.step(ev.WriterClosed(stream.number))
 
     def _admit(self, stream: WriterStream) -> None:
         if self._draining:
@@ -214,85 +208,67 @@ class MailService(mail_pb2_grpc.MailerServicer):
             raise Overloaded(f"this proxy has {self._max_writers} writers of mail (proxy.max_publishers); use another one", 1000)
         self._streams[stream.number] = stream
 
-    async def _read(self, stream: WriterStream, requests: AsyncIterator[mail_pb2.MailRequest]) -> None:
-        opened = False
+    def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
+        if stream.ended:
+            return None
         try:
-            async for request in requests:
-                if request.HasField("hello") and not opened:
-                    self._hello(stream, request.hello)
-                    opened = True
-                if request.count:
-                    if not opened:
-                        raise InvalidArgument("a stream begins with `hello`")
-                    self._take(stream, request)
-                await stream.room()
-                if stream.ended:
-                    return
-            end = asyncio.get_running_loop().time() + FINISH_TIMEOUT_S
-            while stream.unconfirmed and not stream.ended and asyncio.get_running_loop().time() < end:
-                await asyncio.sleep(STOPPED_POLL_S)
+            if request.HasField("hello") and not stream.opened:
+                self._hello(stream, request.hello)
+                stream.opened = True
+            if request.count:
+                if not stream.opened:
+                    raise InvalidArgument("a stream begins with `hello`")
+                self._take(stream, request)
         except PixiuError as wrong:
             stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
-        finally:
             stream.end()
+        return stream.room()
 
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES or hello.worker >= WORKERS or not 0 < hello.generation <= MAX_GENERATION:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes, a worker is below {WORKERS}")
         stream.say(mail_pb2.MailReply(window_bytes=self._window))
-        self._step(WriterOpened(stream.number, hello.worker, hello.generation))
+        self.runner.step(ev.WriterOpened(stream.number, hello.worker, hello.generation))
 
     def _take(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
         more: dict[int, list[int]] = {}
         for each in request.more:
             # A few too many are passed on, so that the pipeline can say so for this record alone.
             more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
-        number = int(request.level)
-        level = Level(number) if 0 <= number < len(Level) else Level.REPLICATED
+        level = Level.from_wire(request.level) or Level.REPLICATED
         stream.took(request.position + request.count - 1, len(request.batch))
-        self._step(MailReceived(stream.number, request.batch, request.count, request.position, level, more))
+        self.runner.step(ev.MailReceived(stream.number, request.batch, request.count, request.position, level, more))
 
     # --- the core
 
-    def _step(self, event: Event) -> None:
-        self._perform(self.core.step(event, self._context.now()))
-        if self._turn is None and not isinstance(event, TurnEnded):
-            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+    def _enter_effects(self) -> None:
+        effects = self.runner.effects
+        effects.on(ev.Answer, self._answer)
+        effects.on(ev.EndWriter, self._end_writer)
+        effects.on(ev.InboxesGrew, self.notices.runner.step)
+        effects.on(ev.Connect, self._connect)
+        effects.on(ev.Disconnect, lambda effect: self._links[effect.store].leave(effect.link))
+        effects.on(ev.SendStore, lambda effect: self._links[ev.Store(False, effect.partition)].send(effect))
+        effects.on(ev.SendAppend, lambda effect: self._links[ev.Store(True, effect.partition)].send(effect))
 
-    def _end_turn(self) -> None:
-        self._turn = None
-        self._perform(self.core.step(TurnEnded(), self._context.now()))
-        if self._timer is None and self.core.waiting_bytes:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+    def _answer(self, effect: ev.Answer) -> None:
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
+            stream.answered(effect)
 
-    def _tick(self) -> None:
-        self._timer = None
-        self._step(Tick())
+    def _end_writer(self, effect: ev.EndWriter) -> None:
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
+            end = mail_pb2.MailEnd(code=effect.code, text=effect.text, retry_after_ms=effect.retry_after_ms)
+            stream.say(mail_pb2.MailReply(end=end))
+            stream.end()
 
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Answer):
-                stream = self._streams.get(effect.stream)
-                if stream is not None:
-                    stream.answered(effect)
-            elif isinstance(effect, SendStore | SendAppend):
-                self._links[Store(isinstance(effect, SendAppend), effect.partition)].send(effect)
-            elif isinstance(effect, InboxesGrew):
-                self.on_grown(effect)
-            elif isinstance(effect, EndWriter):
-                stream = self._streams.get(effect.stream)
-                if stream is not None:
-                    end = mail_pb2.MailEnd(code=effect.code, text=effect.text, retry_after_ms=effect.retry_after_ms)
-                    stream.say(mail_pb2.MailReply(end=end))
-                    stream.end()
-            elif isinstance(effect, Connect):
-                self._links[effect.store] = StoreLink(
-                    effect.store,
-                    lambda: self._context.view,
-                    self._channels,
-                    lambda: next(self._numbers),
-                    self._step,
-                    self._context.crash,
-                )
-            elif isinstance(effect, Disconnect):
-                self._links[effect.store].leave(effect.link)
+    def _connect(self, effect: ev.Connect) -> None:
+        self._links[effect.store] = StoreLink(
+            effect.store,
+            lambda: self._context.view,
+            self._channels,
+            lambda: next(self._numbers),
+            self.runner.step,
+            self._context.crash,
+        )

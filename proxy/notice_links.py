@@ -1,25 +1,27 @@
 """A proxy's streams to relays, on which they are told whose inboxes have grown. Mail that is sent waits for none of it.
 
-Source: DESIGN section 9 ("Mail").
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
+from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
-from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels
-from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Duplex, Outbox
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
-from proxy.mail_events import InboxesGrew
-from proxy.mail_notices import LeaveRelay, Notices, SendNotices
+from proxy import mail_events as ev
+from proxy.mail_notices import Notices
 
-LEAST_ALARM_S: Final = 0.005
+MAX_WAITING: Final = 1 << 16
+"""Batches of one stream; the core bounds those that are unanswered, so there are never so many. Policy: a further one is lost."""
 
 
 class _Stream:
@@ -27,13 +29,12 @@ class _Stream:
 
     def __init__(self, relay: int, address: str, channels: Channels, owner: NoticeLinks) -> None:
         self.relay, self._address, self._channels, self._owner = relay, address, channels, owner
-        self._outbox: asyncio.Queue[delivery_pb2.NoticeBatch] = asyncio.Queue()
-        """Bounded by what may be unanswered."""
+        self._outbox = Outbox[delivery_pb2.NoticeBatch](MAX_WAITING)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-notices-{relay:016x}")
         self._task.add_done_callback(owner.ended)
 
     def send(self, batch: delivery_pb2.NoticeBatch) -> None:
-        self._outbox.put_nowait(batch)
+        self._outbox.put(batch)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -44,31 +45,18 @@ class _Stream:
         return self._task
 
     async def _run(self) -> None:
-        call: Any = None
-        try:
-            call = delivery_pb2_grpc.MailNoticesStub(self._channels.acquire(self._address)).Notify()
-            writer = asyncio.get_running_loop().create_task(self._write(call))
-            try:
-                while isinstance(reply := await call.read(), delivery_pb2.NoticesTaken):
-                    self._owner.taken(self.relay, reply)
-            finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-        except (Unavailable, *STREAM_ERRORS):
-            pass  # what is unanswered is told again, by `broken`
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-        finally:
-            if call is not None:
-                call.cancel()
-            self._owner.broken(self)
-            await self._channels.release(self._address)
+        call: GrpcCall[delivery_pb2.NoticeBatch, delivery_pb2.NoticesTaken] = GrpcCall.over(
+            self._channels, self._address, lambda channel: delivery_pb2_grpc.MailNoticesStub(channel).Notify()
+        )
+        async with call:
+            # What is unanswered at the end is told again, by `broken`.
+            await Duplex(call, self._taken, self._outbox.give, work=self._outbox.work, over=self._over).run()
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            await call.write(await self._outbox.get())
+    def _taken(self, reply: delivery_pb2.NoticesTaken) -> None:
+        self._owner.taken(self.relay, reply)
+
+    def _over(self) -> None:
+        self._owner.broken(self)
 
 
 class NoticeLinks:
@@ -84,41 +72,24 @@ class NoticeLinks:
     def __init__(
         self, endpoint: EndpointID, view: Callable[[], View], now: Callable[[], float], crash: Callable[[BaseException], None]
     ) -> None:
-        self._endpoint, self._view, self._now, self._crash = endpoint, view, now, crash
+        self._endpoint, self._view, self._crash = endpoint, view, crash
         self.core = Notices()
+        self.runner: Runner[ev.NoticesEvent, ev.NoticesEffect] = Runner(self.core, now, tick=TICK, end_of_turn=END_OF_TURN)
+        self.runner.effects.on(ev.SendNotices, self._send)
+        self.runner.effects.on(ev.LeaveRelay, self._leave)
         self._channels = Channels()
         self._streams: dict[int, _Stream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._grown: list[InboxesGrew] = []
-        """Of this turn."""
-        self._turn: asyncio.Handle | None = None
-        self._alarm = DeadlineTimer(self._flush, LEAST_ALARM_S)
-        self._stopped = False
-
-    def grown(self, event: InboxesGrew) -> None:
-        """Inboxes have more: told of when this turn of the loop has ended."""
-        self._grown.append(event)
-        if self._turn is None and not self._stopped:
-            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-
-    def owners(self, partitions: int, relays: Mapping[int, Sequence[int]]) -> None:
-        """Partition → the relays that run."""
-        for each in self.core.owners(partitions, relays, self._now()):
-            self._leave(each.relay)
-        self._flush()
 
     def taken(self, relay: int, reply: delivery_pb2.NoticesTaken) -> None:
         """A relay has answered."""
-        self.core.taken(relay, reply.number, reply.elsewhere, self._now())
-        self._alarm.set(self.core.next_deadline())
+        self.runner.step(ev.NoticesTaken(relay, reply.number, reply.elsewhere))
 
     def broken(self, stream: _Stream) -> None:
         """A stream has ended."""
         if self._streams.get(stream.relay) is stream:
             del self._streams[stream.relay]
-            self.core.broken(stream.relay, self._now())
-            if not self._stopped:
-                self._alarm.set(self.core.next_deadline())
+            self.runner.step(ev.RelayLost(stream.relay))
 
     def ended(self, task: asyncio.Task[None]) -> None:
         """The task of a stream."""
@@ -127,44 +98,24 @@ class NoticeLinks:
 
     async def stop(self) -> None:
         """End everything: what is unanswered is not told."""
-        self._stopped = True
-        self._alarm.cancel()
-        if self._turn is not None:
-            self._turn.cancel()
+        self.runner.stop()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._channels.close()
 
     def samples(self) -> dict[str, object]:
         """For metrics."""
-        counted: dict[str, object] = {f"mail_{name}_total": value for name, value in asdict(self.core.counters).items()}
-        return counted | {"mail_notices_waiting": self.core.waiting, "mail_notices_waiting_bytes": self.core.waiting_bytes}
+        counted = totals(self.core.counters, "mail_")
+        return {**counted, "mail_notices_waiting": self.core.waiting, "mail_notices_waiting_bytes": self.core.waiting_bytes}
 
-    def _end_turn(self) -> None:
-        self._turn = None
-        grown, self._grown = self._grown, []
-        for event in grown:
-            self.core.grown(event, self._now())
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._stopped:
-            return
-        for effect in self.core.flush(self._now()):
-            if isinstance(effect, LeaveRelay):
-                self._leave(effect.relay)
-            else:
-                self._send(effect)
-        self._alarm.set(self.core.next_deadline())
-
-    def _leave(self, relay: int) -> None:
-        stream = self._streams.pop(relay, None)
+    def _leave(self, effect: ev.LeaveRelay) -> None:
+        stream = self._streams.pop(effect.relay, None)
         if stream is not None:
             task = stream.cancel()
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    def _send(self, effect: SendNotices) -> None:
+    def _send(self, effect: ev.SendNotices) -> None:
         stream = self._streams.get(effect.relay)
         batch = delivery_pb2.NoticeBatch(
             number=effect.number,
@@ -177,7 +128,7 @@ class NoticeLinks:
         if stream is None:
             node = self._view().by_endpoint(effect.relay)
             if node is None:
-                self.core.broken(effect.relay, self._now())
+                self.runner.step(ev.RelayLost(effect.relay))
                 return
             batch.proxy = self._endpoint
             stream = self._streams[effect.relay] = _Stream(effect.relay, node.address, self._channels, self)

@@ -3,7 +3,7 @@
 A relay sends its notice before it acknowledges the datagram that brought the messages, so that the notice is here
 first; a notice that the network loses leaves its messages accepted.
 
-Source: DESIGN section 2 ("dropped when offline (the sender can ask to know)").
+Source: docs/promises.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The `Presence` service of a proxy: asks one relay of each partition, and joins what they say.
 
-Source: DESIGN sections 2 (chat) and 15.
+Source: docs/promises.md, docs/operations.md.
 """
 
 from __future__ import annotations

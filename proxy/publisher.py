@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Protocol
 
-import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError
+from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
-from proxy.events import Failure, Reply
+from proxy import events as ev
 from proxy.options import Options
 from proxy.worker_leases import Lender
 
 MAX_CLIENT_BYTES = 128
 MAX_FAILURES_A_REPLY = 1_000
-CLOSE_TIMEOUT_S = 2.0
-"""How long a write under way may take when the stream ends."""
 FINISH_TIMEOUT_S = 10.0
 """How long a publisher that has said its last word is still answered."""
 
@@ -64,11 +63,12 @@ class PublisherStream:
         self._sizes: deque[tuple[int, int]] = deque()
         self._unresolved = 0
         self._up_to = 0
-        self._failures: list[Failure] = []
-        self._extra: list[wire_pb2.PublishReply] = []
+        self._failures: list[ev.Failure] = []
+        self._extra: deque[wire_pb2.PublishReply] = deque()
         self._delivered: list[int] = []
-        self._wake = asyncio.Event()
-        self._ended = False
+        self._written = 0
+        self.work = asyncio.Event()
+        """`give` has something."""
         self._room = asyncio.Event()
         self._room.set()
         self._all_resolved = asyncio.Event()
@@ -90,7 +90,7 @@ class PublisherStream:
         if self._unresolved >= self._window:
             self._room.clear()
 
-    def resolved(self, reply: Reply) -> None:
+    def resolved(self, reply: ev.Reply) -> None:
         """The core's reply."""
         self._up_to = reply.up_to
         self._failures.extend(reply.failures)
@@ -98,118 +98,99 @@ class PublisherStream:
             self._unresolved -= self._sizes.popleft()[1]
         if self._unresolved < self._window:
             self._room.set()
-        self._wake.set()
+        self.work.set()
 
     def say(self, reply: wire_pb2.PublishReply) -> None:
         """Send something besides what is resolved."""
+        self._all_resolved.clear()
         self._extra.append(reply)
-        self._wake.set()
+        self.work.set()
 
     def delivered(self, signals: list[int]) -> None:
         """Gateways delivered these of its signals. At most as many wait here as the core remembers."""
         self._delivered += signals
-        self._wake.set()
+        self.work.set()
 
-    def end(self) -> None:
-        """The publisher is gone: write nothing more."""
-        self._ended = True
-        self._wake.set()
+    def give(self) -> wire_pb2.PublishReply | None:
+        """The next reply; what comes while one is being written is joined."""
+        if self._extra:
+            return self._extra.popleft()
+        if self._delivered:
+            delivered, self._delivered = self._delivered, []
+            return wire_pb2.PublishReply(delivered=delivered)
+        if self._up_to > self._written or self._failures:
+            # Failures of positions up to `up_to` must not come after it.
+            failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
+            self._written = self._up_to if not self._failures else max(self._written, self._failures[0].first - 1)
+            return wire_pb2.PublishReply(up_to=self._written, failures=[_failure_of(failure) for failure in failures])
+        if not self._sizes:
+            self._all_resolved.set()
+        return None
 
-    async def write_all(self, context: Context) -> None:
-        """Write replies as they come, joined while a write is under way."""
-        written = 0
-        while not self._ended:
-            await self._wake.wait()
-            self._wake.clear()
-            extra, self._extra = self._extra, []
-            if self._delivered:
-                extra.append(wire_pb2.PublishReply(delivered=self._delivered))
-                self._delivered = []
-            for reply in extra:
-                await context.write(reply)
-            while (self._up_to > written or self._failures) and not self._ended:
-                # Failures of positions up to `up_to` must not come after it.
-                failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]
-                written = self._up_to if not self._failures else max(written, self._failures[0].first - 1)
-                await context.write(
-                    wire_pb2.PublishReply(
-                        up_to=written,
-                        failures=[
-                            wire_pb2.PublishFailure(
-                                first=f.first, last=f.last, code=f.code, text=f.text, retry_after_ms=f.retry_after_ms
-                            )
-                            for f in failures
-                        ],
-                    )
-                )
-            if not self._sizes:
-                self._all_resolved.set()
+
+def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
+    return wire_pb2.PublishFailure(
+        first=failure.first, last=failure.last, code=failure.code, text=failure.text, retry_after_ms=failure.retry_after_ms
+    )
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
     """Serves `pixiu.v1.Publisher`."""
 
-    def __init__(self, hub: PublisherHost) -> None:
-        self._hub = hub
+    def __init__(self, host: PublisherHost) -> None:
+        self._host = host
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
         """Where the cluster's proxies and gateways are."""
-        return self._hub.members()
+        return self._host.members()
 
     async def Publish(  # type: ignore[override]
         self, request_iterator: AsyncIterator[wire_pb2.PublishRequest], context: Context
     ) -> None:
         """One publisher's stream."""
-        publisher = PublisherStream(self._hub.options.publisher_window_bytes)
+        handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
+        publisher = PublisherStream(self._host.options.publisher_window_bytes)
         try:
-            number = self._hub.admit(publisher)
+            number = self._host.admit(publisher)
         except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
-        writer = asyncio.create_task(publisher.write_all(context))
-        reader = asyncio.create_task(self._read(number, publisher, request_iterator))
-        try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            problem = reader.exception() if reader.done() else None
-            if reader.done() and problem is None:
-                await _first_of(writer, publisher.finished(), FINISH_TIMEOUT_S)
-        finally:
-            self._hub.left(number)
-            if publisher.worker is not None:
-                self._hub.lender.give_back(publisher.worker, 0)
-            publisher.end()
-            reader.cancel()
-            # A write under way is left to end: gRPC refuses to close a call in the middle of one.
-            await asyncio.wait({reader, writer}, timeout=CLOSE_TIMEOUT_S)
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if isinstance(problem, PixiuError):
-            await context.abort(GRPC_STATUS[problem.code], str(problem))
-        elif problem is not None:
-            raise problem
+            await handler.refuse(error)
 
-    async def _read(self, number: int, publisher: PublisherStream, requests: AsyncIterator[wire_pb2.PublishRequest]) -> None:
-        async for request in requests:
-            if request.HasField("hello"):
-                await self._hello(number, publisher, request.hello)
-            if request.renew_worker and publisher.worker is not None:
-                loan = self._hub.lender.renew(publisher.worker, _now_ms())
-                publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
-            if request.last_used_ms and publisher.worker is not None:
-                self._hub.lender.give_back(publisher.worker, request.last_used_ms)
-                publisher.worker = None
-            if request.count:
-                self._take(number, publisher, request)
-                await publisher.room()
+        def over() -> None:
+            self._host.left(number)
+            if publisher.worker is not None:
+                self._host.lender.give_back(publisher.worker, 0)
+
+        stream = Duplex(
+            handler, lambda request: self._request(number, publisher, request), publisher.give,
+            work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
+        )  # fmt: skip
+        try:
+            await stream.run()
+        except PixiuError as error:
+            await handler.refuse(error)
+
+    async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
+        if request.HasField("hello"):
+            await self._hello(number, publisher, request.hello)
+        if request.renew_worker and publisher.worker is not None:
+            loan = self._host.lender.renew(publisher.worker, _now_ms())
+            publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
+        if request.last_used_ms and publisher.worker is not None:
+            self._host.lender.give_back(publisher.worker, request.last_used_ms)
+            publisher.worker = None
+        if request.count:
+            self._take(number, publisher, request)
+            await publisher.room()
 
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        self._hub.named(number, hello.client)
-        reply = wire_pb2.PublishReply(window_bytes=self._hub.options.publisher_window_bytes)
+        self._host.named(number, hello.client)
+        reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if hello.lend_worker and publisher.worker is None:
-            loan = await self._hub.lender.lend(_now_ms())
+            loan = await self._host.lender.lend(_now_ms())
             publisher.worker = loan.worker
             reply.worker, reply.worker_from_ms, reply.worker_until_ms = loan.worker, loan.from_ms, loan.until_ms
         publisher.say(reply)
@@ -222,14 +203,7 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             raise InvalidArgument(f"a batch of {len(data)} bytes cannot hold {count} records")
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
-        self._hub.publish(number, request)
-
-
-async def _first_of(task: asyncio.Task[None], other: Coroutine[None, None, None], timeout_s: float) -> None:
-    """Wait for one of two, at most so long."""
-    waiting = asyncio.ensure_future(other)
-    await asyncio.wait({task, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+        self._host.publish(number, request)
 
 
 def _now_ms() -> int:

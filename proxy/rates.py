@@ -3,7 +3,7 @@
 A publisher's batch is taken or refused whole; a room's records in a batch are taken or refused together. Who is refused
 is told when to try again. What a limit of 0 says is not even counted.
 
-Source: DESIGN section 14, rule 4.
+Source: docs/promises.md, "Failure rules" 4.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """The proxy's shell: its gRPC service and its links around the core.
 
-Source: seed 004 §2.2.
+Source: PiXiu §2.2.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.runtime.context import Context
+from cluster.runtime.contract import TICK, RecordsReceived, Settled
+from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState, gateway_publisher
 from pixiu.discovery.view import View
@@ -21,28 +22,11 @@ from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.link_quality import Quality
 from pixiu.placement.weights import Weights
-from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.trace import Hop, Sampler
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
+from proxy import events as ev
+from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Delivered,
-    Effect,
-    PublisherClosed,
-    PublisherExempted,
-    PublisherOpened,
-    RelaysChanged,
-    Replica,
-    Reply,
-    SendRecords,
-    Settled,
-    SignalsDelivered,
-    Tick,
-    UsersOffline,
-)
 from proxy.mail_service import MailService
 from proxy.options import Options
 from proxy.presence import PresenceService
@@ -56,10 +40,11 @@ MAX_BROKERS_SHOWN = 256
 """Brokers whose weight is a metric each, the oldest ones."""
 
 
-class Service:
-    """Runs one `proxy.core.Core`."""
+class Service(RoleShell):
+    """Runs the proxy's cores: records (`proxy.core`), mail (`proxy.mail`), notices (`proxy.mail_notices`)."""
 
     def __init__(self, context: Context[Options]) -> None:
+        super().__init__(context.crash)
         self.options = context.options
         self._context = context
         options, cluster = context.options, context.cluster
@@ -82,6 +67,10 @@ class Service:
             tracer=tracer_of(context, Hop.PROXY),
             sampler=self._sampler,
         )
+        self._records: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK))
+        self._records.send_by(context.links)
+        self._records.effects.on(ev.Reply, self._reply)
+        self._records.effects.on(ev.Delivered, self._delivered)
         # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
         self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
@@ -91,10 +80,10 @@ class Service:
         self._numbers = itertools.count(1)
         self._draining = False
         self._weights = Weights()
-        self._alarm = DeadlineTimer(self._tick)
         self._presence = PresenceService(lambda: context.view)
-        self._measure_timer: asyncio.TimerHandle | None = None
         self.mail = MailService(context)
+        self.run(self.mail.runner)
+        self.run(self.mail.notices.runner)
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
@@ -105,7 +94,7 @@ class Service:
         """Nothing to wait for: a proxy without brokers refuses with a clear error."""
         self._leases.start()
         if self._context.cluster.weighted_routing:
-            self._measure()
+            self.every(self._context.cluster.heartbeat_interval_ms / 1000, self._measure)
 
     async def drain(self) -> None:
         """Tell publishers to use another proxy, and wait until what is under way is resolved."""
@@ -118,9 +107,8 @@ class Service:
 
     async def stop(self) -> None:
         """Give the worker numbers back, as far as they were not lent on."""
-        self._alarm.cancel()
-        if self._measure_timer is not None:
-            self._measure_timer.cancel()
+        self.stop_runners()
+        await self.cancel_tasks()
         await self._presence.close()
         await self.mail.stop()
         await self._leases.close()
@@ -143,9 +131,7 @@ class Service:
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A gateway's clients published."""
-        malformed = self._core.counters.batches_malformed
-        self._perform(self._core.step(BatchForwarded(data, start, end, count), self._context.now()))
-        return Outcome.TAKEN if self._core.counters.batches_malformed == malformed else Outcome.MALFORMED
+        return self._records.take(RecordsReceived(peer, data, start, end, count))
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """A gateway delivered signals; a relay names messages that nobody took; a broker or relay knows a newer layout."""
@@ -163,22 +149,18 @@ class Service:
         except DecodeError:
             return Outcome.MALFORMED
         if signals:
-            self._perform(self._core.step(SignalsDelivered(signals), self._context.now()))
+            self._records.step(ev.SignalsDelivered(signals))
         if offline:
-            self._perform(self._core.step(UsersOffline(offline), self._context.now()))
+            self._records.step(ev.UsersOffline(offline))
         return Outcome.TAKEN
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Brokers and relays handled parcels, or lost them."""
-        self._perform(self._core.step(Settled(settled), self._context.now()))
+        self._records.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """A broker or a relay is doubted, dead, or back."""
         self._replicas_changed()
-
-    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing to add."""
-        return b""
 
     # What the publishers' service calls.
 
@@ -191,7 +173,7 @@ class Service:
             raise Overloaded(text, retry_after_ms=1_000)
         number = next(self._numbers)
         self._publishers[number] = publisher
-        self._perform(self._core.step(PublisherOpened(number), self._context.now()))
+        self._records.step(ev.PublisherOpened(number))
         return number
 
     def named(self, stream: int, client: str) -> None:
@@ -201,14 +183,14 @@ class Service:
 
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """A batch."""
-        event = BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
-        self._perform(self._core.step(event, self._context.now()))
+        event = ev.BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
+        self._records.step(event)
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""
         self._publishers.pop(stream, None)
         self._names.pop(stream, None)
-        self._perform(self._core.step(PublisherClosed(stream), self._context.now()))
+        self._records.step(ev.PublisherClosed(stream))
 
     def members(self) -> wire_pb2.ClusterReply:
         """Where the cluster's proxies and gateways are."""
@@ -239,24 +221,24 @@ class Service:
         gateways = {gateway_publisher(node.endpoint) for node in view.of_role("gateway")}
         for stream in [stream for stream, name in self._names.items() if name in gateways]:
             del self._names[stream]
-            self._perform(self._core.step(PublisherExempted(stream), self._context.now()))
+            self._records.step(ev.PublisherExempted(stream))
 
     def _replicas_changed(self) -> None:
-        view, now = self._context.view, self._context.now()
-        brokers = BrokersChanged(view.layout.partitions("broker"), self._replicas("broker"))
-        self._perform(self._core.step(brokers, now))
+        view = self._context.view
+        brokers = ev.BrokersChanged(view.layout.partitions("broker"), self._replicas("broker"))
+        self._records.step(brokers)
         relays = view.layout.partitions("relay") if "relay" in view.layout.roles else 0
-        self._perform(self._core.step(RelaysChanged(relays, self._replicas("relay") if relays else ()), now))
-        self.mail.notices.owners(relays, self._owners(relays))
+        self._records.step(ev.RelaysChanged(relays, self._replicas("relay") if relays else ()))
+        self.mail.notices.runner.step(mail_ev.OwnersChanged(relays, self._owners(relays)))
 
-    def _replicas(self, role: str) -> tuple[Replica, ...]:
+    def _replicas(self, role: str) -> tuple[ev.Replica, ...]:
         view, links = self._context.view, self._context.links
-        replicas: list[Replica] = []
+        replicas: list[ev.Replica] = []
         for node in view.of_role(role):
             state = links.state(node.endpoint)
             if node.state is not NodeState.INIT and state is not PeerState.DEAD:
                 usable = node.state is NodeState.RUNNING and state is not PeerState.SUSPECT
-                replicas.append(Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
+                replicas.append(ev.Replica(node.endpoint, node.partition, usable, self._weights.weight(node.endpoint)))
         return tuple(replicas)
 
     def _owners(self, relays: int) -> dict[int, tuple[EndpointID, ...]]:
@@ -269,8 +251,6 @@ class Service:
 
     def _measure(self) -> None:
         """Once in a heartbeat interval: let brokers that answer late or seldom have fewer rooms."""
-        interval_s = self._context.cluster.heartbeat_interval_ms / 1000
-        self._measure_timer = asyncio.get_running_loop().call_later(interval_s, self._measure)
         partitions: dict[int, dict[EndpointID, Quality]] = {}
         for node in self._context.view.running("broker"):
             quality = self._context.links.quality(node.endpoint)
@@ -278,27 +258,19 @@ class Service:
         if self._weights.measure(partitions.values()):
             self._replicas_changed()
 
-    def _perform(self, effects: list[Effect]) -> None:
-        links = self._context.links
-        for effect in effects:
-            if isinstance(effect, SendRecords):
-                links.send_records(effect.peer, effect.records, effect.lane, effect.token)
-            elif isinstance(effect, Reply):
-                publisher = self._publishers.get(effect.stream)
-                if publisher is not None:
-                    publisher.resolved(effect)
-            elif isinstance(effect, Delivered):
-                publisher = self._publishers.get(effect.stream)
-                if publisher is not None:
-                    publisher.delivered(effect.signals)
-        self._alarm.set(self._core.next_deadline())
+    def _reply(self, effect: ev.Reply) -> None:
+        publisher = self._publishers.get(effect.stream)
+        if publisher is not None:
+            publisher.resolved(effect)
 
-    def _tick(self) -> None:
-        self._perform(self._core.step(Tick(), self._context.now()))
+    def _delivered(self, effect: ev.Delivered) -> None:
+        publisher = self._publishers.get(effect.stream)
+        if publisher is not None:
+            publisher.delivered(effect.signals)
 
     def _samples(self) -> dict[str, object]:
-        samples: dict[str, object] = {f"{name}_total": value for name, value in asdict(self._core.counters).items()}
-        samples |= {
+        samples: dict[str, object] = {
+            **totals(self._core.counters),
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,

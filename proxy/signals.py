@@ -7,7 +7,7 @@
 The loss of one process or one datagram then takes one copy. Signals have no order, so they neither wait for a change of
 routes nor does the change wait for them.
 
-Source: seed 004 §4; DESIGN section 9, "Signal". Departs from seed 004 §4 step 2 (a random broker) because other
+Source: PiXiu §4; docs/architecture.md, "A signal to a room". Departs from PiXiu §4 step 2 (a random broker) because other
 partitions do not know the room, and random picks coincide.
 """
 
@@ -17,15 +17,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pixiu.placement.partition import rendezvous_order
-from pixiu.wire.record import SIZE_FIELD, Kind
-from proxy.events import Replica
+from pixiu.wire.record import SIGNAL, SIZE_FIELD
+from proxy import events as ev
 
 AWAITED_GENERATION: Final = 65_536
 """Signals awaited by publishers before a new generation begins; the last one or two are remembered, the oldest go first."""
-SIGNAL: Final = int(Kind.SIGNAL)
 
 
-def replica_of_copy(replicas: Sequence[Replica], signal: int, copy: int) -> int:
+def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> int:
     """The endpoint that gets a signal's copy: the copy-th in the rendezvous order of its SnowflakeID, usable ones first.
 
     With fewer replicas than copies some get several. Raises ZeroDivisionError on no replicas.

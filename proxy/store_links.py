@@ -1,6 +1,6 @@
 """A proxy's streams to the leaders of Xiu and Pi, as its mail core names them: each stream by a number of its own.
 
-Source: DESIGN sections 6 (mail goes by streams) and 9 ("Mail").
+Source: docs/links.md, docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.rpc.channels import Channels
+from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
-from proxy.mail_events import Appended, Event, LinkDown, LinkUp, SendAppend, SendStore, Store, Stored, StoredRun, Triple
+from proxy import mail_events as ev
 
 
 class StoreLink:
@@ -28,11 +29,11 @@ class StoreLink:
 
     def __init__(
         self,
-        store: Store,
+        store: ev.Store,
         view: Callable[[], View],
         channels: Channels,
         numbers: Callable[[], int],
-        take: Callable[[Event], None],
+        take: Callable[[ev.Event], None],
         crash: Callable[[BaseException], None],
     ) -> None:
         self.store = store
@@ -43,19 +44,19 @@ class StoreLink:
             store.role, store.partition, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash
         )
 
-    def send(self, effect: SendStore | SendAppend) -> None:
+    def send(self, effect: ev.SendStore | ev.SendAppend) -> None:
         """A request of the stream that is open."""
         if effect.link != self._number:
             return
-        if isinstance(effect, SendStore):
-            level = xiu_pb2.StoreLevel.ValueType(int(effect.level))
+        if isinstance(effect, ev.SendStore):
+            level = xiu_pb2.StoreLevel.ValueType(effect.level.value)
             self._stream.send(
                 xiu_pb2.StoreRequest(
                     batch=effect.data, count=effect.count, position=effect.position, level=level, epoch=effect.epoch
                 )
             )
         else:
-            wanted = pi_pb2.PiLevel.ValueType(int(effect.level))
+            wanted = pi_pb2.PiLevel.ValueType(effect.level.value)
             self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
 
     def leave(self, number: int) -> None:
@@ -70,18 +71,18 @@ class StoreLink:
 
     def _up(self, epoch: int) -> None:
         self._number = self._numbers()
-        self._take(LinkUp(self.store, self._number, epoch))
+        self._take(ev.LinkUp(self.store, self._number, epoch))
 
     def _down(self, reason: str) -> None:
         number, self._number = self._number, 0
-        self._take(LinkDown(self.store, number, reason))
+        self._take(ev.LinkDown(self.store, number, reason))
 
     def _replied(self, reply: Reply) -> None:
-        partition, triple = self.store.partition, Triple(reply.layout_version, reply.epoch, reply.committed)
+        store, link = self.store, self._number
+        triple = Triple(reply.layout_version, reply.epoch, reply.committed)
         if isinstance(reply, pi_pb2.PiReply):
-            self._take(
-                Appended(partition, self._number, reply.request, list(reply.results), reply.code, reply.text, triple, reply.copies)
-            )
+            results = list(reply.results)
+            self._take(ev.Appended(store.partition, link, reply.request, results, reply.code, reply.text, triple, reply.copies))
             return
-        runs = [StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
-        self._take(Stored(partition, self._number, runs, triple, reply.copies))
+        runs = [ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
+        self._take(ev.Stored(store.partition, link, runs, triple, reply.copies))

@@ -3,7 +3,7 @@
 The proxy holds numbers by leases of its own and lends each for a short time. A number that comes back with the last
 time used is lent again from there; one that does not come back rests until its loan is over.
 
-Source: DESIGN section 4, "Proxies lend numbers to SDKs without a registry".
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations

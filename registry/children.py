@@ -1,6 +1,6 @@
 """Child processes of `pixiu up`: started with a log of their own, dead when the parent dies.
 
-Source: DESIGN section 15 (`pixiu up`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pixiu up` and `pixiu zookeeper`: commands that need the servers' packages, found by the entry-point group `pixiu.commands`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from pixiu.cli.output import EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from pixiu.cli.output import DEFAULT_TARGET, EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
 from registry.children import DieWithParent, child_environment
 from registry.screen import Rates, render
 from registry.up import LocalCluster, UpOptions
@@ -225,9 +225,16 @@ class _Up:
         for name in ("proxies", "gateways", "mqtt"):
             out.print(f"  {name:<9} {'  '.join(found[name])}", highlight=False)
         out.print(f"  logs      {self._cluster.options.data / 'logs'}", highlight=False)
+        tries = ["pixiu listen --room 42", 'pixiu send --room 42 "hello"', "pixiu status"]
+        if self._cluster.options.pis:
+            tries[2:2] = ['pixiu send --mail --user 7 "kept for you"', "pixiu inbox 7"]
         if found["mqtt"]:
             host, _, port = found["mqtt"][0].rpartition(":")
-            out.print(f"  try       mosquitto_sub -h {host} -p {port} -t room/42", highlight=False)
+            tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")
+        if self._cluster.target != DEFAULT_TARGET:
+            tries.insert(0, f"export PIXIU_TARGET={self._cluster.target}")
+        for number, line in enumerate(tries):
+            out.print(f"  {'try' if number == 0 else '':<9} {line}", highlight=False)
 
 
 def _code_text(code: object) -> str:

@@ -2,7 +2,7 @@
 
 `python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM.
 
-Source: DESIGN section 16 (the embedded ZooKeeper), section 15 (`pixiu up`).
+Source: docs/pipeline.md, section 15 (`pixiu up`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class EmbeddedZooKeeper:
         data_dir: its folder: configuration, data and log. The data stays after `stop`.
         port: TCP port; 0 takes a free one, which is then kept over restarts of this object.
 
-    Source: DESIGN section 16.
+    Source: docs/pipeline.md.
     """
 
     def __init__(self, data_dir: str | Path, port: int = 0) -> None:

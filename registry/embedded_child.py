@@ -1,6 +1,6 @@
 """The embedded ZooKeeper as a child of `pixiu up`: started, watched, started again on the same port and data.
 
-Source: DESIGN sections 15 and 16.
+Source: docs/operations.md, docs/pipeline.md.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import signal
 from pathlib import Path
-from random import Random
 from typing import Final
 
 from pixiu.errors import ConfigurationError, RegistryUnavailable
+from pixiu.rpc.backoff import Backoff
 from registry.children import start_child, tail
 from registry.embedded import HOST, START_TIMEOUT_S, STOP_TIMEOUT_S
 
 FIRST_BACKOFF_S: Final = 0.5
-LONGEST_BACKOFF_S: Final = 10.0
+MAX_BACKOFF_S: Final = 10.0
 POLL_S: Final = 0.05
 _SERVES = re.compile(r"ZooKeeper serves 127\.0\.0\.1:(\d+)")
 
@@ -35,7 +36,6 @@ class EmbeddedChild:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._chance = Random()
         self.port = port
         self.restarts = 0
         self.problem = ""
@@ -98,13 +98,12 @@ class EmbeddedChild:
 
     async def _keep(self) -> None:
         """Start it again whenever it ends: running processes do without it for as long as that takes."""
-        wait_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             assert self._process is not None
             await self._process.wait()
             self.problem = "it ended and is being started again"
-            await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
-            wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+            await asyncio.sleep(backoff.next_s())
             self.restarts += 1
             try:
                 await self._start()
@@ -112,7 +111,7 @@ class EmbeddedChild:
                 self.problem = str(error)
                 continue
             self.problem = ""
-            wait_s = FIRST_BACKOFF_S
+            backoff.reset()
 
     def _kill_orphan(self) -> None:
         """A Java process whose own parent was killed would hold the port and the data for ever."""

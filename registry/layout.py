@@ -1,6 +1,6 @@
 """Writes the cluster's layout, and the mirrors of its numbers of partitions in the same transaction.
 
-Source: DESIGN section 7; seed 004 §2.1 (`partition_num`).
+Source: docs/registry.md; PiXiu §2.1 (`partition_num`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
     Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number cannot
     be, `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
     for role, wanted in desired.items():
         _check(role, wanted)

@@ -4,7 +4,7 @@ A worker number is leased for a *range of time* and written down persistently, s
 the process can let two make the same ID. A gateway instance is held by an ephemeral node, and its generation, which
 grows with every start, tells its uses apart.
 
-Source: DESIGN section 4.
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pixiu.discovery.zookeeper import (
 )
 from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
+from pixiu.rpc.backoff import Backoff
 from registry.restorer import Restorer
 
 RANGE_MS: Final = 24 * 3_600_000
@@ -48,9 +49,9 @@ BATCH: Final = 64
 """How many numbers are read at once in search of a free one."""
 INSTANCE_ROUNDS: Final = 16
 """How often a gateway looks for a free instance before it gives up."""
-RETRY_FIRST_S: Final = 0.2
-RETRY_LAST_S: Final = 60.0
-"""Back-off of renewals that failed; doubles in between, with jitter."""
+FIRST_BACKOFF_S: Final = 0.2
+MAX_BACKOFF_S: Final = 60.0
+"""Of renewals that failed."""
 RETRY_AFTER_MS: Final = 60_000
 
 _log = logging.getLogger("registry.leases")
@@ -91,7 +92,7 @@ class WorkerLeases:
         renew_interval_s: how often they are extended by themselves, seconds.
         workers: numbers are below this.
 
-    Source: DESIGN section 4.
+    Source: docs/identifiers.md.
     """
 
     def __init__(
@@ -258,10 +259,10 @@ class WorkerLeases:
             return MAX_ID, -1, ""
 
     async def _renew_for_ever(self) -> None:
-        failures = 0
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
+        failed = False
         while True:
-            delay = min(RETRY_FIRST_S * 2 ** min(failures, 20), RETRY_LAST_S) if failures else self._renew_interval_s
-            await asyncio.sleep(delay * random.uniform(0.8, 1.0))
+            await asyncio.sleep(backoff.next_s() if failed else self._renew_interval_s * random.uniform(0.8, 1.0))
             failed = False
             for worker, held in list(self._held.items()):
                 try:
@@ -277,7 +278,8 @@ class WorkerLeases:
                 else:
                     if self._on_renewed is not None:
                         self._on_renewed(lease)
-            failures = failures + 1 if failed else 0
+            if not failed:
+                backoff.reset()
 
 
 def _lease_json(holder: str, until_ms: int) -> bytes:
@@ -313,7 +315,7 @@ class InstanceLease:
             make no more GatewayMsgIDs with it, and may `acquire` another.
         instances: numbers are below this.
 
-    Source: DESIGN section 4; seed 004 §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
+    Source: docs/identifiers.md; PiXiu §5.1.1. Departs from the seed, whose gateway numbers come from ZooKeeper's sequence,
     because that starts again when its parent is made anew.
     """
 
@@ -333,7 +335,7 @@ class InstanceLease:
         self._instances = instances
         self._held: Instance | None = None
         self._lock = asyncio.Lock()
-        self._restorer = Restorer(zookeeper, self._restore, "the gateway's instance", RETRY_LAST_S)
+        self._restorer = Restorer(zookeeper, self._restore, "the gateway's instance", MAX_BACKOFF_S)
 
     @property
     def held(self) -> Instance | None:

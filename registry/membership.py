@@ -4,7 +4,7 @@
                      │                                                and replica; an old node is replaced in the
                  unregister                                           same transaction
 
-Source: DESIGN section 7; seed 004 §2.2 step 1.
+Source: docs/registry.md; PiXiu §2.2 step 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_TRIES: Final = 10
 """How often a registration is tried again because the registry changed under it."""
 MAX_COMPARED: Final = 64
 """With how many registered nodes the hash of the settings is compared: all of them agree with each other already."""
-RETRY_LAST_S: Final = 5.0
+MAX_BACKOFF_S: Final = 5.0
 """The longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
 
@@ -51,7 +51,7 @@ class Membership:
         conflict_wait_s: how long `register` waits for nodes with other settings to go (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Membership:
         self._unwritten = False
         """The node's data in the registry may be older than ours."""
         self._lock = asyncio.Lock()
-        self._restorer = Restorer(zookeeper, self._restore, "the process's node", RETRY_LAST_S)
+        self._restorer = Restorer(zookeeper, self._restore, "the process's node", MAX_BACKOFF_S)
         self.registrations = 0
         """How often the node was created."""
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from pixiu.discovery.zookeeper import SessionEvent, SessionState, WatchEvent, ZooKeeper
 from pixiu.errors import RegistryUnavailable
+from pixiu.rpc.backoff import Backoff
 
-RETRY_FIRST_S: Final = 0.2
+FIRST_BACKOFF_S: Final = 0.2
 """Back-off while connected; doubles up to the owner's limit, with jitter."""
 
 _log = logging.getLogger("registry.restorer")
@@ -25,12 +26,13 @@ class Restorer:
         restore: looks at what should be there, puts it there, and watches it with `on_watch`. What raises is tried again: a
             thing that is gone for ever would be worse than any error.
         what: names it in the log.
-        retry_last_s: the longest back-off, seconds.
+        max_backoff_s: the longest wait between attempts, seconds.
     """
 
-    def __init__(self, zookeeper: ZooKeeper, restore: Callable[[], Awaitable[None]], what: str, retry_last_s: float) -> None:
+    def __init__(self, zookeeper: ZooKeeper, restore: Callable[[], Awaitable[None]], what: str, max_backoff_s: float) -> None:
         self._zookeeper, self._restore = zookeeper, restore
-        self._what, self._retry_last_s = what, retry_last_s
+        self._what = what
+        self._backoff = Backoff(FIRST_BACKOFF_S, max_backoff_s, random.random)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,19 +68,16 @@ class Restorer:
             self._wake.set()
 
     async def _run(self) -> None:
-        failures = 0
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 await self._restore()
-                failures = 0
+                self._backoff.reset()
             except Exception as error:
                 expected = isinstance(error, RegistryUnavailable)
                 _log.log(logging.DEBUG if expected else logging.WARNING, "%s is not there again yet: %r", self._what, error)
                 if expected and not self._zookeeper.connected:
                     continue  # the next connection wakes us
-                failures += 1
-                delay = min(RETRY_FIRST_S * 2 ** min(failures, 20), self._retry_last_s)
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                await asyncio.sleep(self._backoff.next_s())
                 self._wake.set()

@@ -6,7 +6,7 @@
        │ RESTED       │ EXITED            │ EXITED   every state ─────────▶ STOPPING ──EXITED──▶ STOPPED
        └── BACKOFF ◀──┴───────────────────┘
 
-Source: DESIGN section 15 (`pixiu up`); section 14 rules 2 and 6.
+Source: docs/operations.md; docs/promises.md, "Failure rules" 2 and 6.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from pixiu.rpc.backoff import Backoff
+
 FIRST_BACKOFF_S: Final = 0.2
-LONGEST_BACKOFF_S: Final = 10.0
+MAX_BACKOFF_S: Final = 10.0
 STEADY_S: Final = 30.0
 """A process that ran for so many seconds starts its back-off anew."""
 START_SLOTS: Final = 4
@@ -177,12 +179,12 @@ def wanted_processes(
 class SupervisorCore:
     """Decides for one cluster. `now` is monotonic seconds; `jitter` gives numbers in [0, 1).
 
-    Source: DESIGN section 14 rule 2 (no retry without jittered back-off).
+    Source: docs/promises.md, "Failure rules" 2 (no retry without jittered back-off).
     """
 
     def __init__(self, specs: Sequence[ProcessSpec], jitter: Callable[[], float], *, grace_s: float = GRACE_S) -> None:
         self.processes = {spec.name: ProcessRecord(spec) for spec in specs}
-        self._jitter = jitter
+        self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, lambda: 1.0 - jitter())
         self._grace_s = grace_s
         self._stopping = False
         self._group = -1
@@ -241,8 +243,7 @@ class SupervisorCore:
         record.failures = 1 if steady else record.failures + 1
         if not record.ever_running and (code == CONFIGURATION_EXIT or record.failures >= FIRST_TRIES):
             return [Fail(name, code)]
-        wait = min(FIRST_BACKOFF_S * 2 ** min(record.failures - 1, 20), LONGEST_BACKOFF_S)
-        record.rest_until = now + wait * (1.0 - 0.5 * self._jitter())
+        record.rest_until = now + self._backoff.after_s(record.failures)
         return self.tick(now)
 
     def stop(self, now: float) -> list[Effect]:

@@ -2,7 +2,7 @@
 
     ZooKeeper ─▶ layout ─▶ xius, pis ─▶ routers ─▶ relays ─▶ brokers ─▶ proxies ─▶ gateways   (and back in the other order)
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Child:
 class LocalCluster:
     """Runs and watches the processes. `changed` is called when something worth showing happened.
 
-    Source: DESIGN section 15.
+    Source: docs/operations.md.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A batch is walked once, in place; each record is cut out once and put on the list of every gateway that gets it.
 
-Source: seed 004 §7.3 ("forwards Chat Messages … drops them when the user is offline"); DESIGN section 9, "Chat".
+Source: PiXiu §7.3 ("forwards Chat Messages … drops them when the user is offline"); docs/architecture.md, "A message to a user".
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pixiu.ids import EndpointID
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, WALK, Flag, Kind
+from cluster.membership.events import Effect
+from cluster.runtime.parcels import Target, discard, take_parcels
+from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import take_apart
-from relay.events import SendRecords
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """A gateway, or a relay to pass on to, with the parcel that is being made up for it: by lane."""
-
-    endpoint: EndpointID
-    lanes: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
 
 @dataclass(slots=True)
@@ -46,13 +38,14 @@ class ChatCounters:
 
 @dataclass(slots=True)
 class Routed:
-    """What became of a batch."""
+    """What became of a batch beside the parcels."""
 
-    parcels: list[SendRecords] = field(default_factory=list)
     offline: list[int] = field(default_factory=list)
     """SnowflakeIDs of records that nobody takes."""
-    stale: bool = False
-    """Some were for users of another partition."""
+    stale: int = 0
+    """Records for users of another partition."""
+    lost: int = 0
+    """Of these, such that could not be passed on."""
 
 
 class ChatFanout:
@@ -81,13 +74,11 @@ class ChatFanout:
         self._tracer = tracer
         self.counters = ChatCounters()
 
-    def route(self, data: bytes, start: int, end: int, count: int) -> Routed | None:
-        """What to send for a batch, one parcel for each destination and lane. None: the batch is malformed; nothing of it
+    def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed | None:
+        """Send a batch's records, one parcel for each destination and lane. None: the batch is malformed; nothing of it
         is sent. One user's records keep their order."""
-        unpack, chat, signal, counters = WALK.unpack_from, int(Kind.CHAT), int(Kind.SIGNAL), self.counters
-        touched: dict[Target, None] = {}
-        routed = Routed()
-        position, plain, traced_us = start, chat, 0
+        unpack, touched, routed = WALK.unpack_from, dict[Target, None](), Routed()
+        position, plain, traced_us = start, CHAT, 0
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
@@ -99,9 +90,9 @@ class ChatFanout:
                 targets, record = self._targets(uin, snowflake, routed), b""
             else:
                 kind, flags = what & 255, what >> 8
-                if kind == chat or (kind == signal and not flags & Flag.TO_ROOM):
+                if kind == CHAT or (kind == SIGNAL and not flags & Flag.TO_ROOM):
                     targets, record = self._targets(uin, snowflake, routed), b""
-                    if kind == chat and not flags & Flag.TRACED:
+                    if kind == CHAT and not flags & Flag.TRACED:
                         plain = what  # as a rule the next record's as well
                 else:
                     targets, record = self._addressed(kind, data, position, after)
@@ -109,21 +100,28 @@ class ChatFanout:
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
             if targets:
-                record, lane = record or data[position:after], min(type_ >> 6, 1)
+                record = record or data[position:after]
                 for target in targets:
                     touched[target] = None
-                    target.lanes[lane].append(record)
+                    (target.normal if type_ >= FIRST_LANE_BELOW else target.first).append(record)
             position = after
         else:
             if position == end:
-                counters.records_in += count
-                counters.records_offline += len(routed.offline)
-                routed.parcels = self._parcels(touched, traced_us)
+                parcels, copies = take_parcels(touched, self._tracer, traced_us)
+                out += parcels
+                self._count(count, copies, routed)
                 return routed
-        for target in touched:
-            target.lanes = ([], [])
-        counters.batches_malformed += 1
+        discard(touched)
+        self.counters.batches_malformed += 1
         return None
+
+    def _count(self, records: int, copies: int, routed: Routed) -> None:
+        counters = self.counters
+        counters.records_in += records
+        counters.copies_out += copies
+        counters.records_offline += len(routed.offline)
+        counters.records_passed_on += routed.stale - routed.lost
+        counters.records_unroutable += routed.lost
 
     def _targets(self, uin: int, snowflake: int, routed: Routed) -> tuple[Target, ...]:
         if self._serves(uin):
@@ -131,12 +129,11 @@ class ChatFanout:
             if not targets:
                 routed.offline.append(snowflake)
             return targets
-        routed.stale = True
+        routed.stale += 1
         elsewhere = self._elsewhere(uin)
         if elsewhere is None:
-            self.counters.records_unroutable += 1
+            routed.lost += 1
             return ()
-        self.counters.records_passed_on += 1
         return (elsewhere,)
 
     def _addressed(self, kind: int, data: bytes, start: int, end: int) -> tuple[tuple[Target, ...], bytes]:
@@ -144,7 +141,7 @@ class ChatFanout:
 
         Users of another partition are looked up as well: after a doubling they are still known here for a while.
         """
-        found = take_apart(data, start, end) if kind == Kind.ADDRESSED else None
+        found = take_apart(data, start, end) if kind == ADDRESSED else None
         if found is None:
             self.counters.records_wrong_kind += 1
             return (), b""
@@ -152,15 +149,3 @@ class ChatFanout:
         uins, record = found
         connected = self._connected
         return tuple({target: None for uin in uins for target in connected(uin)}), record
-
-    def _parcels(self, touched: dict[Target, None], traced_us: int) -> list[SendRecords]:
-        parcels: list[SendRecords] = []
-        for target in touched:
-            for lane, records in enumerate(target.lanes):
-                if records:
-                    if traced_us:
-                        self._tracer.stamp_all(records, traced_us)
-                    parcels.append(SendRecords(target.endpoint, records, lane))
-                    self.counters.copies_out += len(records)
-            target.lanes = ([], [])
-        return parcels

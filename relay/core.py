@@ -7,7 +7,7 @@
 
 What a gateway says is handled by `cluster.membership.replica_core`, over `cluster.membership.devices.Devices`.
 
-Source: seed 004 §7.3; DESIGN sections 9 ("Chat") and 10.
+Source: PiXiu §7.3; docs/architecture.md, "A message to a user", docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from cluster.membership.devices import Connection, Devices, connection_of
+from cluster.membership.events import Effect
 from cluster.membership.forwards import Group, Outcome
 from cluster.membership.lww_map import Applied, Update
 from cluster.membership.replica_core import ReplicaCore
-from cluster.membership.replica_events import ClusterChanged, Effect, PeerAlive, PeerDead, SendControl, Tick
 from cluster.membership.replica_state import State
+from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, Tick
+from cluster.runtime.parcels import Target
 from pixiu.ids import EndpointID
-from pixiu.placement.partition import rendezvous, serves
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
-from relay.chat import ChatFanout, Target
-from relay.events import RecordsReceived, Relayed
+from relay.chat import ChatFanout
 from relay.login_conflicts import Contests
 
 MAX_NEWER: Final = 100_000
@@ -81,32 +81,9 @@ class Core(ReplicaCore):
         self.contests = Contests(self.devices, heartbeat_s)
         self.replaced = 0
         """Connections whose gateways were told that a newer login took their place."""
-        self._gateways: dict[int, Target] = {}
-        """Instance → gateway."""
-        self._silent: set[EndpointID] = set()
-        """Gateways that heartbeats say are dead."""
-        self._relays: dict[EndpointID, Target] = {}
-        self._pass_on_until = self._pass_on_now = 0.0
         self._newer: dict[int, int] = {}
         """GatewayMsgID of a connect that is not confirmed yet → the connect time above it."""
-
-    def records_received(self, event: RecordsReceived, now: float) -> Relayed | None:
-        """Take a batch. None when it is malformed: then nothing of it is sent."""
-        self._pass_on_now = now
-        lost = self.chat.counters.records_unroutable
-        routed = self.chat.route(event.data, event.start, event.end, event.count)
-        if routed is None:
-            return None
-        relayed = Relayed(routed.parcels, taken=self.chat.counters.records_unroutable == lost)
-        for start in range(0, len(routed.offline), MAX_OFFLINE):
-            notice = control_pb2.ChatOffline(snowflake_ids=routed.offline[start : start + MAX_OFFLINE])
-            control = control_pb2.Control(chat_offline=notice)
-            relayed.controls.append(SendControl(event.peer, [control.SerializeToString()]))
-        if routed.stale and self._view is not None:
-            found = self._notices.due(event.peer, self._view.version, now)
-            if found is not None:
-                relayed.controls.append(SendControl(event.peer, [found]))
-        return relayed
+        self.table.on(RecordsReceived, self._on_records)
 
     def presence(self, uins: Iterable[int]) -> list[UserPresence]:
         """Who of these users is online, on how many devices, in the order asked for."""
@@ -127,17 +104,29 @@ class Core(ReplicaCore):
 
     def reachable_gateways(self) -> list[int]:
         """Endpoints of gateways that are in the registry and not silent."""
-        return [target.endpoint for target in self._gateways.values() if target.endpoint not in self._silent]
+        return [target.endpoint for target in self._gateways.values() if target.endpoint not in self._dead]
 
     def gateway_at(self, instance: int) -> int | None:
         """The endpoint of a gateway instance, if it can be reached."""
         target = self._gateways.get(instance)
-        return None if target is None or target.endpoint in self._silent else target.endpoint
+        return None if target is None or target.endpoint in self._dead else target.endpoint
 
     # --- users' messages
 
-    def _serves(self, uin: int) -> bool:
-        return serves(self.partition, uin, self._view.partitions if self._view is not None else 1)
+    def _on_records(self, event: RecordsReceived, now: float, out: list[Effect]) -> None:
+        """Records out first, then who is offline, so that the notice leaves before the acknowledgement of the batch."""
+        self._batch_at = now
+        routed = self.chat.route(event.data, event.start, event.end, event.count, out)
+        if routed is None:
+            out.append(MALFORMED)
+            return
+        for start in range(0, len(routed.offline), MAX_OFFLINE):
+            notice = control_pb2.ChatOffline(snowflake_ids=routed.offline[start : start + MAX_OFFLINE])
+            out.append(SendControl(event.peer, [control_pb2.Control(chat_offline=notice).SerializeToString()]))
+        if routed.stale:
+            self._notice(event.peer, now, out)
+            if routed.lost:
+                out.append(NOT_TAKEN)
 
     def _gateway_targets(self, uin: int) -> tuple[Target, ...]:
         # Only reachable instances are named, and those are in the map.
@@ -146,54 +135,23 @@ class Core(ReplicaCore):
     def _connected_targets(self, uin: int) -> tuple[Target, ...]:
         return tuple([self._gateways[instance] for instance in self.devices.gateways_of(uin)])
 
-    def _elsewhere(self, uin: int) -> Target | None:
-        """The relay that serves a user who moved; for two poll intervals after the doubling. Source: DESIGN section 8."""
-        if self._view is None or self._pass_on_now >= self._pass_on_until:
-            return None
-        replicas = self._running(uin % self._view.partitions)
-        if not replicas:
-            return None
-        endpoint = EndpointID(rendezvous(uin, replicas))
-        return self._relays.setdefault(endpoint, Target(endpoint))
-
     # --- the cluster
 
-    def _on_cluster(self, event: ClusterChanged, now: float, effects: list[Effect]) -> None:
-        if self._view is None or event.partitions != self._view.partitions:
-            # Senders may go by an older view for so long, also when this process is new.
-            self._pass_on_until = now + self._grace_s
-        there = {target.endpoint: target for target in self._gateways.values()}
-        self._gateways = {
-            gateway.instance: there.get(gateway.endpoint) or Target(gateway.endpoint)
-            for gateway in sorted(event.gateways, key=lambda g: (g.generation, g.endpoint))
-        }
-        self._silent &= {target.endpoint for target in self._gateways.values()}
-        known = {replica.endpoint for replica in event.replicas}
-        self._relays = {endpoint: target for endpoint, target in self._relays.items() if endpoint in known}
+    def _reach_changed(self, now: float, out: list[Effect]) -> None:
         self._set_reachable()
-        super()._on_cluster(event, now, effects)
-
-    def _on_dead(self, event: PeerDead, now: float, effects: list[Effect]) -> None:
-        self._silent.add(event.peer)
-        self._set_reachable()
-        super()._on_dead(event, now, effects)
-
-    def _on_alive(self, event: PeerAlive, now: float, effects: list[Effect]) -> None:
-        self._silent.discard(event.peer)
-        self._set_reachable()
-        super()._on_alive(event, now, effects)
+        super()._reach_changed(now, out)
 
     def _set_reachable(self) -> None:
         """Devices on a gateway that is out of the registry, or silent, are offline."""
-        reachable = [instance for instance, target in self._gateways.items() if target.endpoint not in self._silent]
+        reachable = [instance for instance, target in self._gateways.items() if target.endpoint not in self._dead]
         self.devices.set_reachable(frozenset(reachable))
 
     # --- what gateways say
 
-    def _apply(self, messages: list[Update], now: float, effects: list[Effect]) -> Applied:
+    def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Tell a connect that is not the newest by its confirmation, and those that it replaces by their gateways.
 
-        Source: DESIGN section 10 ("the relay answers a connect with the highest time it knows").
+        Source: docs/memberships.md.
         """
         for change in messages:
             newer = self.devices.newer(change) if change.login else 0
@@ -201,13 +159,13 @@ class Core(ReplicaCore):
                 if len(self._newer) >= MAX_NEWER:
                     del self._newer[next(iter(self._newer))]
                 self._newer[change.id] = newer
-        applied = super()._apply(messages, now, effects)
+        applied = super()._apply(messages, now, out)
         for change in applied.changes:
             if change.login and not self.devices.newer(change):
-                self._replace(change, effects)
+                self._replace(change, out)
         return applied
 
-    def _replace(self, change: Update, effects: list[Effect]) -> None:
+    def _replace(self, change: Update, out: list[Effect]) -> None:
         """The login policy allows the rivals of the newest connection no longer. Every replica says so: what one of
         them knows too late the other one knew; a gateway takes it once."""
         winner = connection_of(change)
@@ -215,26 +173,26 @@ class Core(ReplicaCore):
             gateway = self._gateways.get(rival.instance)
             if gateway is None:
                 continue
-            data = [_replaced(change.room, rival, winner)]
+            data = [_replaced(change.group, rival, winner)]
             self.replaced += 1
-            effects.append(SendControl(gateway.endpoint, data, self.forwards.send(gateway.endpoint, data, Group(None, []))))
+            out.append(SendControl(gateway.endpoint, data, self.forwards.send(gateway.endpoint, data, Group(None, []))))
 
-    def _on_tick(self, event: Tick, now: float, effects: list[Effect]) -> None:
-        super()._on_tick(event, now, effects)
+    def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
+        super()._on_tick(event, now, out)
         self.contests.note(self.devices.take_together(), now)
         if self.state is State.RUNNING:
             for uin, loser, winner in self.contests.due(now):
                 gateway = self._gateways.get(loser.instance)
                 if gateway is not None and self._serves(uin):
                     self.replaced += 1
-                    effects.append(SendControl(gateway.endpoint, [_replaced(uin, loser, winner)]))
+                    out.append(SendControl(gateway.endpoint, [_replaced(uin, loser, winner)]))
 
-    def _confirm(self, outcome: Outcome, effects: list[Effect]) -> None:
+    def _confirm(self, outcome: Outcome, out: list[Effect]) -> None:
         for group in outcome.confirmed:
             if group.gateway is None:
                 for number in group.ids:
                     self._newer.pop(number, None)
-        super()._confirm(outcome, effects)
+        super()._confirm(outcome, out)
 
     def _confirmation(self, ids: list[int]) -> bytes:
         confirm = control_pb2.GatewayConfirm(ids=ids)

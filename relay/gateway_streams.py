@@ -2,22 +2,25 @@
 
     wanted ─▶ call, the relay's name ─▶ `ready` ─▶ deliveries ─▶ broken ─▶ pause, and again while somebody is there
 
-Source: DESIGN sections 9 ("Delivery of mail") and 14.
+Source: docs/delivery.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from pixiu.discovery.view import View
-from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Duplex, StreamEnded, ask
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
 from relay.mail_devices import Place
 
@@ -25,12 +28,13 @@ READY_S: Final = 5.0
 """For the gateway's first word."""
 STALL_S: Final = 10.0
 """A stream that takes nothing for so long is broken."""
-BACKOFF_S: Final = 0.05
+FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 2.0
 MAX_MESSAGE_BYTES: Final = 512 << 10
 """Of one message, but for a single larger record."""
 MAX_SAID: Final = 200_000
 """Devices that a stream has named. Policy: all are forgotten, and named again."""
+Deliveries = Duplex[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply]
 _WHOSE: Final = Struct("<16xQ4xH")
 
 
@@ -51,7 +55,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Parcel:
+class Batch:
     """What leaves in one message."""
 
     devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
@@ -69,14 +73,14 @@ class Outbox:
 
     def __init__(self, place: Callable[[int, int], Place | None], gateway: int) -> None:
         self._place, self._gateway = place, gateway
-        self._parcels: deque[Parcel] = deque()
+        self._batches: deque[Batch] = deque()
         self._said: dict[tuple[int, int], tuple[int, int]] = {}
         """(UIN, number) → (key, connect time)."""
         self.bytes = 0
         """That wait, or are being sent."""
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._batches)
 
     def add(self, chunks: Sequence[bytes]) -> None:
         """Envelopes with their records. A device is named before its first one, and again when its connection is another."""
@@ -91,24 +95,24 @@ class Outbox:
                         self._said.clear()
                     self._said[uin, number] = meant
                     named = delivery_pb2.MailDevice(uin=uin, key=place.key, connect_time=place.connection, device=number)
-            last = self._parcels[-1] if self._parcels else None
+            last = self._batches[-1] if self._batches else None
             # What was for a device's former connection leaves before the new one is named.
             if last is None or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
-                last = Parcel()
-                self._parcels.append(last)
+                last = Batch()
+                self._batches.append(last)
             if named is not None:
                 last.devices.append(named)
             last.chunks.append(chunk)
             last.size += len(chunk)
             self.bytes += len(chunk)
 
-    def take(self) -> Parcel:
+    def take(self) -> Batch:
         """The next message; `sent` when it has left."""
-        return self._parcels.popleft()
+        return self._batches.popleft()
 
-    def sent(self, parcel: Parcel) -> None:
+    def sent(self, batch: Batch) -> None:
         """It has left."""
-        self.bytes -= parcel.size
+        self.bytes -= batch.size
 
 
 class _Stream:
@@ -116,91 +120,81 @@ class _Stream:
 
     def __init__(self, gateway: int, streams: GatewayStreams) -> None:
         self.gateway, self._streams = gateway, streams
-        self.ready = False
         self.outbox = Outbox(streams.owner.place, gateway)
-        self._wake = asyncio.Event()
-        self._break = asyncio.Event()
+        self._duplex: Deliveries | None = None
+        """While the gateway takes deliveries."""
+        self._leaving: Batch | None = None
+        """What is being written."""
+        self._stalled: asyncio.TimerHandle | None = None
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-deliver-{gateway:016x}")
         self.task.add_done_callback(streams.ended)
 
+    @property
+    def ready(self) -> bool:
+        return self._duplex is not None
+
     def send(self, chunks: Sequence[bytes]) -> None:
         self.outbox.add(chunks)
-        self._wake.set()
+        if self._duplex is not None:
+            self._duplex.wake()
 
     def give_up(self) -> None:
         """It does not take what is sent."""
-        self.ready = False
-        self._break.set()
+        duplex, self._duplex = self._duplex, None
+        if duplex is not None:
+            duplex.end("the gateway does not take what is sent")
 
     async def _run(self) -> None:
-        failures = 0
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             node = self._streams.view().by_endpoint(self.gateway)
-            served = False
-            if node is not None:
-                try:
-                    served = await self._serve(node.address)
-                except (TimeoutError, Unavailable, *STREAM_ERRORS):
-                    pass  # told by `stream_broken`; the pause below is what is done about it
-                except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if task is None or task.cancelling():
-                        raise
-            served = served or self.ready
-            self.ready = False
-            if served:
+            if node is not None and await self._serve(node.address):
                 self._streams.broke(self.gateway)
-            failures = 0 if served else failures + 1
-            await asyncio.sleep(min(BACKOFF_S * 2 ** min(failures, 8), MAX_BACKOFF_S))
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, address: str) -> bool:
         """One stream to its end. Whether it was ready."""
-        channels, loop = self._streams.channels, asyncio.get_running_loop()
-        call: Any = None
-        tasks: set[asyncio.Task[Any]] = set()
-        try:
-            call = delivery_pb2_grpc.MailDeliveryStub(channels.acquire(address)).Deliver()
-            async with asyncio.timeout(READY_S):
-                await call.write(delivery_pb2.DeliveryBatch(relay=self._streams.endpoint))
-                reply = await call.read()
-            if not isinstance(reply, delivery_pb2.DeliveryReply) or not reply.ready:
+        call: GrpcCall[delivery_pb2.DeliveryBatch, delivery_pb2.DeliveryReply] = GrpcCall.over(
+            self._streams.channels, address, lambda channel: delivery_pb2_grpc.MailDeliveryStub(channel).Deliver()
+        )
+        async with call:
+            try:
+                reply = await ask(call, delivery_pb2.DeliveryBatch(relay=self._streams.endpoint), READY_S)
+            except StreamEnded:
+                return False  # the pause is what is done about it
+            if not reply.ready:
                 return False
             self.outbox = Outbox(self._streams.owner.place, self.gateway)
-            self._wake.clear()
-            self._break.clear()
-            self.ready = True
+            duplex = self._duplex = Duplex(call, self._take, self._give, over=self._over)
             self._streams.owner.stream_ready(self.gateway)
-            tasks = {loop.create_task(self._write(call)), loop.create_task(self._read(call)), loop.create_task(self._break.wait())}
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            return True
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if call is not None:
-                call.cancel()
-            await channels.release(address)
+            await duplex.run()
+        return True
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self.outbox:
-                parcel = self.outbox.take()
-                batch = delivery_pb2.DeliveryBatch(
-                    devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=len(parcel.chunks)
-                )
-                async with asyncio.timeout(STALL_S):
-                    await call.write(batch)
-                self.outbox.sent(parcel)
+    def _take(self, reply: delivery_pb2.DeliveryReply) -> None:
+        if self.ready:
+            self._streams.owner.acknowledged(reply)
 
-    async def _read(self, call: Any) -> None:
-        while isinstance(reply := await call.read(), delivery_pb2.DeliveryReply):
-            if self.ready:
-                self._streams.owner.acknowledged(reply)
-        raise Unavailable("the gateway ended the stream")
+    def _give(self) -> delivery_pb2.DeliveryBatch | None:
+        """The next batch. The one before has left."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        if self._leaving is not None:
+            self.outbox.sent(self._leaving)
+            self._leaving = None
+        if not self.outbox:
+            return None
+        self._leaving = batch = self.outbox.take()
+        self._stalled = asyncio.get_running_loop().call_later(STALL_S, self.give_up)
+        return delivery_pb2.DeliveryBatch(devices=batch.devices, deliveries=b"".join(batch.chunks), count=len(batch.chunks))
+
+    def _over(self) -> None:
+        self._duplex = None
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        self._leaving = None
 
 
 class GatewayStreams:

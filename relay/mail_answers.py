@@ -1,6 +1,6 @@
-"""What a relay asks Pi for, in requests of an allowed size, and what answers mean to deliveries. Pure.
+"""What a relay asks Pi for, in requests of an allowed size, and what answers and notices mean to deliveries. Pure.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 11.
+Source: docs/delivery.md, docs/stores.md.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
-from pixiu.wire.v1 import pi_pb2
-from relay.delivery.events import Asked, Failure, Listing, Missing, Read
+from pixiu.ids import msg_lane
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
+from pixiu.wire.record import LEAST_SIZE, SIZE_FIELD
+from pixiu.wire.v1 import delivery_pb2, pi_pb2
+from relay.delivery import events as ev
 
-_OLD_SESSION: Final = 4
-_CODES: Final = {UnknownDevice.code: Failure.REFUSED, OldSession.code: Failure.FENCED}
-_MISSING: Final = {NotYet.code: Missing.NOT_YET, Gone.code: Missing.GONE}
+MAX_NOTICES: Final = 4096
+"""In one batch of a proxy."""
+_CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
+_MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE}
 
-ReadItem = tuple[Asked, int, Sequence[Read]]
+ReadItem = tuple[ev.Asked, int, Sequence[ev.Read]]
 
 
 def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
@@ -45,16 +48,18 @@ def reads_of(items: Sequence[ReadItem]) -> list[pi_pb2.PiRead]:
     ]
 
 
-def listings_of(items: Sequence[ReadItem], reply: pi_pb2.PiReply | None) -> list[tuple[Asked, Sequence[Listing] | Failure]]:
+def listings_of(
+    items: Sequence[ReadItem], reply: pi_pb2.PiReply | None
+) -> list[tuple[ev.Asked, Sequence[ev.Listing] | ev.Failure]]:
     """The answers to the reads of a request."""
     if reply is None or len(reply.reads) != sum(len(reads) for _, _, reads in items):
-        return [(asked, Failure.LATER) for asked, _, _ in items]
-    answers: list[tuple[Asked, Sequence[Listing] | Failure]] = []
+        return [(asked, ev.Failure.LATER) for asked, _, _ in items]
+    answers: list[tuple[ev.Asked, Sequence[ev.Listing] | ev.Failure]] = []
     at = 0
     for asked, _, reads in items:
         own = reply.reads[at : at + len(reads)]
         at += len(reads)
-        refused = [_CODES.get(found.code, Failure.LATER) for found in own if found.code]
+        refused = [_CODES.get(found.code, ev.Failure.LATER) for found in own if found.code]
         if refused:
             answers.append((asked, max(refused, key=_gravity)))
         else:
@@ -62,30 +67,50 @@ def listings_of(items: Sequence[ReadItem], reply: pi_pb2.PiReply | None) -> list
     return answers
 
 
-def _gravity(failure: Failure) -> int:
-    return (Failure.LATER, Failure.REFUSED, Failure.FENCED).index(failure)
+def _gravity(failure: ev.Failure) -> int:
+    return (ev.Failure.LATER, ev.Failure.REFUSED, ev.Failure.FENCED).index(failure)
 
 
-def _listing(found: pi_pb2.PiReadReply) -> Listing:
-    return Listing(list(zip(found.seqs, found.msg_ids, strict=False)), found.floor, found.gap, found.last, found.up_to)
+def _listing(found: pi_pb2.PiReadReply) -> ev.Listing:
+    return ev.Listing(list(zip(found.seqs, found.msg_ids, strict=False)), found.floor, found.gap, found.last, found.up_to)
 
 
-def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | Failure]:
+def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | ev.Failure]:
     """The result of each item of a request, 0 or above; else why there is none."""
     if reply is None or len(reply.results) != count:
-        return [Failure.LATER] * count
-    return [result if result >= 0 else Failure.FENCED if result == -_OLD_SESSION else Failure.REFUSED for result in reply.results]
+        return [ev.Failure.LATER] * count
+    fenced, refused = ev.Failure.FENCED, ev.Failure.REFUSED
+    return [result if result >= 0 else fenced if result == -Code.OLD_SESSION else refused for result in reply.results]
 
 
 def records_of(
-    items: Sequence[tuple[Asked, Sequence[int]]], found: Mapping[int, tuple[str, bytes]]
-) -> list[tuple[Asked, Sequence[bytes | Missing] | Failure]]:
+    items: Sequence[tuple[ev.Asked, Sequence[int]]], found: Mapping[int, tuple[str, bytes]]
+) -> list[tuple[ev.Asked, Sequence[bytes | ev.Missing] | ev.Failure]]:
     """The answers to a fetch. What could not be had now, or is damaged and may be repaired, is asked for again."""
     return [(asked, [_record(found.get(each)) for each in msg_ids]) for asked, msg_ids in items]
 
 
-def _record(answer: tuple[str, bytes] | None) -> bytes | Missing:
+def _record(answer: tuple[str, bytes] | None) -> bytes | ev.Missing:
     if answer is None:
-        return Missing.LATER
+        return ev.Missing.LATER
     code, record = answer
-    return _MISSING.get(code, Missing.LATER) if code else record
+    return _MISSING.get(code, ev.Missing.LATER) if code else record
+
+
+def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
+    """A batch's notices; None for one that is malformed."""
+    count = len(batch.uins)
+    if count > MAX_NOTICES or not count == len(batch.seqs) == len(batch.msg_ids) == len(batch.sizes):
+        return None
+    if sum(batch.sizes) != len(batch.records):
+        return None
+    found: list[ev.Notice] = []
+    at = 0
+    for uin, seq, msg_id, size in zip(batch.uins, batch.seqs, batch.msg_ids, batch.sizes, strict=True):
+        record = batch.records[at : at + size]
+        at += size
+        said = int.from_bytes(record[:SIZE_FIELD], "little")
+        if size and (said < LEAST_SIZE or said + SIZE_FIELD != size):
+            return None
+        found.append(ev.Notice(uin, msg_lane(msg_id), seq, msg_id, record))
+    return found

@@ -4,7 +4,7 @@
                                              │ no number: Pi is asked (a batch at a time)
                                              └▶ LoggedIn, LoggedOut
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster.membership.devices import Devices, LoginPolicy, connected
 from cluster.membership.lww_map import MAX_ENTRIES, Applied, Purged, Update
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous
-from relay.delivery.events import Device, Failure, Login
+from relay.delivery import events as ev
 
 MAX_NUMBERS: Final = 200_000
 """Devices whose number is remembered after they have gone. Policy: the oldest is forgotten, and Pi is asked again."""
@@ -63,10 +63,10 @@ class TrackedDevices(Devices):
         takers = self.takers
         for change in applied.changes:
             if change.login and change.value & _MAIL:
-                takers[change.room] = None
-                self._note(change.room)
-            elif change.room in takers:
-                self._note(change.room)
+                takers[change.group] = None
+                self._note(change.group)
+            elif change.group in takers:
+                self._note(change.group)
         return applied
 
     def take(self) -> list[int]:
@@ -79,8 +79,8 @@ class TrackedDevices(Devices):
 
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:
-            if key.room in self.takers:
-                self._note(key.room)
+            if key.group in self.takers:
+                self._note(key.group)
         return super()._forget(purged)
 
     def _note(self, uin: int) -> None:
@@ -106,9 +106,9 @@ class Place(NamedTuple):
 class Looked:
     """What is new."""
 
-    logged_out: list[Login] = field(default_factory=list)
-    logged_in: list[Login] = field(default_factory=list)
-    still_there: list[Login] = field(default_factory=list)
+    logged_out: list[ev.Login] = field(default_factory=list)
+    logged_in: list[ev.Login] = field(default_factory=list)
+    still_there: list[ev.Login] = field(default_factory=list)
 
 
 class MailDevices:
@@ -167,7 +167,7 @@ class MailDevices:
         """Who takes mail, or did."""
         return list({**self.devices.takers, **dict.fromkeys(self._places)})
 
-    def look(self, uins: Iterable[int], now: float, served: Container[Device] | None = None) -> Looked:
+    def look(self, uins: Iterable[int], now: float, served: Container[ev.Device] | None = None) -> Looked:
         """Compare with relay data. With `served`, the devices that have a session, also say who is there without one."""
         found = Looked()
         for uin in uins:
@@ -204,12 +204,12 @@ class MailDevices:
         if not there:
             self._places.pop(uin, None)
 
-    def _heartbeat(self, uin: int, now: float, served: Container[Device], found: Looked) -> None:
+    def _heartbeat(self, uin: int, now: float, served: Container[ev.Device], found: Looked) -> None:
         for device, place in self._places.get(uin, {}).items():
             if place.number == UNKNOWN:
                 if now >= self._not_before.get((uin, device), 0.0):
                     self._wait(uin, device)
-            elif Device(uin, place.number) not in served:
+            elif ev.Device(uin, place.number) not in served:
                 found.still_there.append(_login(uin, place))
 
     # --- numbers
@@ -226,17 +226,17 @@ class MailDevices:
                 found.append(who)
         return found
 
-    def numbered(self, uin: int, device: int, answer: int | Failure, now: float) -> Login | None:
+    def numbered(self, uin: int, device: int, answer: int | ev.Failure, now: float) -> ev.Login | None:
         """Pi's answer; returns who is there under this number."""
         who = uin, device
         self._asked.discard(who)
         place = self._places.get(uin, {}).get(device)
-        if isinstance(answer, Failure):
+        if isinstance(answer, ev.Failure):
             if len(self._not_before) >= MAX_REFUSED:
                 self._not_before.clear()
-            self.refused += answer is Failure.REFUSED
-            self._not_before[who] = now + (REFUSED_S if answer is Failure.REFUSED else LATER_S)
-            if place is not None and answer is not Failure.REFUSED:
+            self.refused += answer is ev.Failure.REFUSED
+            self._not_before[who] = now + (REFUSED_S if answer is ev.Failure.REFUSED else LATER_S)
+            if place is not None and answer is not ev.Failure.REFUSED:
                 self._ask[who] = None
             return None
         self._not_before.pop(who, None)
@@ -266,5 +266,5 @@ class MailDevices:
             self._ask[uin, device] = None
 
 
-def _login(uin: int, place: Place) -> Login:
-    return Login(uin, place.number, place.gateway, place.connection)
+def _login(uin: int, place: Place) -> ev.Login:
+    return ev.Login(uin, place.number, place.gateway, place.connection)

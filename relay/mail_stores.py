@@ -1,6 +1,6 @@
 """A relay's streams to the leaders of Pi. Every question is answered, at the latest when its stream is given up.
 
-Source: DESIGN sections 6 (mail goes by streams) and 9 ("Delivery of mail").
+Source: docs/links.md, docs/delivery.md.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
 """The relay's shell: `cluster.membership.replica_service` around its core, users' messages, and presence queries.
 
-Source: seed 004 §7.3.
+Source: PiXiu §7.3.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import grpc.aio
 
-from cluster.links.api import Outcome
+from cluster.links.api import Outcome, PeerState
 from cluster.membership.devices import LoginPolicy
-from cluster.membership.replica_events import ClusterChanged, Event, PeerAlive, PeerDead
 from cluster.membership.replica_service import ReplicaService
 from cluster.membership.replica_state import State
 from cluster.runtime.context import Context
+from cluster.runtime.contract import RecordsReceived
+from cluster.runtime.role import totals
 from cluster.runtime.tracing import tracer_of
+from pixiu.discovery.node import NodeState
+from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from relay.core import MAX_QUERY, Core
-from relay.events import RecordsReceived
 from relay.mail_devices import TrackedDevices
 from relay.mail_service import MailService
 from relay.options import Options
@@ -61,31 +62,30 @@ class Service(ReplicaService):
         """Also how many users have a device, and the delivery of mail."""
         return {**super().health(), "users": self._relay.devices.users, "mail": self.mail.health()}
 
+    def on_view(self, view: View) -> None:
+        """As `ReplicaService.on_view`; who owns whose mail may be another relay now."""
+        super().on_view(view)
+        self.mail.look_around()
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """As `MemberService.on_peer_state`."""
+        super().on_peer_state(peer, state)
+        self.mail.look_around()
+
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another relay's, whose partition the user has left."""
-        relayed = self._relay.records_received(RecordsReceived(peer, data, start, end, count), self._context.now())
-        if relayed is None:
-            return Outcome.MALFORMED
-        links = self._context.links
-        for parcel in relayed.parcels:
-            links.send_records(parcel.peer, parcel.records, parcel.lane)
-        for control in relayed.controls:
-            links.send_control(control.peer, control.messages)
-        return Outcome.TAKEN if relayed.taken else Outcome.NOT_TAKEN
+        return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
-    def _step(self, event: Event) -> None:
-        before = self._relay.state
-        super()._step(event)
-        if isinstance(event, ClusterChanged | PeerDead | PeerAlive) or self._relay.state is not before:
-            self.mail.look_around()
+    def _become(self, state: NodeState) -> None:
+        super()._become(state)
+        self.mail.look_around()
 
     def _takers_changed(self) -> None:
         self.mail.changed()
 
     def _samples(self) -> dict[str, object]:
-        chat = {f"{name}_total": value for name, value in asdict(self._relay.chat.counters).items()}
         own = {"users": self._relay.devices.users, "devices_replaced_total": self._relay.replaced}
-        return {**super()._samples(), **chat, **own, **self.mail.samples()}
+        return {**super()._samples(), **totals(self._relay.chat.counters), **own, **self.mail.samples()}
 
 
 class PresenceService(wire_pb2_grpc.PresenceServicer):

@@ -2,7 +2,7 @@
 
 All of it is `cluster.membership.replica_core`, over `cluster.membership.lww_map.LwwMap`.
 
-Source: seed 004 §2.4, §5 and §5.2; DESIGN sections 9, 10 and 13.
+Source: PiXiu §2.4, §5 and §5.2; docs/architecture.md, docs/memberships.md, docs/routing.md, "Partitions".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The router's shell: `cluster.membership.replica_service` around its core.
 
-Source: seed 004 §2.4, §5.2.
+Source: PiXiu §2.4, §5.2.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ line of the action's docstring says what it does.
     python scripts/state_diagrams.py           writes the pages
     python scripts/state_diagrams.py --check   says which are not up to date, exit code 1
 
-Source: STYLE 3: `docs/` shows a diagram generated from the table.
+Source: docs/decisions/README.md: `docs/` shows a diagram generated from the table.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -50,16 +51,19 @@ def tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 
 
-def imports(source: str) -> Iterator[str]:
+@cache
+def imports(source: str) -> tuple[str, ...]:
     """Every dotted name that a module imports."""
+    found: list[str] = []
     for node in ast.walk(tree(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(found)
 
 
+@cache
 def tops(source: str) -> set[str]:
     """The top-level packages that a module imports."""
     return {name.split(".")[0] for name in imports(source)}
@@ -190,3 +194,16 @@ def test_the_ratchets_have_no_slack() -> None:
         source, function = name.split(":")
         found = [node for node in functions(source) if node.name == function]
         assert any((n.end_lineno or 0) - n.lineno + 1 > FUNCTION_LINES for n in found), f"{name} is short again"
+
+
+def test_sources_are_those_that_a_reader_of_the_repository_can_see() -> None:
+    """Articles by the short names of docs/sources.md, what was designed by a page of docs/."""
+    unseen = re.compile(r"\bDESIGN\b|\bseed 00\d|\bSTYLE\b")
+    folders = (*PACKAGES, "tests", "scripts", "benchmarks")
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path.name != "test_tidy.py"]
+    assert [str(path.relative_to(ROOT)) for path in found if unseen.search(path.read_text())] == []
+
+
+def test_pages_that_sources_name_exist() -> None:
+    named = {name for source in sources() for name in re.findall(r"docs/[a-z_/0-9-]+\.md", (ROOT / source).read_text())}
+    assert {name for name in named if not (ROOT / name).exists()} == set()

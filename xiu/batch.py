@@ -1,6 +1,6 @@
 """A writer's batch before it reaches the log: what is wrong with single records, and the rest cut into entries. Pure.
 
-Source: seed 004 §6.1.1 step 2; DESIGN sections 5, 8 and 14 rule 1.
+Source: PiXiu §6.1.1 step 2; docs/protocol.md, "Record", docs/routing.md, docs/promises.md, "Failure rules" 1.
 """
 
 from __future__ import annotations

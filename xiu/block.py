@@ -6,7 +6,7 @@
 A block holds what one entry of the log stored: records under consecutive sequences. One key for a hundred records costs a
 hundredth, in RocksDB as in the table, and the CRC covers the records' heads too, which their own does not.
 
-Source: DESIGN sections 5 and 11. Departs from seed 004 §6.1.1 (a key for each message) because of the cost.
+Source: docs/protocol.md, "Record", docs/stores.md. Departs from PiXiu §6.1.1 (a key for each message) because of the cost.
 """
 
 from __future__ import annotations

@@ -7,40 +7,32 @@
 A leader decides when it appends, so that it can answer; whatever does not commit is forgotten when it is deposed. A MsgID holds
 the leader's epoch, so that one that was answered and forgotten is never given again.
 
-Source: seed 004 §6.1.1; DESIGN sections 2, 9 and 11.
+Source: PiXiu §6.1.1; docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
 
-from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.links.api import Outcome
+from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, Position
+from cluster.runtime.contract import NEVER, EventTable, Settle
 from pixiu import errors
+from pixiu.wire.levels import Level, Triple
+from xiu import events as ev
 from xiu.batch import check
 from xiu.block import Block
-from xiu.events import (
-    Answer,
-    Effect,
-    EndStream,
-    Event,
-    LayoutChanged,
-    Level,
-    NeedEpoch,
-    Result,
-    SpaceChanged,
-    StoreReceived,
-    TrimDue,
-)
 from xiu.retention import trim_to
 from xiu.state import Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
-"""Of the log, decided and written at a time."""
+"""Of the log, read at a time."""
 RETRY_S: Final = 1.0
 """After a full disk."""
 RETRY_BUSY_S: Final = 0.02
@@ -144,9 +136,9 @@ class Batch:
     level: Level
     runs: list[tuple[int, int]]
     """(index in the batch, records) of each entry."""
-    refused: list[Result]
+    refused: list[ev.Result]
     """Before they came into the log."""
-    results: list[Result]
+    results: list[ev.Result]
 
 
 class Core:
@@ -183,27 +175,29 @@ class Core:
         self._proposed: dict[int, Batch] = {}
         self._persisting: deque[tuple[int, Batch]] = deque()
         self._committing: deque[tuple[int, Batch]] = deque()
-        self._retry_at: float | None = None
+        self._retry_at = 0.0
+        """No write is tried before; 0: the last one succeeded."""
         self._retries = 0
         self.enough_space = True
-        self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
-            StoreReceived: self._on_store,
-            LayoutChanged: self._on_layout,
-            SpaceChanged: self._on_space,
-            TrimDue: self._on_trim_due,
-            Accepted: self._on_accepted,
-            Rejected: self._on_rejected,
-            Persisted: self._on_persisted,
-            Committed: self._on_committed,
-            Leading: self._on_leading,
-            Deposed: self._on_deposed,
-        }
+        self._events: EventTable[ev.Effect] = EventTable()
+        self._events.on(ev.StoreReceived, self._on_store)
+        self._events.on(ev.LayoutChanged, self._on_layout)
+        self._events.on(ev.SpaceChanged, self._on_space)
+        self._events.on(ev.TrimDue, self._on_trim_due)
+        self._events.on(ev.EntriesCommitted, self._on_committed)
+        self._events.on(Accepted, self._on_accepted)
+        self._events.on(Rejected, self._on_rejected)
+        self._events.on(Persisted, self._on_persisted)
+        self._events.on(Leading, self._on_leading)
+        self._events.on(Deposed, self._on_deposed)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Raises StorageError when the store is broken."""
-        out: list[Effect] = []
-        self._handlers[type(event)](event, now, out)
-        return out
+        return self._events.step(event, now)
+
+    def next_deadline(self) -> float:
+        """`NEVER`: a full disk is tried again when replication gives the entries again."""
+        return NEVER
 
     def replaced(self) -> None:
         """The store and the log hold another state: a snapshot was loaded."""
@@ -217,8 +211,8 @@ class Core:
         self._state.forget(self._store.head)
         self._decided.clear()
         self.damaged, self.stuck = "", False
-        # Only what had been written: what was not is still to be asked for, and is counted by who asks.
-        self._write(now, self._written)
+        # Only what had been written: what was not is still to come, and is counted by who gives it.
+        self._write(self._written, (), now)
 
     def catch_up(self, store: Store) -> bool:
         """Apply to another store, which holds an earlier state, a little of what the log has behind it. Whether it is where this
@@ -240,6 +234,11 @@ class Core:
         self.damaged = text
 
     @property
+    def why_not(self) -> str:
+        """Why committed entries are not written now."""
+        return self.damaged or self.full or "the store is busy"
+
+    @property
     def waiting(self) -> int:
         """Entries that are decided and not written."""
         return len(self._decided)
@@ -251,21 +250,21 @@ class Core:
 
     # --- writers
 
-    def _on_store(self, event: StoreReceived, now: float, out: list[Effect]) -> None:
+    def _on_store(self, event: ev.StoreReceived, now: float, out: list[ev.Effect]) -> None:
         self.counters.records_in += event.count
         refusal = self._refusal(event)
         if refusal is not None:
             self.counters.refused += event.count
             code, text = refusal
-            out.append(self._answer(event.stream, [Result(event.position, event.count, code, text=text)]))
+            out.append(self._answer(event.stream, [ev.Result(event.position, event.count, code, text=text)]))
             return
         settings = self.settings
         checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
         if checked is None:
             self.counters.batches_malformed += 1
-            out.append(EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
+            out.append(ev.EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
             return
-        results = [Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
+        results = [ev.Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
         self.counters.refused += len(results)
         batch = Batch(
             event.stream, event.position, event.level, [(run.index, run.count) for run in checked.runs], results, list(results)
@@ -278,7 +277,7 @@ class Core:
         payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in checked.runs]
         out.append(Propose(self._token, payloads, event.at_us, event.level is Level.REPLICATED))
 
-    def _refusal(self, event: StoreReceived) -> tuple[str, str] | None:
+    def _refusal(self, event: ev.StoreReceived) -> tuple[str, str] | None:
         """Why nothing of a batch is taken."""
         if not self.epoch:
             return REJECTIONS[Rejection.NOT_LEADER]
@@ -292,26 +291,26 @@ class Core:
             return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
         return None
 
-    def _answer(self, stream: int, results: Sequence[Result]) -> Answer:
-        return Answer(stream, results, self.layout_version, self.epoch, self.committed, self._copies)
+    def _answer(self, stream: int, results: Sequence[ev.Result]) -> ev.Answer:
+        return ev.Answer(stream, results, Triple(self.layout_version, self.epoch, self.committed), self._copies)
 
-    def _on_layout(self, event: LayoutChanged, now: float, out: list[Effect]) -> None:
+    def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self.layout_version, self._partitions, self._addresses = event.version, event.partitions, event.addresses
 
-    def _on_space(self, event: SpaceChanged, now: float, out: list[Effect]) -> None:
+    def _on_space(self, event: ev.SpaceChanged, now: float, out: list[ev.Effect]) -> None:
         self.enough_space = event.enough
         if not event.enough:
             self.full = "the disk's reserve is used up: free some space; what is stored can be read"
-        elif self._retry_at is None:
+        elif not self._retry_at:
             self.full = ""
 
     # --- what replication says
 
-    def _on_leading(self, event: Leading, now: float, out: list[Effect]) -> None:
+    def _on_leading(self, event: Leading, now: float, out: list[ev.Effect]) -> None:
         self.epoch = event.epoch
         self._decide_to(self._log.last.counter)
 
-    def _on_deposed(self, event: Deposed, now: float, out: list[Effect]) -> None:
+    def _on_deposed(self, event: Deposed, now: float, out: list[ev.Effect]) -> None:
         """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
         self.epoch = 0
         lost = [*self._proposed.values(), *(b for _, b in self._persisting), *(b for _, b in self._committing)]
@@ -324,12 +323,12 @@ class Core:
         self._decided.clear()
         self.counters.cut_off += self._table.dropped()
 
-    def _answer_unknown(self, batch: Batch, code: str, why: str, out: list[Effect]) -> None:
+    def _answer_unknown(self, batch: Batch, code: str, why: str, out: list[ev.Effect]) -> None:
         text = f"{why}; whether it was stored is unknown: send again with the same SnowflakeIDs"
-        results = [Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
+        results = [ev.Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
         out.append(self._answer(batch.stream, [*batch.refused, *results]))
 
-    def _on_accepted(self, event: Accepted, now: float, out: list[Effect]) -> None:
+    def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
         self._decide_to(event.last)
         batch = self._proposed.pop(event.token, None)
         if batch is None:
@@ -342,7 +341,7 @@ class Core:
         for (index, _), decision in zip(batch.runs, decisions, strict=True):
             self._add_results(batch, index, decision.rulings)
             if any(ruling.verdict is Verdict.NO_NUMBERS for ruling in decision.rulings):
-                out.append(NeedEpoch())
+                out.append(ev.NeedEpoch())
         if batch.level is Level.ACCEPTED:
             out.append(self._answer(batch.stream, batch.results))
         elif batch.level is Level.PERSISTED:
@@ -355,38 +354,38 @@ class Core:
             position, count, verdict, value = batch.position + begin + ruling.index, ruling.count, ruling.verdict, ruling.value
             if verdict is Verdict.STORED:
                 self.counters.stored += count
-                batch.results.append(Result(position, count, "", sequence=value))
+                batch.results.append(ev.Result(position, count, "", sequence=value))
             elif verdict is Verdict.SAME:
                 self.counters.repeated += 1
-                batch.results.append(Result(position, 1, "", msg_id=value))
+                batch.results.append(ev.Result(position, 1, "", msg_id=value))
             else:
                 self.counters.refused += 1
                 code, text = CODES[verdict]
-                batch.results.append(Result(position, 1, code, text=text))
+                batch.results.append(ev.Result(position, 1, code, text=text))
 
-    def _on_rejected(self, event: Rejected, now: float, out: list[Effect]) -> None:
+    def _on_rejected(self, event: Rejected, now: float, out: list[ev.Effect]) -> None:
         batch = self._proposed.pop(event.token, None)
         if batch is None:
             return
         code, text = REJECTIONS[event.reason]
         count = sum(count for _, count in batch.runs)
         self.counters.refused += count
-        results = [Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
+        results = [ev.Result(batch.position + index, count, code, text=text) for index, count in batch.runs]
         out.append(self._answer(batch.stream, [*batch.results, *results]))
 
-    def _on_persisted(self, event: Persisted, now: float, out: list[Effect]) -> None:
+    def _on_persisted(self, event: Persisted, now: float, out: list[ev.Effect]) -> None:
         while self._persisting and self._persisting[0][0] <= event.counter:
             batch = self._persisting.popleft()[1]
             out.append(self._answer(batch.stream, batch.results))
 
-    def _on_committed(self, event: Committed, now: float, out: list[Effect]) -> None:
-        """Also said again, with the same counter, after the store could not write."""
-        self.committed = max(self.committed, event.counter)
+    def _on_committed(self, event: ev.EntriesCommitted, now: float, out: list[ev.Effect]) -> None:
+        first, last = event.entries[0].counter, event.entries[-1].counter
+        self.committed = max(self.committed, last)
         self._copies = event.copies
-        while self._committing and self._committing[0][0] <= event.counter:
+        while self._committing and self._committing[0][0] <= last:
             batch = self._committing.popleft()[1]
             out.append(self._answer(batch.stream, batch.results))
-        self._write(now)
+        out.append(Settle(Outcome.TAKEN if self._write(first - 1, event.entries, now) else Outcome.NOT_TAKEN))
 
     # --- the state
 
@@ -394,16 +393,18 @@ class Core:
         """Decide what stands in the log up to here; not while that needs what is damaged."""
         while not self.stuck and self._state.head.applied.counter < counter:
             after = self._state.head.applied.counter
-            entries = self._log.read(after, min(READ_ENTRIES, counter - after), READ_BYTES)
-            try:
-                decisions = [self._state.decide(entry) for entry in entries]
-            except errors.StoreDamaged as damage:
-                self._stop_deciding(damage)
-                return
-            self._decided.extend(decisions)
-            blocks = [(decision.block, decision.puts[-1][1]) for decision in decisions if decision.block is not None]
-            if blocks:
-                self._table.put(blocks, persisted=False)
+            self._decide(self._log.read(after, min(READ_ENTRIES, counter - after), READ_BYTES))
+
+    def _decide(self, entries: Sequence[Entry]) -> None:
+        try:
+            decisions = [self._state.decide(entry) for entry in entries]
+        except errors.StoreDamaged as damage:
+            self._stop_deciding(damage)
+            return
+        self._decided.extend(decisions)
+        blocks = [(decision.block, decision.puts[-1][1]) for decision in decisions if decision.block is not None]
+        if blocks:
+            self._table.put(blocks, persisted=False)
 
     def _stop_deciding(self, damage: errors.StoreDamaged) -> None:
         """What was decided and not written is forgotten: after the repair the same is decided once more."""
@@ -411,55 +412,59 @@ class Core:
         self._state.forget(self._store.head)
         self._decided.clear()
 
-    def _write(self, now: float, up_to: int | None = None) -> None:
-        """Write what is committed, or a part of it; when the store cannot, later."""
-        if self.stuck or (self._retry_at is not None and now < self._retry_at):
-            return  # the writes wait for it
+    def _write(self, before: int, entries: Sequence[Entry], now: float) -> bool:
+        """Write these entries, and before them what a store that went back lacks up to `before`. Whether all of it is written;
+        when the store cannot now, the writes wait."""
+        if self.stuck or now < self._retry_at:
+            return False
         try:
             if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:
                 self._retries = 0
                 self._store.reopen()
                 self._state.forget(self._store.head)
                 self._decided.clear()
-            self._write_committed(self.committed if up_to is None else up_to)
+            while not self.stuck and (written := self._store.head.applied.counter) < before:
+                self._write_entries(self._log.read(written, min(READ_ENTRIES, before - written), READ_BYTES))
+            self._write_entries(entries)
         except Blocked as blocked:
             self.counters.writes_blocked += 1
             self._retry_at = now + (RETRY_S if blocked.full else RETRY_BUSY_S)
             if blocked.full:
                 self._retries += 1
                 self.full = str(blocked)
-            return
-        self._retry_at, self._retries = None, 0
+            return False
+        if self.stuck:
+            return False
+        self._retry_at, self._retries = 0.0, 0
         if self.enough_space:
             self.full = ""
-
-    def _write_committed(self, up_to: int) -> None:
-        while (written := self._store.head.applied.counter) < up_to:
-            if not self._decided:
-                self._decide_to(min(up_to, written + READ_ENTRIES))
-            decisions: list[Decision] = []
-            for decision in self._decided:
-                if decision.head.applied.counter > up_to or len(decisions) == READ_ENTRIES:
-                    break
-                decisions.append(decision)
-            try:
-                self._store.write(decisions)
-            except errors.StoreDamaged as damage:
-                self._stop_deciding(damage)
-            if self.stuck:
-                return
-            self._written = self._store.head.applied.counter
-            floor = self._store.head.floor
-            for decision in decisions:
-                self._decided.popleft()
-                self._state.written(decision)
-                if decision.deletes:
-                    self._table.trim(floor)
-            self._table.persisted(decision.block.first for decision in decisions if decision.block is not None)
         if self.epoch:
             self._decide_to(self._log.last.counter)
+        return True
 
-    def _on_trim_due(self, event: TrimDue, now: float, out: list[Effect]) -> None:
+    def _write_entries(self, entries: Sequence[Entry]) -> None:
+        """Write what was decided when these entries were appended, or is decided now; they follow what is in the store."""
+        if not self.stuck and len(self._decided) < len(entries):
+            self._decide(entries[len(self._decided) :])
+        if self.stuck or not entries:
+            return
+        decisions = list(islice(self._decided, len(entries)))
+        assert decisions[-1].head.applied == entries[-1].position, "what was decided is of these entries"
+        try:
+            self._store.write(decisions)
+        except errors.StoreDamaged as damage:
+            self._stop_deciding(damage)
+            return
+        self._written = self._store.head.applied.counter
+        floor = self._store.head.floor
+        for decision in decisions:
+            self._decided.popleft()
+            self._state.written(decision)
+            if decision.deletes:
+                self._table.trim(floor)
+        self._table.persisted(decision.block.first for decision in decisions if decision.block is not None)
+
+    def _on_trim_due(self, event: ev.TrimDue, now: float, out: list[ev.Effect]) -> None:
         if not self.epoch or self.stuck:
             return
         head = self._store.head
@@ -479,8 +484,7 @@ class Core:
     def samples(self) -> dict[str, object]:
         """For metrics."""
         head = self._store.head
-        counted: dict[str, object] = {f"{name}_total": value for name, value in asdict(self.counters).items()}
-        return counted | {
+        return {
             "stored_bytes": head.stored_bytes - head.trimmed_bytes,
             "waiting_entries": len(self._decided),
             "damaged": int(bool(self.damaged)),

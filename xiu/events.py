@@ -1,26 +1,19 @@
 """What happens to a Xiu's core, and what it asks its shell to do. What replication says and is asked for is in
-`cluster.replication.events`.
+`cluster.replication.events`. Pure.
 
-Source: seed 004 §6.1.1; seed 002 (the triple V, S, C); DESIGN sections 2, 9 and 11.
+Source: PiXiu §6.1.1; Swift (the triple V, S, C); docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
-from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
+from cluster.replication.model import Entry
+from cluster.runtime.contract import Settle
 from pixiu.ids import MAX_MSG_SEQUENCE
-
-
-class Level(IntEnum):
-    """What a writer waits for; see DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
+from pixiu.wire.levels import Level, Triple
 
 # --- events
 
@@ -67,9 +60,19 @@ class TrimDue:
     """A reader needs what lies at this sequence or behind."""
 
 
+@dataclass(frozen=True, slots=True)
+class EntriesCommitted:
+    """These entries follow what is in the store, and are committed. Answered by `Settle`: TAKEN when they are all written;
+    what is not comes again, with what follows it."""
+
+    entries: Sequence[Entry]
+    copies: int
+    """On so many disks."""
+
+
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue
-    | Accepted | Rejected | Persisted | Committed | Leading | Deposed
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted
+    | Accepted | Rejected | Persisted | Leading | Deposed
 )  # fmt: skip
 
 
@@ -98,12 +101,7 @@ class Answer:
 
     stream: int
     results: Sequence[Result]
-    layout_version: int
-    """V."""
-    epoch: int
-    """S: of the leader; 0: this replica does not lead."""
-    committed: int
-    """C: the counter up to which the log is persisted and replicated."""
+    triple: Triple
     copies: int = 0
     """On so many disks."""
 
@@ -121,4 +119,4 @@ class NeedEpoch:
     """The sequences of this epoch are used up: the replica must be promoted anew."""
 
 
-Effect = Answer | EndStream | NeedEpoch | Propose
+Effect = Answer | EndStream | NeedEpoch | Propose | Settle

@@ -2,7 +2,7 @@
 
 Positions are sequences (Partition_Msg_IDs); they are dense within an epoch of leaders.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

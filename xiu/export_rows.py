@@ -6,7 +6,7 @@ a strided slice of these.
     records   head₀ ext₀ body₀ head₁ ext₁ body₁ …
     heads     head₀ head₁ …          as u64: head 5i+2 is the SnowflakeID of row i, 5i+3 its key, 5i+4 its sender
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

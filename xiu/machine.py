@@ -3,7 +3,7 @@
     DATA_DIR/replica   log, snapshots on their way, audit (`cluster.replication.folder`)
     DATA_DIR/store     RocksDB
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Machine:
     Args:
         folder: of RocksDB.
         memtable_bytes, cache_bytes: see `Store`.
-        on_committed: writes what is committed up to a counter; returns why it cannot now, or "".
+        apply: writes committed entries that follow what is in the store, all or none; returns why it cannot now, or "".
         on_replaced: the store holds another state now.
 
     `open` first.
@@ -89,12 +89,12 @@ class Machine:
         folder: Path,
         memtable_bytes: int,
         cache_bytes: int,
-        on_committed: Callable[[int], str],
+        apply: Callable[[Sequence[Entry]], str],
         on_replaced: Callable[[], None],
     ) -> None:
         self._folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
-        self._on_committed, self._on_replaced = on_committed, on_replaced
+        self._apply, self._on_replaced = apply, on_replaced
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
@@ -142,12 +142,10 @@ class Machine:
         return self.store.flushed
 
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
-        """Write what was decided for these entries. Raises DiskFull when the store takes nothing now."""
-        before = self.applied
-        why = self._on_committed(entries[-1].counter)
-        if self.applied <= before:
+        """Write these entries. Raises DiskFull when the store takes nothing now."""
+        if why := self._apply(entries):
             raise DiskFull(why)
-        return (None,) * (self.applied - before)
+        return (None,) * len(entries)
 
     async def snapshot(self, folder: Path) -> int:
         """A checkpoint, in hard links; writes go on. Raises StorageError."""
@@ -211,9 +209,7 @@ class Machine:
     ) -> int:
         store = self.store
         cursor, head = in_loop(lambda: (store.cursor(), store.head))
-        needed = sum(file.stat().st_size for file in store.folder.glob("*.sst"))
-        if self.free_bytes() < needed:
-            raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {store.folder}")
+        self.require_room()
         building = self._folder.with_suffix(BUILDING)
         shutil.rmtree(building, ignore_errors=True)
         try:
@@ -271,6 +267,13 @@ class Machine:
             self.store.flush()
 
         await self._in_thread(flush)
+
+    def require_room(self) -> None:
+        """Whether another store of this size has room beside it. Raises DiskFull."""
+        folder = self.store.folder
+        needed = sum(file.stat().st_size for file in folder.glob("*.sst"))
+        if self.free_bytes() < needed:
+            raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {folder}")
 
     def free_bytes(self) -> int:
         """Of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""

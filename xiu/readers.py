@@ -5,7 +5,7 @@
 Every replica keeps what it was told, and whoever leads goes by it. A reader that was not heard of for `hold_us` holds nothing any
 more, so that one that was given up does not fill the disk.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

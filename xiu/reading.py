@@ -7,7 +7,7 @@
 
 Sequences are dense within an epoch, so that a hole before a later block of the same epoch is damage.
 
-Source: seed 004 §6.1.2; DESIGN section 11.
+Source: PiXiu §6.1.2; docs/stores.md.
 """
 
 from __future__ import annotations

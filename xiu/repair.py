@@ -7,7 +7,7 @@
 RocksDB refuses whole pages of rows when one bit of them is wrong, and goes on refusing while its file is there: a row written
 over them helps nobody who reads in order, and the next compaction fails. Therefore the store is built anew.
 
-Source: DESIGN sections 11 and 14.
+Source: docs/stores.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Nobody to ask, or nobody who has it: STORE_DAMAGED, as without replicas.
 
-Source: DESIGN sections 11, 12 and 14.
+Source: docs/stores.md, docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MAX_CALLS: Final = 16
 AGAIN_S: Final = 60.0
 """Between two repairs that reads begin: what one of them could not do, the next one cannot at once either."""
 BEHIND_S: Final = 10.0
-"""How long a repair waits for a replica that has not applied as much as this one."""
+"""How long a repair waits for another replica: to be in sync, registered and reachable, and to have applied as much as this one.
+Policy: one that was restarted is back within seconds; without one it is Unavailable."""
 BEHIND_POLL_S: Final = 0.1
 
 
@@ -83,7 +84,7 @@ class Repairer:
         self._calls = 0
         self._busy = asyncio.Lock()
         self._next_s = 0.0
-        self._logged = False
+        self._logged = self._closing = False
         self._task: asyncio.Task[None] | None = None
 
     def _peer(self) -> Node | None:
@@ -161,26 +162,41 @@ class Repairer:
             self._context.log.error(NOT_REPAIRED, error=str(error), code=error.code)
 
     async def repair(self) -> int:
-        """Build the store anew with another replica's rows in the damaged places; how many there were. Raises Unavailable
-        (nobody to ask), Overloaded (another repair is under way), StorageError."""
-        peer = self._peer()
-        if peer is None:
-            raise Unavailable("no other replica of this partition is in sync")
+        """Build the store anew with another replica's rows in the damaged places; how many there were. Raises DiskFull (no room
+        for another store), Unavailable (no other replica within `BEHIND_S`), Overloaded (another repair is under way),
+        StorageError."""
         if self._busy.locked():
             raise Overloaded("a repair is under way")
         async with self._busy:
-            self._context.log.warning(REPAIR_BEGINS, peer=peer.address)
             try:
-                with grpc.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
-                    taken = await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
+                taken = await self._rebuilt()
             except PixiuError:
                 self.counters.repairs_failed += 1
                 raise
         self.counters.repairs += 1
         self.counters.rows_repaired += taken
         self._logged = False
-        self._context.log.warning(REPAIRED, rows=taken, peer=peer.address)
+        self._context.log.warning(REPAIRED, rows=taken)
         return taken
+
+    async def _rebuilt(self) -> int:
+        """With the help of whichever replica is there; one that was restarted has another address."""
+        self._machine.require_room()
+        limit, asked = time.monotonic() + BEHIND_S, ""
+        while True:
+            peer = self._peer()
+            try:
+                if peer is None:
+                    raise Unavailable("no other replica of this partition is in sync")
+                if peer.address != asked:
+                    asked = peer.address
+                    self._context.log.warning(REPAIR_BEGINS, peer=asked)
+                with grpc.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+                    return await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
+            except Unavailable:
+                if self._closing or time.monotonic() > limit:
+                    raise
+            await asyncio.sleep(BEHIND_POLL_S)
 
     async def idle(self) -> None:
         """Until no repair is under way."""
@@ -193,7 +209,8 @@ class Repairer:
         return await asyncio.to_thread(verify, cursor, end)
 
     async def close(self) -> None:
-        """A repair that is under way ends first: it holds the store's files."""
+        """A repair that is under way ends first: it holds the store's files. One that waits for another replica fails."""
+        self._closing = True
         await self.idle()
         if self._task is not None:
             await asyncio.wait({self._task})

@@ -1,6 +1,6 @@
 """Which records a leader trims, by age and by size: at marks, so that every replica trims at the same place. Pure.
 
-Source: DESIGN section 11 ("trimmed by age only"; by size where an operator asked for it).
+Source: docs/stores.md; by size where an operator asked for it).
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
 """A Xiu's shell: its core over a replica of `cluster.replication`, gRPC streams of writers, reads, and what happens by the clock.
 
     stream ──▶ core ── Propose ──▶ Replica ── accepted, persisted ──▶ core ──▶ answers
-                                      └──── committed ──▶ Machine ──▶ core ──▶ RocksDB, answers
+                                      └─ committed entries ─▶ Machine ─▶ core ──▶ RocksDB, answers
 
-Source: seed 004 §6.1; DESIGN section 11.
+Source: PiXiu §6.1; docs/stores.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cluster.links.api import Outcome, PeerState
-from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from cluster.replication.proposals import Level, Proposal
+from cluster.links.api import Outcome
+from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
+from cluster.replication.model import Entry
+from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
+from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.shared_memory import folder_name
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -35,10 +36,10 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.ids import EndpointID
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
+from xiu import events as ev
 from xiu.core import Core, Settings
-from xiu.events import Answer, EndStream, Event, LayoutChanged, NeedEpoch, SpaceChanged, TrimDue
 from xiu.export import XiuExport
 from xiu.machine import Machine
 from xiu.options import Options
@@ -77,23 +78,24 @@ def _written(store: Store, keys: Sequence[bytes]) -> list[bool]:
         return [False] if len(keys) == 1 else [each for key in keys for each in _written(store, [key])]
 
 
-class Service:
+class Service(RoleShell):
     """Runs one `xiu.core.Core`."""
 
     def __init__(self, context: Context[Options]) -> None:
+        super().__init__(context.crash)
         self._context, self._options = context, context.options
         options = context.options
         folder = Path(options.data_dir)
         self._folder = folder
         memtable, cache = options.memtable_mb << 20, options.cache_mb << 20
-        self._machine = Machine(folder / "store", memtable, cache, self._committed, self._replaced)
+        self._machine = Machine(folder / "store", memtable, cache, self._apply, self._replaced)
         self._replica = Replica(
             context,
             self._machine,
             folder / "replica",
             options.replication(),
             on_leading=self._leading,
-            on_deposed=lambda epoch: self._step(Deposed(epoch)),
+            on_deposed=lambda epoch: self._runner.step(Deposed(epoch)),
             segment_bytes=options.segment_mb << 20,
         )
         self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
@@ -101,8 +103,14 @@ class Service:
         self.core: Core | None = None
         self.reading: Reading | None = None
         self._table: Table | None = None
-        self._layout = LayoutChanged(0, 1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._layout = ev.LayoutChanged(0, 1)
+        self._not_repaired = ""
+        """Why the last repair failed, as it was logged."""
+        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now))
+        self._runner.effects.on(ev.Answer, self.streams.answer)
+        self._runner.effects.on(ev.EndStream, self.streams.end)
+        self._runner.effects.on(Propose, self._propose)
+        self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
         xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
         self.export = XiuExport(self, options)
         export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
@@ -124,9 +132,9 @@ class Service:
             keep_us=int(options.keep_h * 3_600_000_000),
             keep_bytes=options.keep_mb << 20,
         )
-        self.core = Core(settings, self._replica.log, store, table)
+        self._runner.core = self.core = Core(settings, self._replica.log, store, table)
         self.reading = Reading(options.partition, store, table)
-        self._step(self._layout)
+        self._runner.step(self._layout)
         self._watch_space()
         return node
 
@@ -143,8 +151,10 @@ class Service:
     async def start(self) -> None:
         """Take part; returns when the partition has a leader, or after a while without."""
         await self._replica.start()
-        for work in (self._flush_loop(), self._trim_loop(), self._space_loop(), self._mend_loop()):
-            self._spawn(work)
+        self.every(self._options.flush_interval_s, self._flush)
+        self.every(self._options.trim_interval_s, self._trim)
+        self.every(SPACE_INTERVAL_S, self._watch_space)
+        self.every(MEND_POLL_S, self._mend)
         limit = time.monotonic() + LEADER_WAIT_S
         while not self._replica.leader_address and not self._serves() and time.monotonic() < limit:
             await asyncio.sleep(LEADER_POLL_S)
@@ -158,12 +168,11 @@ class Service:
 
     async def stop(self) -> None:
         """Flush and close; nothing is left of the table when everything is in the store."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.cancel_tasks()
         self.streams.close()
         self.export.exporter.close()
         await self.healer.close()
+        self.stop_runners()
         core, self.core, self.reading = self.core, None, None
         await self._replica.stop()
         flushed = False
@@ -193,28 +202,8 @@ class Service:
         count = view.layout.partitions("xiu") if "xiu" in view.layout.roles else 1
         serving = [view.replicas("xiu", partition) for partition in range(count)]
         addresses = tuple(nodes[0].address if nodes else "" for nodes in serving)
-        self._layout = LayoutChanged(view.layout.version, count, addresses)
-        self._step(self._layout)
-
-    # What the links call: nobody sends a Xiu datagrams.
-
-    def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
-        """Records come by stream only."""
-        return Outcome.MALFORMED
-
-    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
-        """Nothing is expected."""
-        return Outcome.MALFORMED
-
-    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
-        """Nothing was sent."""
-
-    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
-        """Links have no peers here."""
-
-    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
-        """Nothing to say."""
-        return b""
+        self._layout = ev.LayoutChanged(view.layout.version, count, addresses)
+        self._runner.step(self._layout)
 
     # What the streams call.
 
@@ -223,20 +212,20 @@ class Service:
         """Of the partition's leader; empty where it is not known."""
         return self._replica.leader_address
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ev.StoreReceived) -> None:
         """A writer's batch."""
-        self._step(event)
+        self._runner.step(event)
 
     # What the replica calls.
 
     def _leading(self, epoch: int) -> None:
-        self._step(Leading(epoch))
+        self._runner.step(Leading(epoch))
 
-    def _committed(self, counter: int) -> str:
-        """Called for what commits, and again for the same while the store cannot write."""
-        self._step(Committed(counter, self._replica.copies))
-        core = self.core
-        return core.damaged or core.full or "the store is busy" if core is not None else "the process ends"
+    def _apply(self, entries: Sequence[Entry]) -> str:
+        """Give the core what is committed; why it is not written now. The same entries come again then."""
+        if self._runner.take(ev.EntriesCommitted(entries, self._replica.copies)) is Outcome.TAKEN:
+            return ""
+        return self.core.why_not if self.core is not None else "the process ends"
 
     def _replaced(self) -> None:
         if self.core is not None and self._table is not None:
@@ -256,107 +245,77 @@ class Service:
 
     # Inside.
 
-    def _step(self, event: Event) -> None:
-        core = self.core
-        if core is None:
-            return
-        for effect in core.step(event, self._context.now()):
-            if isinstance(effect, Answer | EndStream):
-                self.streams.deliver(effect)
-            elif isinstance(effect, Propose):
-                self._propose(effect)
-            elif isinstance(effect, NeedEpoch):
-                self._context.crash(Unavailable("the sequences of this epoch are used up; the next start takes another epoch"))
+    def _need_epoch(self, effect: ev.NeedEpoch) -> None:
+        self._context.crash(Unavailable("the sequences of this epoch are used up; the next start takes another epoch"))
 
     def _propose(self, effect: Propose) -> None:
         level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
             proposal = self._replica.submit(effect.payloads, level)
         except PixiuError as error:
-            self._step(Rejected(effect.token, REASONS.get(type(error), Rejection.NOT_LEADER)))
+            self._runner.step(Rejected(effect.token, REASONS.get(type(error), Rejection.NOT_LEADER)))
             return
-        self._step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
+        self._runner.step(Accepted(effect.token, proposal.epoch, proposal.first, proposal.last))
         if not effect.replicated:
-            self._spawn(self._until_persisted(proposal))
+            self.spawn(self._until_persisted(proposal))
 
     async def _until_persisted(self, proposal: Proposal) -> None:
         try:
             await proposal.reached(Level.PERSISTED)
         except OutcomeUnknown:
             return  # the core was told that this replica leads no more
-        self._step(Persisted(proposal.last))
+        self._runner.step(Persisted(proposal.last))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    async def _flush(self) -> None:
+        if self._machine.applied == self._machine.flushed:
+            return
+        try:
+            await self._machine.flush()
+        except (DiskFull, StoreDamaged) as error:
+            self._context.log.error(FLUSH_FAILED, text=str(error))
+            if isinstance(error, StoreDamaged) and self.core is not None:
+                self.core.met_damage(str(error))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._context.crash(error)
-
-    async def _flush_loop(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.flush_interval_s)
-            if self._machine.applied == self._machine.flushed:
-                continue
-            try:
-                await self._machine.flush()
-            except (DiskFull, StoreDamaged) as error:
-                self._context.log.error(FLUSH_FAILED, text=str(error))
-                if isinstance(error, StoreDamaged) and self.core is not None:
-                    self.core.met_damage(str(error))
-
-    async def _mend_loop(self) -> None:
+    async def _mend(self) -> None:
         """Repair what was found damaged otherwise than by a read: nobody reads it a second time by chance."""
-        said = ""
-        while True:
-            await asyncio.sleep(MEND_POLL_S)
-            if self.core is None or not self.core.damaged:
-                continue
-            try:
-                await self.healer.repair()
-            except PixiuError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._context.log.error(
-                        NOT_REPAIRED, error=said, code=error.code, damage=self.core.damaged if self.core else ""
-                    )
-                if isinstance(error, StorageError) and self.core is not None and self.core.stuck and self.core.epoch:
-                    # There is another replica, whose store may be whole: it shall lead, and this one wait as a follower.
-                    self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
-                    return
-                await asyncio.sleep(MEND_AGAIN_S)
+        if self.core is None or not self.core.damaged:
+            return
+        try:
+            await self.healer.repair()
+        except PixiuError as error:
+            said = str(error)
+            if said != self._not_repaired:
+                self._not_repaired = said
+                self._context.log.error(NOT_REPAIRED, error=said, code=error.code, damage=self.core.damaged if self.core else "")
+            if isinstance(error, StorageError) and self.core is not None and self.core.stuck and self.core.epoch:
+                # There is another replica, whose store may be whole: it shall lead, and this one wait as a follower.
+                self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
+            await asyncio.sleep(MEND_AGAIN_S)
 
-    async def _trim_loop(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.trim_interval_s)
-            now_us = time.time_ns() // 1000
-            self._step(TrimDue(now_us, self.export.readers.keep_from(now_us)))
-
-    async def _space_loop(self) -> None:
-        while True:
-            await asyncio.sleep(SPACE_INTERVAL_S)
-            self._watch_space()
+    def _trim(self) -> None:
+        now_us = time.time_ns() // 1000
+        self._runner.step(ev.TrimDue(now_us, self.export.readers.keep_from(now_us)))
 
     def _watch_space(self) -> None:
         assert self.core is not None
         enough = self._machine.free_bytes() >= self._options.reserve_mb << 20
         if enough is not self.core.enough_space:
             self._context.log.warning(SPACE, enough=enough, reserve_mb=self._options.reserve_mb)
-        self._step(SpaceChanged(enough))
+        self._runner.step(ev.SpaceChanged(enough))
 
     def _samples(self) -> dict[str, object]:
         core, table = self.core, self._table
         if core is None or table is None:
             return {}
-        counted: dict[str, object] = {f"table_{name}_total": value for name, value in asdict(table.counters).items()}
-        return core.samples() | counted | self.export.exporter.samples() | {
+        return {
+            **totals(core.counters),
+            **core.samples(),
+            **self.export.exporter.samples(),
+            **totals(table.counters, "table_"),
             "table_bytes": table.used_bytes,
             "table_unpersisted": table.unpersisted,
             "flushed": self._machine.flushed,
             "reads_damaged_total": self.reading.damaged if self.reading is not None else 0,
             "streams": len(self.streams),
-            **{f"{name}_total": value for name, value in asdict(self.healer.counters).items()},
+            **totals(self.healer.counters),
         }  # fmt: skip

@@ -10,7 +10,7 @@ Keys are big-endian, values little-endian. The clock is the highest time that a 
 host. A decision is made once: by a leader when it appends (so that it can answer before the commit), by everybody else when
 the entry is committed. What was decided and never commits is forgotten with `forget`.
 
-Source: seed 004 §6.1.1; DESIGN sections 4 and 11.
+Source: PiXiu §6.1.1; docs/identifiers.md, docs/stores.md.
 """
 
 from __future__ import annotations

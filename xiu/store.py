@@ -5,7 +5,7 @@ keys lie in one column family, so that what is in its files after a crash is the
 
 Calls are short but for `open`, `flush` and `close`; one thread writes, `flush` may run in another beside it.
 
-Source: DESIGN section 11.
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

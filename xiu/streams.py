@@ -3,15 +3,16 @@
     requests ──▶ reader ──▶ core          stops while more than the window waits for its answer
     replies  ◀── writer ◀── answers       all that wait leave in one message
 
-Source: DESIGN sections 6 (a stream message costs 0.3 ms however full it is) and 11.
+Source: docs/links.md, docs/stores.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final, Protocol
 
 import grpc
@@ -19,10 +20,13 @@ import grpc.aio
 
 from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
+from pixiu.rpc.duplex import Carrier, Duplex
+from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block
 from xiu.core import Core
-from xiu.events import Answer, EndStream, Event, Level, StoreReceived
+from xiu.events import Answer, EndStream, StoreReceived
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repair import Checked
@@ -34,11 +38,8 @@ MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream. Policy: it is not read until some are answered."""
 REPAIR_TRIES: Final = 3
-LEVELS: Final = {
-    xiu_pb2.StoreLevel.REPLICATED: Level.REPLICATED,
-    xiu_pb2.StoreLevel.PERSISTED: Level.PERSISTED,
-    xiu_pb2.StoreLevel.ACCEPTED: Level.ACCEPTED,
-}
+
+StoreCarrier = Carrier[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 
 
 class Shell(Protocol):
@@ -56,86 +57,108 @@ class Shell(Protocol):
     def leader_address(self) -> str:
         """Of the partition's leader; empty where it is not known."""
 
-    def take(self, event: Event) -> None:
-        """Give the core an event."""
+    def take(self, event: StoreReceived) -> None:
+        """Give the core a batch."""
 
 
 class Stream:
-    """One writer's stream: what waits for an answer, and answers that wait to leave."""
+    """One writer's stream: what waits for an answer, and answers that wait to leave.
 
-    def __init__(self, number: int, window_bytes: int) -> None:
+    Args:
+        number: of the stream.
+        window_bytes: that may wait for answers. Policy: it is not read until some are answered.
+        carrier: of it.
+        service: takes its batches.
+    """
+
+    def __init__(self, number: int, window_bytes: int, carrier: StoreCarrier, service: XiuService) -> None:
         self.number = number
-        self._window = window_bytes
+        self.problem, self._ended = "", False
+        self._window, self._service = window_bytes, service
         self._waiting: deque[int] = deque()
         self._bytes = 0
-        self.answers: list[Answer] = []
-        self.wake = asyncio.Event()
+        self._answers: list[Answer] = []
         self._room = asyncio.Event()
         self._room.set()
-        self.ended = False
-        self.problem = ""
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
+        self._duplex = Duplex(
+            carrier, self._take, self._give, over=lambda: service.closed(self), last=self._all_answered.wait
+        )  # fmt: skip
 
-    def sent(self, size: int) -> None:
-        """A batch went to the core."""
-        self._waiting.append(size)
-        self._bytes += size
-        if self._bytes >= self._window or len(self._waiting) >= MAX_WAITING_BATCHES:
-            self._room.clear()
+    async def run(self) -> None:
+        """Until the writer has ended and has all its answers, or one side gave it up."""
+        await self._duplex.run()
 
     def answered(self, answer: Answer) -> None:
         """The core answered one batch; each batch is answered once."""
-        self.answers.append(answer)
-        self.wake.set()
+        self._answers.append(answer)
         if self._waiting:
             self._bytes -= self._waiting.popleft()
         if self._bytes < self._window and len(self._waiting) < MAX_WAITING_BATCHES:
             self._room.set()
+        self._duplex.wake()
 
     def end(self, problem: str = "") -> None:
-        """Nothing more comes."""
-        self.ended = True
-        self.problem = self.problem or problem
-        self.wake.set()
-        self._room.set()
+        """Nothing more is taken; what is answered still leaves."""
+        self.problem, self._ended = self.problem or problem, True
+        self._duplex.wake()
 
-    @property
-    def unanswered(self) -> int:
-        """Batches whose answers are still to come."""
-        return len(self._waiting)
+    def _take(self, request: xiu_pb2.StoreRequest) -> Awaitable[object] | None:
+        problem = self._service.problem_of(request)
+        if problem or self._ended:
+            self.end(problem)
+            return None
+        self._waiting.append(len(request.batch))
+        self._bytes += len(request.batch)
+        self._all_answered.clear()
+        if self._bytes >= self._window or len(self._waiting) >= MAX_WAITING_BATCHES:
+            self._room.clear()
+        self._service.take(self, request)
+        return None if self._room.is_set() else self._room.wait()
 
-    async def room(self) -> None:
-        """Until another batch may be taken."""
-        await self._room.wait()
+    def _give(self) -> xiu_pb2.StoreReply | None:
+        """All answers that wait, in one reply."""
+        answers, self._answers = self._answers, []
+        if answers:
+            return self._service.reply(answers)
+        if not self._waiting:
+            self._all_answered.set()
+        if self._ended and (self.problem or not self._waiting):
+            self._duplex.finish()
+        return None
 
 
 class Streams:
-    """All writers' streams."""
+    """All writers' streams. Bounded by the calls that the server allows."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
-        self._next = 0
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, window_bytes: int) -> Stream:
-        """A new one. Bounded by the calls that the server allows."""
-        self._next += 1
-        self._streams[self._next] = stream = Stream(self._next, window_bytes)
+    def open(self, window_bytes: int, carrier: StoreCarrier, service: XiuService) -> Stream:
+        """A new one."""
+        stream = Stream(next(self._numbers), window_bytes, carrier, service)
+        self._streams[stream.number] = stream
         return stream
 
     def closed(self, stream: Stream) -> None:
         """It is gone: answers find nobody."""
         self._streams.pop(stream.number, None)
 
-    def deliver(self, effect: Answer | EndStream) -> None:
-        """What the core says to a stream."""
+    def answer(self, effect: Answer) -> None:
+        """The core's answer to one batch of a stream."""
         stream = self._streams.get(effect.stream)
-        if stream is None:
-            return
-        if isinstance(effect, Answer):
+        if stream is not None:
             stream.answered(effect)
-        else:
+
+    def end(self, effect: EndStream) -> None:
+        """What a stream brought is no batch."""
+        stream = self._streams.get(effect.stream)
+        if stream is not None:
             stream.end(effect.text)
 
     def close(self) -> None:
@@ -153,54 +176,41 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self._window = options.stream_window_mb << 20
         self._verifying = asyncio.Lock()
 
-    async def Store(
+    async def Store(  # type: ignore[override]  # the generated base has the synchronous signature as well
         self, requests: AsyncIterator[xiu_pb2.StoreRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[xiu_pb2.StoreReply]:
+    ) -> None:
         """One writer's stream."""
         await self._open(context)
-        stream = self._shell.streams.open(self._window)
-        reader = asyncio.create_task(self._read(stream, requests))
-        try:
-            while True:
-                await stream.wake.wait()
-                stream.wake.clear()
-                answers, stream.answers = stream.answers, []
-                if answers:
-                    yield self._reply(answers)
-                if stream.ended and (stream.problem or not stream.unanswered) and not stream.answers:
-                    break
-            if stream.problem:
-                await context.abort(GRPC_STATUS[MalformedData.code], stream.problem)
-        finally:
-            reader.cancel()
-            self._shell.streams.closed(stream)
+        handler: GrpcHandler[xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = GrpcHandler(context)
+        stream = self._shell.streams.open(self._window, handler, self)
+        await stream.run()
+        if stream.problem:
+            await handler.refuse(MalformedData(stream.problem))
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[xiu_pb2.StoreRequest]) -> None:
-        try:
-            async for request in requests:
-                await stream.room()
-                if stream.ended:
-                    return
-                problem = self._take(stream, request)
-                if problem:
-                    stream.end(problem)
-                    return
-        finally:
-            stream.end()
+    # --- what its streams call
 
-    def _take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> str:
-        """Give a batch to the core; what is wrong with it as a whole, if anything."""
-        if request.level not in LEVELS:
-            return f"there is no level {request.level}"
+    @staticmethod
+    def problem_of(request: xiu_pb2.StoreRequest) -> str:
+        """What is wrong with a batch as a whole; "" if nothing is."""
+        if Level.from_wire(request.level) is None:
+            return f"unknown level {request.level}"
         if request.count > MAX_BATCH_RECORDS or request.position > MAX_ID:
             return f"a batch has at most {MAX_BATCH_RECORDS} records, and a position is below 2^63"
-        stream.sent(len(request.batch))
-        now_us = time.time_ns() // 1000
-        level = LEVELS[request.level]
-        self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
         return ""
 
-    def _reply(self, answers: list[Answer]) -> xiu_pb2.StoreReply:
+    def take(self, stream: Stream, request: xiu_pb2.StoreRequest) -> None:
+        """Give a batch to the core; its level is known."""
+        level = Level.from_wire(request.level)
+        assert level is not None, "problem_of was asked first"
+        now_us = time.time_ns() // 1000
+        self._shell.take(StoreReceived(stream.number, request.position, level, request.epoch, request.batch, request.count, now_us))
+
+    def closed(self, stream: Stream) -> None:
+        """It is over."""
+        self._shell.streams.closed(stream)
+
+    def reply(self, answers: list[Answer]) -> xiu_pb2.StoreReply:
+        """What carries answers."""
         newest = answers[-1]
         return xiu_pb2.StoreReply(
             results=[
@@ -215,12 +225,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                 for answer in answers
                 for result in answer.results
             ],
-            layout_version=newest.layout_version,
-            epoch=newest.epoch,
-            committed=newest.committed,
+            layout_version=newest.triple.layout_version,
+            epoch=newest.triple.epoch,
+            committed=newest.triple.committed,
             copies=newest.copies,
             partition=self._partition,
-            leader="" if newest.epoch else self._shell.leader_address,
+            leader="" if newest.triple.epoch else self._shell.leader_address,
         )
 
     async def Fetch(self, request: xiu_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.FetchReply:

@@ -7,7 +7,7 @@ See `cluster.runtime.shared_memory`. What makes room is what was read or written
 not only in the log. Unpersisted blocks stay; when they alone fill the table, writers are pushed back. The order of use is kept
 in the process and is by sequence after a start.
 
-Source: seed 004 §6.1.1 step 5; DESIGN section 11.
+Source: PiXiu §6.1.1 step 5; docs/stores.md.
 """
 
 from __future__ import annotations

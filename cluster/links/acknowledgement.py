@@ -7,7 +7,7 @@
 
 Of items below "known from" nothing is said: the receiver forgot what was missing there, or had no room to list it.
 
-Source: DESIGN section 6 (a receiver gives each sender its count and a window).
+Source: docs/links.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pixiu.placement.link_quality import Quality
 
 
 class PeerState(Enum):
-    """What heartbeats say of a peer (DESIGN section 6)."""
+    """What heartbeats say of a peer (docs/links.md)."""
 
     UNKNOWN = "unknown"
     """New; nothing heard yet. Counts as usable for the first seconds."""

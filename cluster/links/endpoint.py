@@ -3,7 +3,7 @@
     iteration k     readable: receive up to 64 datagrams ─► handler runs, may `call_soon` its own flush
     iteration k+1   the handler's flush ─► end of turn: data leaves ─► acknowledgements leave
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from cluster.links.stream import IncomingStream, LinkService, OutgoingStream
 from pixiu.errors import ConfigurationError, NotConnected
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Quality
+from pixiu.rpc.backoff import Backoff
 from pixiu.wire.v1.wire_pb2_grpc import add_LinkServicer_to_server
 
 DRAIN_DATAGRAMS: Final = 64
@@ -40,8 +41,8 @@ DRAIN_DATAGRAMS: Final = 64
 MAX_BACKLOG: Final = 4096
 """Datagrams that wait for the socket to take them again; above it the oldest are lost."""
 NO_BUFFER_WAIT_S: Final = 0.001
-RESOLVE_BACK_OFF_S: Final = 1.0
-LAST_RESOLVE_BACK_OFF_S: Final = 30.0
+FIRST_RESOLVE_BACKOFF_S: Final = 1.0
+MAX_RESOLVE_BACKOFF_S: Final = 30.0
 
 
 class Endpoint(Links):
@@ -372,15 +373,14 @@ class Endpoint(Links):
 
     async def _resolve(self) -> None:
         """Look up the addresses of peers that are given by name, until all are known."""
-        back_off = RESOLVE_BACK_OFF_S
+        backoff = Backoff(FIRST_RESOLVE_BACKOFF_S, MAX_RESOLVE_BACKOFF_S, random.random)
         while self._loop is not None:
             missing = [id_ for id_, where in self._udp.items() if _literal(*where) is None and where not in self._addresses]
             if not missing:
                 return
             for id_ in missing:
                 await self._look_up(id_)
-            await asyncio.sleep(back_off * (0.5 + random.random()))
-            back_off = min(back_off * 2, LAST_RESOLVE_BACK_OFF_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _look_up(self, id_: EndpointID) -> None:
         loop, sock, where = self._loop, self._socket, self._udp.get(id_)

@@ -13,7 +13,8 @@ not sent: what was recorded for one process is refused by every other, its succe
 A heartbeat must be understood by a successor, so that it can say that it is another one: it carries flag
 `ANY_DESTINATION`, its tag covers no destination, and its body names the target.
 
-Source: DESIGN section 5. Departs from it in the last word of the head, reserved there: without a secret there is no tag, and a
+Source: docs/protocol.md, "Record". Departs from it in the last word of the head, reserved there: without a secret there is no
+tag, and a
 process that started anew at the same port would take the datagrams meant for its predecessor.
 """
 

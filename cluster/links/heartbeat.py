@@ -1,6 +1,6 @@
 """The body of a heartbeat.
 
-Source: DESIGN section 6; proto/pixiu/wire/v1/control.proto.
+Source: docs/links.md; proto/pixiu/wire/v1/control.proto.
 """
 
 from __future__ import annotations

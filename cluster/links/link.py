@@ -5,7 +5,7 @@ A turn of the shell:  receive … receive  ─►  (the handler runs)  ─►  f
 so that an acknowledgement says "handled and handed on". The core calls the `LinkHandler` and appends to `outputs`;
 it does no I/O.
 
-Source: DESIGN sections 6 and 14.
+Source: docs/links.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What heartbeats say of a peer: a table of states and events.
 
-Source: DESIGN section 6 (suspect after two missed, dead after four; any acknowledgement of data is a sign of life too).
+Source: docs/links.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MOST_FRAME_BYTES = 1 << 20
 class LinkOptions:
     """How the links of a process behave. All processes of a cluster should agree.
 
-    Source: DESIGN section 6.
+    Source: docs/links.md.
     """
 
     mtu_bytes: int = 1400

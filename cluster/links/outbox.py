@@ -1,6 +1,6 @@
 """What waits to be sent to one peer: parcels in lanes, bounded in bytes and in time.
 
-Source: DESIGN section 6 (what does not fit waits in the link's bounded queue and pushes back).
+Source: docs/links.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The receiving half of a link on one carrier: what came from one sender, and when to acknowledge it.
 
-Source: DESIGN section 6 (acknowledgements every 64 datagrams or 10 ms while busy).
+Source: docs/links.md.
 """
 
 from __future__ import annotations

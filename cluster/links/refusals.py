@@ -1,6 +1,6 @@
 """Counting what comes in and is not taken, and saying so seldom.
 
-Source: DESIGN sections 5 and 14 (counted, logged once per peer and minute).
+Source: docs/protocol.md, "Record", docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A large item waits until the datagrams before it are acknowledged (or 100 ms), and what is queued behind it waits until the
 stream has acknowledged it, so that one sender's order survives the change of carrier.
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cluster.links.outbox import ANY, LARGE, SMALL, Outbox, Run, Settlement
 from cluster.links.stats import Counts
 from cluster.links.window import Window
 from pixiu.ids import EndpointID
+from pixiu.wire.record import LINK_LANES
 
 Address = tuple[str, int] | tuple[str, int, int, int]
 
-LANES: Final = 2
 KIND_RECORDS: Final = 0
 KIND_CONTROL: Final = 1
 _TYPES: Final = (RECORDS, CONTROL)
@@ -87,7 +87,7 @@ class Sender:
         self.stream_up = False
         self.layout_version = 0
         self._outboxes = (
-            Outbox(LANES, options.max_queue_bytes, self.settled),
+            Outbox(LINK_LANES, options.max_queue_bytes, self.settled),
             Outbox(1, options.max_queue_bytes, self.settled),
         )
         self._options = options
@@ -120,7 +120,7 @@ class Sender:
 
     def queue_records(self, records: list[bytes], lane: int, token: int, now: float) -> None:
         """Queue a parcel of whole records."""
-        self._queue(KIND_RECORDS, records, 0 if lane <= 0 else LANES - 1, token, now)
+        self._queue(KIND_RECORDS, records, 0 if lane <= 0 else LINK_LANES - 1, token, now)
 
     def queue_control(self, messages: list[bytes], token: int, now: float) -> None:
         """Queue serialized control messages."""
@@ -266,7 +266,7 @@ class Sender:
 
     def suspect(self) -> None:
         """The peer may be gone, and whoever can sends to another one: records that wait for it, or hang in the stream to it,
-        would arrive behind later ones. They settle as not handled. Source: DESIGN section 2 (order)."""
+        would arrive behind later ones. They settle as not handled. Source: docs/promises.md."""
         self._drop(Drop.PEER_SUSPECT, self._outboxes[KIND_RECORDS].clear())
         if self.stream.in_flight(KIND_RECORDS):
             self._counts.sent_lost += self.stream.void(self.settled)

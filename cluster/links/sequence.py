@@ -2,7 +2,7 @@
 
 Every (sender, item type, carrier) has a sequence of its own, from 1, counted in items.
 
-Source: DESIGN section 5 (the sequence counts items, so that a gap says how many were lost).
+Source: docs/protocol.md, "Record".
 """
 
 from __future__ import annotations

@@ -5,35 +5,38 @@
 
 Each side opens a stream of its own for what it sends. Frames authenticate themselves by their tags.
 
-Source: DESIGN section 6.
+Source: docs/links.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
 
 from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
 from pixiu.wire.v1.wire_pb2 import LinkFrame
 from pixiu.wire.v1.wire_pb2_grpc import LinkServicer, LinkStub
 
 CONNECT_WAIT_S: Final = 5.0
-FIRST_BACK_OFF_S: Final = 0.05
-LAST_BACK_OFF_S: Final = 2.0
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 2.0
 MAX_INCOMING: Final = 4096
 """Streams that others may have open to this process."""
+MAX_FRAMES: Final = 1 << 20
+"""Frames that may wait on one stream; the link's window keeps them far below. Policy: a further one is lost, and sent again."""
 
 
 class OutgoingStream:
-    """The stream that this process opens to one peer; connects when wanted, again with jittered back-off."""
+    """The stream that this process opens to one peer; connects when wanted, again with backoff."""
 
     def __init__(
         self,
@@ -50,10 +53,8 @@ class OutgoingStream:
         self._on_state = on_state
         self._wanted = wanted
         self._need = asyncio.Event()
-        self._work = asyncio.Event()
-        # Bounded by the window: what is in it is in flight.
-        self._frames: deque[bytes] = deque()
-        self._call: Any = None
+        self._frames = Outbox[LinkFrame](MAX_FRAMES)
+        self._call: GrpcCall[LinkFrame, LinkFrame] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def need(self) -> None:
@@ -62,8 +63,7 @@ class OutgoingStream:
 
     def send(self, frame: bytes) -> None:
         """Queue a frame on the stream that `on_state` reported."""
-        self._frames.append(frame)
-        self._work.set()
+        self._frames.put(LinkFrame(datagram=frame))
 
     def reset(self) -> None:
         """Break the stream: what it still holds must not arrive late."""
@@ -74,93 +74,77 @@ class OutgoingStream:
     async def close(self) -> None:
         """Break the stream for good."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             if not self._wanted(self._peer):
                 self._need.clear()
                 await self._need.wait()
             if await self._connection():
-                back_off = FIRST_BACK_OFF_S
-            await asyncio.sleep(back_off * (0.5 + random.random()))
-            back_off = min(back_off * 2, LAST_BACK_OFF_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
-        up = False
-        async with grpc.aio.insecure_channel(self._target, options=PEER_CHANNEL) as channel:
-            call: Any = LinkStub(channel).Exchange()
-            workers: list[asyncio.Task[None]] = []
+        call: GrpcCall[LinkFrame, LinkFrame] = GrpcCall.to(self._target, PEER_CHANNEL, lambda channel: LinkStub(channel).Exchange())
+        async with call:
             try:
-                async with asyncio.timeout(CONNECT_WAIT_S):
-                    await call.wait_for_connection()
-                up = True
-                self._frames.clear()
-                self._call = call
-                self._on_state(self._peer, True)
-                workers = [asyncio.create_task(self._read(call)), asyncio.create_task(self._write(call))]
-                await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError):
-                pass
-            except asyncio.CancelledError:
-                # The call was cancelled by `reset`, or this task by `close`.
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-            finally:
-                self._call = None
-                if up:
-                    self._on_state(self._peer, False)
-                call.cancel()
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-        return up
+                await call.opened(CONNECT_WAIT_S)
+            except StreamEnded:
+                return False
+            self._frames.clear()
+            self._call = call
+            self._on_state(self._peer, True)
+            await Duplex(call, self._take, self._frames.give, work=self._frames.work, over=self._down).run()
+            return True
 
-    async def _read(self, call: Any) -> None:
-        while (frame := await call.read()) is not grpc.aio.EOF:
-            self._on_frame(self._peer, frame.datagram)
+    def _take(self, frame: LinkFrame) -> None:
+        self._on_frame(self._peer, frame.datagram)
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            while self._frames:
-                await call.write(LinkFrame(datagram=self._frames.popleft()))
-            self._work.clear()
-            await self._work.wait()
+    def _down(self) -> None:
+        self._call = None
+        self._on_state(self._peer, False)
 
 
 class IncomingStream:
     """A stream that a peer opened to this process."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, handler: GrpcHandler[LinkFrame, LinkFrame], host: StreamHost) -> None:
         self.source: EndpointID | None = None
         """Who speaks, known from its first good frame."""
-        self.name = str(context.peer())
-        self._context = context
-        # The task of this call's handler: the server's context itself cannot be cancelled.
-        self._task = asyncio.current_task()
-        self._reply = b""
-        self._work = asyncio.Event()
+        self.name = handler.peer
+        self.refused = False
+        """It sent what is not for this process."""
+        self._host = host
+        self._reply: LinkFrame | None = None
+        self._stream = Duplex(handler, self._take, self._give, over=self._over)
 
     def send(self, frame: bytes) -> None:
         """Send an acknowledgement. One that still waits is replaced, because the newer one says all that it said."""
-        self._reply = frame
-        self._work.set()
+        self._reply = LinkFrame(datagram=frame)
+        self._stream.wake()
 
     def cancel(self) -> None:
         """End it: a newer stream of the same peer took its place, or this process closes."""
-        if self._task is not None:
-            self._task.cancel()
+        self._stream.end("cancelled")
 
-    async def write(self) -> None:
-        """Send what `send` leaves, until cancelled."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            await self._context.write(LinkFrame(datagram=self._reply))
+    async def run(self) -> None:
+        """Until it ends."""
+        await self._stream.run()
+
+    def _take(self, frame: LinkFrame) -> None:
+        if not self._host.stream_frame(frame.datagram, self):
+            self.refused = True
+            self._stream.end("not a frame for this process")
+
+    def _give(self) -> LinkFrame | None:
+        reply, self._reply = self._reply, None
+        return reply
+
+    def _over(self) -> None:
+        self._host.stream_closed(self)
 
 
 class StreamHost(Protocol):
@@ -187,16 +171,12 @@ class LinkService(LinkServicer):
         if self._open >= MAX_INCOMING:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"this process has {MAX_INCOMING} streams open")
         self._open += 1
-        stream = IncomingStream(context)
-        writer = asyncio.create_task(stream.write())
+        handler: GrpcHandler[LinkFrame, LinkFrame] = GrpcHandler(context)
+        stream = IncomingStream(handler, self._host)
         try:
-            # Tells the peer that the service is here, before there is anything to answer.
-            await context.send_initial_metadata(())
-            async for frame in request_iterator:
-                if not self._host.stream_frame(frame.datagram, stream):
-                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a frame for this process")
+            await handler.opened()
+            await stream.run()
         finally:
             self._open -= 1
-            self._host.stream_closed(stream)
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+        if stream.refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a frame for this process")

@@ -3,7 +3,7 @@
     time ──►   ack       last ack        +100 ms                       +3 s
                │  window open  │  window  │  one datagram per 100 ms   │ void: all in flight is given up
 
-Source: DESIGN section 6 (a datagram link never outruns its receiver).
+Source: docs/links.md.
 """
 
 from __future__ import annotations

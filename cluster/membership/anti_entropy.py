@@ -1,9 +1,9 @@
-"""Keeping two maps of memberships equal although messages are lost: the holder answers, the keeper asks. Pure.
+"""Keeping two maps of memberships equal although messages are lost: the source answers, the puller asks. Pure.
 
-    keeper                                              holder
+    puller                                              source
       │ heartbeat: the rule of my rooms ─────────────────▶│
       │◀──────────────── its answer: Digest (one root) ───┤   every heartbeat; nothing follows while the roots are equal
-      │ DigestRequest, without instances ────────────────▶│   (a holder that is a gateway has one instance: left out)
+      │ DigestRequest, without instances ────────────────▶│   (a source that is a gateway has one instance: left out)
       │◀─────────────────────────────── InstanceRoots ────┤
       │ DigestRequest, the instances that differ ────────▶│
       │◀─────────────────────────────── BucketDigests ────┤
@@ -11,14 +11,14 @@
       │ as well ─────────────────────────────────────────▶│
       │◀──────────────────────────────── ListingPage … ───┤   applied page by page
 
-Source and keeper are gateway and router, router and peer, router and broker. A gateway lists what is on it as of the last
+Source and puller are gateway and router, router and peer, router and broker. A gateway lists what is on it as of the last
 GatewayMsgID that it made. A router that found itself equal to a gateway as of some GatewayMsgID may list as of that: what
 it lacks and is not newer, the gateway had not either. Without it a router's listing only adds, so that for a live gateway
 only its own word removes anything, directly or handed on.
 
 Nothing here is sent again: the next heartbeat begins anew.
 
-Source: DESIGN section 10, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
+Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from pixiu.wire.v1 import control_pb2
 PAGE_ENTRIES: Final = 30
 """Entries in a page, of 24 bytes and a value of 8, so that it fits one datagram."""
 PAGES_AN_ANSWER: Final = 64
-"""Pages that answer one request. Policy: the last one says that there is more, and the keeper asks on from there."""
+"""Pages that answer one request. Policy: the last one says that there is more, and the puller asks on from there."""
 ROOT: Final = struct.Struct("<HQI")
 ROOTS_A_MESSAGE: Final = 64
 MAX_ASKED: Final = 32
 """Instances whose buckets are asked for, or answered, at one time. Policy: the others have their turn at the next heartbeat."""
 MAX_DOUBTS: Final = 100_000
-"""Pairs of holder and instance that differed at the last heartbeat. Policy: all are forgotten, and doubted anew."""
+"""Pairs of source and instance that differed at the last heartbeat. Policy: all are forgotten, and doubted anew."""
 FRESH_HEARTBEATS: Final = 5
 """A difference that was seen so many heartbeats ago does not count as seen at the one before."""
 
@@ -55,11 +55,11 @@ def rule_of(partition: int, partitions: int) -> Rule | None:
 
 
 def is_anti_entropy(control: control_pb2.Control) -> bool:
-    """Whether a control message is one of those that a holder and a keeper exchange."""
-    return control.WhichOneof("body") in _HEALING
+    """Whether a control message is one of those that a source and a puller exchange."""
+    return control.WhichOneof("body") in _ANTI_ENTROPY
 
 
-_HEALING: Final = frozenset({"digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page"})
+_ANTI_ENTROPY: Final = frozenset({"digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page"})
 
 
 def encode_absence(as_of: int, rooms: list[int]) -> bytes:
@@ -214,7 +214,7 @@ class PullerCounters:
 
 @dataclass(slots=True)
 class _Doubt:
-    """The buckets of an instance that differed from a holder's at the last heartbeat."""
+    """The buckets of an instance that differed from a source's at the last heartbeat."""
 
     mask: int
     at: float
@@ -224,16 +224,16 @@ class _Doubt:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a message from a holder brought."""
+    """What a message from a source brought."""
 
     messages: list[bytes] = field(default_factory=list)
-    """What to say to the holder."""
+    """What to say to the source."""
     applied: Applied = field(default_factory=lambda: Applied([], []))
     purged: Purged = field(default_factory=lambda: Purged([], []))
 
 
 class Puller:
-    """Compares a map with those of holders, asks for what differs, and takes it over.
+    """Compares a map with those of sources, asks for what differs, and takes it over.
 
     Args:
         membership: the map.
@@ -253,18 +253,18 @@ class Puller:
         self.verified = Verified()
         self.counters = PullerCounters()
 
-    def take(self, holder: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> Outcome:
-        """A holder answered a request; what is no answer brings nothing. `own_word`: the holder is the gateway itself."""
+    def take(self, source: EndpointID, control: control_pb2.Control, now: float, *, own_word: bool = False) -> Outcome:
+        """A source answered a request; what is no answer brings nothing. `own_word`: the source is the gateway itself."""
         if control.HasField("instance_roots"):
-            return Outcome(self._on_roots(holder, control.instance_roots))
+            return Outcome(self._on_roots(source, control.instance_roots))
         if control.HasField("bucket_digests"):
-            return self._on_buckets(holder, control.bucket_digests, now)
+            return self._on_buckets(source, control.bucket_digests, now)
         if control.HasField("listing_page"):
             return self._on_page(control.listing_page, now, own_word)
         return Outcome()
 
-    def on_digest(self, holder: EndpointID, digest: control_pb2.Digest, now: float) -> list[bytes]:
-        """A holder answered a heartbeat. Returns what to ask it."""
+    def on_digest(self, source: EndpointID, digest: control_pb2.Digest, now: float) -> list[bytes]:
+        """A source answered a heartbeat. Returns what to ask it."""
         rule = rule_of(digest.partition, digest.partitions)
         if rule is None or digest.as_of > MAX_ID:
             self.counters.healing_malformed += 1
@@ -275,15 +275,15 @@ class Puller:
         if mine == (digest.root, digest.count):
             self.counters.digests_equal += 1
             if instance is None:
-                self._equal_at[holder] = now
+                self._equal_at[source] = now
                 return []
-            self._doubts.pop((holder, instance), None)
+            self._doubts.pop((source, instance), None)
             if rule == self.rule:
                 self.verified.whole(instance, digest.as_of)
             return []
         self.counters.digests_differing += 1
         # What differed at the heartbeat before is asked for at once: fewer messages, of which each may be lost.
-        doubts = self._fresh(holder, now)
+        doubts = self._fresh(source, now)
         again = [
             _listing_request(rule, number, [(bucket, (0, 0)) for bucket in _numbers(doubt.asked)])
             for number, doubt in doubts.items()
@@ -293,19 +293,19 @@ class Puller:
             return [_request(rule, [instance]), *again]
         return [_request(rule, []), *([_request(rule, list(doubts)[:MAX_ASKED])] if doubts else []), *again[:MAX_ASKED]]
 
-    def _fresh(self, holder: EndpointID, now: float) -> dict[int, _Doubt]:
-        """The instances that differed from a holder's lately."""
-        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
-        return {key[1]: doubt for key, doubt in self._doubts.items() if key[0] == holder and doubt.at > oldest and doubt.mask}
+    def _fresh(self, source: EndpointID, now: float) -> dict[int, _Doubt]:
+        """The instances that differed from a source's lately."""
+        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(source, -1e9))
+        return {key[1]: doubt for key, doubt in self._doubts.items() if key[0] == source and doubt.at > oldest and doubt.mask}
 
-    def forget(self, holder: EndpointID) -> None:
-        """A holder is gone."""
-        self._asked.pop(holder, None)
-        self._equal_at.pop(holder, None)
-        for key in [key for key in self._doubts if key[0] == holder]:
+    def forget(self, source: EndpointID) -> None:
+        """A source is gone."""
+        self._asked.pop(source, None)
+        self._equal_at.pop(source, None)
+        for key in [key for key in self._doubts if key[0] == source]:
             del self._doubts[key]
 
-    def _on_roots(self, holder: EndpointID, roots: control_pb2.InstanceRoots) -> list[bytes]:
+    def _on_roots(self, source: EndpointID, roots: control_pb2.InstanceRoots) -> list[bytes]:
         """The roots of a router's instances. Returns what to ask it."""
         rule = rule_of(roots.partition, roots.partitions)
         if rule is None or len(roots.roots) % ROOT.size or not roots.first <= roots.last < INSTANCES:
@@ -319,16 +319,16 @@ class Puller:
             if mine.get(instance, nothing) != theirs.get(instance, nothing):
                 differing.append(instance)
             else:
-                self._doubts.pop((holder, instance), None)
+                self._doubts.pop((source, instance), None)
         if not differing:
             return []
         # Those after the ones that were asked for last time come first, so that all have their turn.
-        after = self._asked.get(holder, -1)
+        after = self._asked.get(source, -1)
         asked = sorted(differing, key=lambda instance: (instance <= after, instance))[:MAX_ASKED]
-        self._asked[holder] = asked[-1]
+        self._asked[source] = asked[-1]
         return [_request(rule, asked)]
 
-    def _on_buckets(self, holder: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
+    def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
         """The buckets of an instance: ask for those that differed at the last heartbeat as well."""
         rule = rule_of(found.partition, found.partitions)
         if rule is None or len(found.buckets) != BUCKETS * BUCKET.size or found.instance >= INSTANCES or found.as_of > MAX_ID:
@@ -345,14 +345,14 @@ class Puller:
             elif rule == self.rule and found.as_of >> INSTANCE_SHIFT == found.instance and found.as_of:
                 # Equal to a router that was equal to the gateway is as good: both lack the same.
                 self.verified.bucket(found.instance, number, found.as_of)
-        key = (holder, found.instance)
+        key = (source, found.instance)
         before = self._doubts.get(key)
         if before is not None and now - before.at < self._heartbeat_s / 2:
             # A repeated datagram, not another heartbeat.
             return outcome
         if len(self._doubts) >= MAX_DOUBTS:
             self._doubts.clear()
-        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(holder, -1e9))
+        oldest = max(now - FRESH_HEARTBEATS * self._heartbeat_s, self._equal_at.get(source, -1e9))
         repair = mask & before.mask if before is not None and before.at > oldest else 0
         self._doubts[key] = _Doubt(mask, now, repair)
         numbers = _numbers(repair)
@@ -372,7 +372,7 @@ class Puller:
         first = (page.first_room, page.first_uin)
         try:
             listing = Listing(rule, page.instance, page.bucket, page.as_of, first, end, page.entries, page.values)
-            outcome = Outcome(applied=self._membership.heal(listing, now, own_word=own_word))
+            outcome = Outcome(applied=self._membership.apply_listing(listing, now, own_word=own_word))
         except MalformedData:
             self.counters.healing_malformed += 1
             return Outcome()

@@ -13,7 +13,7 @@ said at all. It is neither online nor subject to the login policy.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 
-Source: seed 004 §7.3; DESIGN section 10; docs/decisions/0010-devices-and-connect-times.md.
+Source: PiXiu §7.3; docs/memberships.md; docs/decisions/0010-devices-and-connect-times.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, lo
 
 def connection_of(change: Update) -> Connection:
     """What a connect of a device says."""
-    return _connection(change.uin, gateway_instance(change.id), change.value)
+    return _connection(change.member, gateway_instance(change.id), change.value)
 
 
 def _connection(key: int, instance: int, value: int) -> Connection:
@@ -109,7 +109,7 @@ class Devices(LwwMap):
     @property
     def users(self) -> int:
         """Users with a connected device."""
-        return self.rooms
+        return self.groups
 
     def set_reachable(self, instances: frozenset[int] | None) -> None:
         """Only connections on these gateway instances count as online; None: all do.
@@ -130,7 +130,7 @@ class Devices(LwwMap):
         found: list[Connection] = []
         for key in self.live_keys(uin):
             if self.is_reachable(key.instance):
-                found.append(_connection(key.uin, key.instance, self.value(*key)))
+                found.append(_connection(key.member, key.instance, self.value(*key)))
         return found
 
     def connections(self, uin: int) -> list[Connection]:
@@ -171,7 +171,7 @@ class Devices(LwwMap):
         mine = connection_of(change)
         if not mine.login:
             return []
-        others = [e for e in self.entries(change.room) if e.login and (e.key, e.instance) != (mine.key, mine.instance)]
+        others = [e for e in self.entries(change.group) if e.login and (e.key, e.instance) != (mine.key, mine.instance)]
         if self._policy is LoginPolicy.NEWEST:
             return others
         if self._policy is LoginPolicy.NEWEST_OF_CLASS:
@@ -180,7 +180,7 @@ class Devices(LwwMap):
 
     def losers(self, uin: int) -> list[tuple[Connection, Connection]]:
         """The logins of a user that may not stay, on whatever gateway, each with the newest that it makes place for."""
-        logins = [_connection(key.uin, key.instance, self.value(*key)) for key in self.live_keys(uin)]
+        logins = [_connection(key.member, key.instance, self.value(*key)) for key in self.live_keys(uin)]
         logins = [entry for entry in logins if entry.login]
         newest: dict[tuple[str, int], Connection] = {}
         for entry in logins:
@@ -218,12 +218,12 @@ class Devices(LwwMap):
         """As `LwwMap.apply`."""
         applied = super().apply(batch, now)
         for change in applied.changes:
-            self._chat.pop(change.room, None)
-            self._all.pop(change.room, None)
+            self._chat.pop(change.group, None)
+            self._all.pop(change.group, None)
             # A logout of the same batch may have ended it.
-            entries = sum(map(len, self._rooms.get(change.room, {}).values())) if change.login else 0
+            entries = sum(map(len, self._groups.get(change.group, {}).values())) if change.login else 0
             if entries > 1 and len(self._together) < MAX_TOGETHER:
-                self._together[change.room] = None
+                self._together[change.group] = None
         return applied
 
     def purge_partition(self, partition: int, partitions: int) -> Purged:
@@ -240,6 +240,6 @@ class Devices(LwwMap):
 
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:
-            self._chat.pop(key.room, None)
-            self._all.pop(key.room, None)
+            self._chat.pop(key.group, None)
+            self._all.pop(key.group, None)
         return purged

@@ -1,18 +1,18 @@
 """What a map of memberships holds, in a few numbers that are kept up to date with every change. Pure.
 
-    entry    xxh3_64(RoomID u64, UIN u64, GatewayMsgID u64)
-    bucket   XOR of the entries whose room falls into it, and how many there are      64 of an instance and partition
+    entry    xxh3_64(group u64, member u64, GatewayMsgID u64)
+    bucket   XOR of the entries whose group falls into it, and how many there are      64 of an instance and partition
     root     XOR of the buckets, and the sum of their counts                          one of an instance and partition
     total    XOR of the roots of all instances, and the sum of their counts           one of a partition
 
 Only live entries count. Tombstones do not: every replica forgets them at another time, so that equal maps would differ;
-what a tombstone says, a listing says by not listing the key (see `Membership.heal`).
+what a tombstone says, a listing says by not listing the key (see `LwwMap.apply_listing`).
 
-Sums are kept by slot, the room's number modulo 128 (the most partitions that there are), so that the digest of any
+Sums are kept by slot, the group's number modulo 128 (the most partitions that there are), so that the digest of any
 partition of any number of partitions is a sum of slots: nothing is computed anew when partitions double or when broker
 and router have different numbers of them. At most 8 192 cells an instance, about 140 bytes each.
 
-Source: DESIGN section 10, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
+Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKETS: Final = 64
 BUCKET_BITS: Final = 6
 SLOTS: Final = MAX_PARTITIONS
 ENTRY: Final = struct.Struct("<QQQ")
-"""RoomID, UIN, GatewayMsgID: what is hashed, and one entry of a snapshot or a listing."""
+"""group, member, GatewayMsgID: what is hashed, and one entry of a snapshot or a listing."""
 BUCKET: Final = struct.Struct("<QI")
 """XOR, count: one bucket in a message."""
 MASK: Final = (1 << 64) - 1
@@ -41,13 +41,13 @@ assert SLOTS & (SLOTS - 1) == 0
 
 
 class Rule(NamedTuple):
-    """Which rooms a digest is about: room % partitions == partition % partitions."""
+    """Which groups a digest is about: group % partitions == partition % partitions."""
 
     partition: int
     partitions: int
 
 
-ALL_ROOMS: Final = Rule(0, 1)
+ALL_GROUPS: Final = Rule(0, 1)
 
 
 class Sum(NamedTuple):
@@ -61,13 +61,13 @@ class Sum(NamedTuple):
         return f"{self.xor:016x}/{self.entries}"
 
 
-def bucket_of(room: int) -> int:
-    """A room's bucket: the top bits of a product, which depend on all bits, while partitions are the lowest."""
-    return (room * GOLDEN & MASK) >> (64 - BUCKET_BITS)
+def bucket_of(group: int) -> int:
+    """A group's bucket: the top bits of a product, which depend on all bits, while partitions are the lowest."""
+    return (group * GOLDEN & MASK) >> (64 - BUCKET_BITS)
 
 
 def common_rule(one: Rule, other: Rule) -> Rule | None:
-    """The rooms of both rules; None when there are none. Source: DESIGN section 8, "Broker ↔ router"."""
+    """The groups of both rules; None when there are none. Source: docs/routing.md."""
     narrow, wide = (one, other) if one.partitions >= other.partitions else (other, one)
     if narrow.partition % wide.partitions != wide.partition % wide.partitions:
         return None
@@ -84,24 +84,24 @@ class Digest:
         self._roots: dict[int, dict[int, int]] = {}
         self._cells: dict[int, dict[int, int]] = {}
 
-    def add(self, room: int, uin: int, instance: int, id_: int) -> None:
+    def add(self, group: int, member: int, instance: int, id_: int) -> None:
         """An entry is live now."""
         roots = self._roots.get(instance)
         if roots is None:
             roots = self._roots[instance] = {}
             self._cells[instance] = {}
-        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(room, uin, id_))
-        slot = room % SLOTS
-        cell = slot << BUCKET_BITS | bucket_of(room)
+        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(group, member, id_))
+        slot = group % SLOTS
+        cell = slot << BUCKET_BITS | bucket_of(group)
         for sums, key in ((self._totals, slot), (roots, slot), (self._cells[instance], cell)):
             sums[key] = (sums.get(key, 0) ^ hashed) + ONE
 
-    def remove(self, room: int, uin: int, instance: int, id_: int) -> None:
+    def remove(self, group: int, member: int, instance: int, id_: int) -> None:
         """An entry that was added is not live any more."""
         roots, cells = self._roots[instance], self._cells[instance]
-        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(room, uin, id_))
-        slot = room % SLOTS
-        cell = slot << BUCKET_BITS | bucket_of(room)
+        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(group, member, id_))
+        slot = group % SLOTS
+        cell = slot << BUCKET_BITS | bucket_of(group)
         for sums, key in ((self._totals, slot), (roots, slot), (cells, cell)):
             left = (sums[key] ^ hashed) - ONE
             if left:
@@ -120,7 +120,7 @@ class Digest:
         return _sum(self._roots.get(instance, {}), rule)
 
     def count(self, instance: int) -> int:
-        """Live entries of an instance in all rooms."""
+        """Live entries of an instance in all groups."""
         return sum(value >> 64 for value in self._roots.get(instance, {}).values())
 
     def roots(self, rule: Rule) -> dict[int, Sum]:

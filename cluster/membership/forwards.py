@@ -4,7 +4,7 @@ One *group* is what came in one message from a gateway; it makes one *forward* f
 was lost is sent again, at most `MAX_TRIES` times; a destination that dies ends its forwards. When the last forward
 of a group has ended, the gateway is told; unless one that had to arrive did not: then the gateway sends it again.
 
-Source: seed 004 §5 (peers first, then subscribers); DESIGN section 9, "Join and leave".
+Source: PiXiu §5 (peers first, then subscribers); docs/memberships.md, "Joins and leaves".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
+from cluster.runtime.contract import NEVER
 from pixiu.ids import EndpointID
 
 MAX_TRIES: Final = 8
@@ -122,9 +123,9 @@ class Forwards:
                 found.append((self._follow(forward), forward))
         return found
 
-    def next_retry(self) -> float | None:
-        """When a forward is due again, monotonic seconds."""
-        return self._retries[0][0] if self._retries else None
+    def next_retry(self) -> float:
+        """When a forward is due again, monotonic seconds; `NEVER` without one."""
+        return self._retries[0][0] if self._retries else NEVER
 
     def _follow(self, forward: Forward) -> int:
         token = self._next_token

@@ -4,7 +4,7 @@ A gateway has vanished when the registry's view has nobody with its instance: it
 silent (docs/decisions/0005-vanished-is-not-dead.md). A short while later the instance's floor rises above the generation
 that was there when it vanished. A gateway of a later generation that the view does not show yet is not touched.
 
-Source: DESIGN section 10 ("purged by a floor per instance"); docs/decisions/0031-a-vanished-gateway-is-fenced.md.
+Source: docs/memberships.md; docs/decisions/0031-a-vanished-gateway-is-fenced.md.
 """
 
 from __future__ import annotations

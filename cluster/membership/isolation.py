@@ -1,6 +1,6 @@
 """Whether a replica was out of contact with the others of its partition for too long. Pure.
 
-Source: DESIGN section 10 ("A replica out of contact for 5 minutes starts again as Init").
+Source: docs/memberships.md.
 """
 
 from __future__ import annotations

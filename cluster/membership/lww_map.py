@@ -1,19 +1,19 @@
-"""Soft state as a map of last-writer-wins registers: the membership of rooms, and users' devices. Pure.
+"""Soft state as a map of last-writer-wins registers: members of groups. Pure.
 
-    (RoomID, UIN, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
+    (group, member, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
 
-Routers and brokers keep who is in which room, without values. Relays keep `cluster.membership.devices`: the UIN is in the place of
-the room, the device in that of the user, and the value says since when it is connected.
+Routers and brokers keep rooms (RoomID) and their users (UIN), without values. Relays keep `cluster.membership.devices`:
+users and their devices, and the value says since when a device is connected.
 
 A message applies when its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt
 the map, and merging snapshots and live messages gives the same result in every order. Three indexes keep the paths
 that matter short:
 
-    room -> instance -> {UIN: GatewayMsgID}     what a snapshot walks
-    room -> (instance, …)                       what a broker reads for every record
-    instance -> bucket -> {room, …}             what a purge of one gateway and a listing of one bucket walk
+    group -> instance -> {member: GatewayMsgID}     what a snapshot walks
+    group -> (instance, …)                          what a broker reads for every record
+    instance -> bucket -> {group, …}                what a purge of one gateway and a listing of one bucket walk
 
-Source: seed 004 §5.1.1, §5.2 step 12; DESIGN section 10. Departs from the seed, which compares per gateway, because
+Source: PiXiu §5.1.1, §5.2 step 12; docs/memberships.md. Departs from the seed, which compares per gateway, because
 that drops a reordered login of another room.
 """
 
@@ -32,7 +32,7 @@ from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gat
 from pixiu.wire.v1 import control_pb2
 
 ENTRY: Final = digests.ENTRY
-"""RoomID, UIN, GatewayMsgID: one entry of a snapshot."""
+"""Group, member, GatewayMsgID: one entry of a snapshot."""
 ENTRY_BYTES: Final = 24
 TOMBSTONE_S: Final = 600.0
 """A logout is remembered so long: a login that was overtaken by its logout must not revive it."""
@@ -61,8 +61,10 @@ class Update(NamedTuple):
 
     id: int
     """GatewayMsgID; names the gateway instance too."""
-    room: int
-    uin: int
+    group: int
+    """RoomID; where a relay keeps devices, the UIN."""
+    member: int
+    """UIN; where a relay keeps devices, the device."""
     login: bool
     reason: int = 0
     """A `Reason` of control.proto; passed on, not kept."""
@@ -73,8 +75,8 @@ class Update(NamedTuple):
 class Key(NamedTuple):
     """The key of one register."""
 
-    room: int
-    uin: int
+    group: int
+    member: int
     instance: int
 
 
@@ -83,8 +85,8 @@ class Applied(NamedTuple):
 
     changes: list[Update]
     """Those that applied, in order."""
-    rooms: list[int]
-    """Rooms whose list of gateway instances is another now, without repeats."""
+    groups: list[int]
+    """Groups whose list of gateway instances is another now, without repeats."""
 
 
 class Purged(NamedTuple):
@@ -92,12 +94,12 @@ class Purged(NamedTuple):
 
     keys: list[Key]
     """Keys of removed registers, live ones and tombstones."""
-    rooms: list[int]
-    """Rooms whose list of gateway instances is another now, without repeats."""
+    groups: list[int]
+    """Groups whose list of gateway instances is another now, without repeats."""
 
 
 class Listing(NamedTuple):
-    """All live entries of one bucket of an instance from `first` up to, not including, `end`, which are (room, UIN)."""
+    """All live entries of one bucket of an instance from `first` up to, not including, `end`, which are (group, member)."""
 
     rule: Rule
     instance: int
@@ -142,7 +144,7 @@ class StoreCounters:
 
 
 class LwwMap:
-    """Who is in which room on which gateway.
+    """Who is in which group on which gateway.
 
     `now` is monotonic seconds and must not go back.
 
@@ -151,17 +153,17 @@ class LwwMap:
         max_tombstones: most tombstones; see `MAX_TOMBSTONES`.
         tombstone_s: how long a logout is remembered, seconds.
 
-    Source: DESIGN section 10.
+    Source: docs/memberships.md.
     """
 
     __slots__ = (
         "_floors",
         "_gateways",
+        "_groups",
+        "_groups_of",
         "_live",
         "_max_entries",
         "_max_tombstones",
-        "_rooms",
-        "_rooms_of",
         "_tombstone_s",
         "_tombstones",
         "_values",
@@ -175,9 +177,9 @@ class LwwMap:
         self._max_entries = max_entries
         self._max_tombstones = max_tombstones
         self._tombstone_s = tombstone_s
-        self._rooms: dict[int, dict[int, dict[int, int]]] = {}
+        self._groups: dict[int, dict[int, dict[int, int]]] = {}
         self._gateways: dict[int, tuple[int, ...]] = {}
-        self._rooms_of: dict[int, dict[int, set[int]]] = {}
+        self._groups_of: dict[int, dict[int, set[int]]] = {}
         # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
         self._tombstones: dict[Key, tuple[int, float]] = {}
         self._floors: dict[int, int] = {}
@@ -192,34 +194,34 @@ class LwwMap:
         return self._live
 
     @property
-    def rooms(self) -> int:
-        """Rooms that have members."""
-        return len(self._rooms)
+    def groups(self) -> int:
+        """Groups that have members."""
+        return len(self._groups)
 
     @property
     def tombstones(self) -> int:
         """Logouts that are remembered."""
         return len(self._tombstones)
 
-    def gateways(self, room: int) -> tuple[int, ...]:
-        """The gateway instances with members in a room, ascending; kept ready, so a call costs one look-up."""
-        return self._gateways.get(room, ())
+    def gateways(self, group: int) -> tuple[int, ...]:
+        """The gateway instances with members in a group, ascending; kept ready, so a call costs one look-up."""
+        return self._gateways.get(group, ())
 
-    def members(self, room: int) -> int:
-        """Members of a room; a user on two gateways counts twice."""
-        return sum(map(len, self._rooms.get(room, {}).values()))
+    def members(self, group: int) -> int:
+        """Members of a group; a user on two gateways counts twice."""
+        return sum(map(len, self._groups.get(group, {}).values()))
 
-    def live_keys(self, room: int) -> list[Key]:
-        """The keys of a room's live entries."""
-        return [Key(room, uin, instance) for instance, members in self._rooms.get(room, {}).items() for uin in members]
+    def live_keys(self, group: int) -> list[Key]:
+        """The keys of a group's live entries."""
+        return [Key(group, member, instance) for instance, members in self._groups.get(group, {}).items() for member in members]
 
     def instances(self) -> list[int]:
         """The gateway instances that have live entries, ascending."""
-        return sorted(self._rooms_of)
+        return sorted(self._groups_of)
 
     def generation(self, instance: int) -> int:
         """The highest generation among an instance's live entries; 0 without any. Walks them."""
-        found = (max(self._rooms[room][instance].values()) for room in self._rooms_on(instance))
+        found = (max(self._groups[group][instance].values()) for group in self._groups_on(instance))
         return gateway_generation(max(found, default=0))
 
     def members_by_instance(self) -> dict[int, int]:
@@ -230,35 +232,35 @@ class LwwMap:
         """The GatewayMsgID below which nothing of an instance applies; 0 where there is no floor."""
         return self._floors.get(instance, 0)
 
-    def get(self, room: int, uin: int, instance: int) -> tuple[int, bool] | None:
+    def get(self, group: int, member: int, instance: int) -> tuple[int, bool] | None:
         """(GatewayMsgID, live) of one register, or None."""
-        found = self._rooms.get(room, {}).get(instance, {}).get(uin)
+        found = self._groups.get(group, {}).get(instance, {}).get(member)
         if found is not None:
             return found, True
-        tombstone = self._tombstones.get(Key(room, uin, instance))
+        tombstone = self._tombstones.get(Key(group, member, instance))
         return (tombstone[0], False) if tombstone is not None else None
 
-    def value(self, room: int, uin: int, instance: int) -> int:
+    def value(self, group: int, member: int, instance: int) -> int:
         """What a live entry holds; 0 where it holds nothing, or is not there."""
-        return self._values.get(Key(room, uin, instance), 0)
+        return self._values.get(Key(group, member, instance), 0)
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.
 
-        Source: seed 004 §5.2 step 12, §5.3 step 13; DESIGN section 10.
+        Source: PiXiu §5.2 step 12, §5.3 step 13; docs/memberships.md.
         """
         counters = self.counters
         changes: list[Update] = []
-        rooms: dict[int, None] = {}
+        groups: dict[int, None] = {}
         for change in batch:
-            id_, room, uin, login, _, value = change
-            if not (0 < id_ <= MAX_ID and 0 <= room <= MAX_ID and 0 <= uin <= MAX_ID):
+            id_, group, member, login, _, value = change
+            if not (0 < id_ <= MAX_ID and 0 <= group <= MAX_ID and 0 <= member <= MAX_ID):
                 counters.malformed += 1
                 continue
             instance = id_ >> INSTANCE_SHIFT
-            members = self._rooms.get(room, {}).get(instance)
-            live = members.get(uin) if members is not None else None
-            known = live if live is not None else self._tombstone_id(room, uin, instance)
+            members = self._groups.get(group, {}).get(instance)
+            live = members.get(member) if members is not None else None
+            known = live if live is not None else self._tombstone_id(group, member, instance)
             if id_ <= known or id_ < self._floors.get(instance, 0):
                 counters.stale += 1
                 continue
@@ -266,19 +268,19 @@ class LwwMap:
                 if live is None and self._live >= self._max_entries:
                     counters.refused += 1
                     continue
-                if self._add(room, uin, instance, id_, live is None):
-                    rooms[room] = None
+                if self._add(group, member, instance, id_, live is None):
+                    groups[group] = None
                 if value:
-                    self._values[Key(room, uin, instance)] = value
+                    self._values[Key(group, member, instance)] = value
                 elif self._values:
-                    self._values.pop(Key(room, uin, instance), None)
+                    self._values.pop(Key(group, member, instance), None)
             else:
-                if live is not None and self._remove(room, uin, instance):
-                    rooms[room] = None
-                self._bury(Key(room, uin, instance), id_, now)
+                if live is not None and self._remove(group, member, instance):
+                    groups[group] = None
+                self._bury(Key(group, member, instance), id_, now)
             changes.append(change)
         counters.applied += len(changes)
-        return Applied(changes, list(rooms))
+        return Applied(changes, list(groups))
 
     def merge(self, chunk: Chunk, now: float) -> Applied:
         """Apply a part of a snapshot. Tombstones get a new full time. Raises `MalformedData` when a size is wrong;
@@ -286,10 +288,10 @@ class LwwMap:
         if len(chunk.entries) % ENTRY_BYTES or len(chunk.tombstones) % ENTRY_BYTES:
             raise MalformedData(f"a snapshot chunk's parts are multiples of {ENTRY_BYTES} bytes; take the snapshot again")
         live = self.apply(logins(chunk.entries, chunk.values), now)
-        dead = self.apply([Update(id_, room, uin, False) for room, uin, id_ in ENTRY.iter_unpack(chunk.tombstones)], now)
-        return Applied(live.changes + dead.changes, list(dict.fromkeys(live.rooms + dead.rooms)))
+        dead = self.apply([Update(id_, group, member, False) for group, member, id_ in ENTRY.iter_unpack(chunk.tombstones)], now)
+        return Applied(live.changes + dead.changes, list(dict.fromkeys(live.groups + dead.groups)))
 
-    def heal(self, listing: Listing, now: float, *, own_word: bool) -> Applied:
+    def apply_listing(self, listing: Listing, now: float, *, own_word: bool) -> Applied:
         """Become equal to a listing: what it has applies as ever; what it does not have and is not newer than its
         `as_of` is removed, by a logout with that GatewayMsgID, which can be passed on like any other.
 
@@ -297,23 +299,23 @@ class LwwMap:
         a router's listing that may be an old login that the router should not have.
 
         `as_of` says what the gateway itself had, so nothing that the gateway said later is touched. Raises
-        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: DESIGN section 10.
+        `MalformedData` when the size of the entries is wrong; nothing is applied then. Source: docs/memberships.md.
         """
         if len(listing.entries) % ENTRY_BYTES:
             raise MalformedData(f"a listing's entries are a multiple of {ENTRY_BYTES} bytes")
         changes = logins(listing.entries, listing.values)
         listed: set[tuple[int, int]] = set()
-        for id_, room, uin, *_ in changes:
-            listed.add((room, uin))
-            key = Key(room, uin, id_ >> INSTANCE_SHIFT)
+        for id_, group, member, *_ in changes:
+            listed.add((group, member))
+            key = Key(group, member, id_ >> INSTANCE_SHIFT)
             if own_word and id_ <= self._tombstone_id(*key) <= listing.as_of and key.instance == listing.instance:
                 del self._tombstones[key]
         if listing.as_of:
-            for room, uin, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
-                if listing.end is not None and (room, uin) >= listing.end:
+            for group, member, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
+                if listing.end is not None and (group, member) >= listing.end:
                     break
-                if id_ <= listing.as_of and (room, uin) not in listed:
-                    changes.append(Update(listing.as_of, room, uin, False))
+                if id_ <= listing.as_of and (group, member) not in listed:
+                    changes.append(Update(listing.as_of, group, member, False))
         applied = self.apply(changes, now)
         self.counters.healed += len(applied.changes)
         return applied
@@ -321,28 +323,28 @@ class LwwMap:
     def bucket_entries(
         self, rule: Rule, instance: int, bucket: int, first: tuple[int, int] = (0, 0)
     ) -> Iterator[tuple[int, int, int]]:
-        """(room, UIN, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
+        """(group, member, GatewayMsgID) of a bucket's live entries from `first` on, ascending.
 
-        Which rooms there are is noted at the first one; a room's members are read when it is reached. So the map may
+        Which groups there are is noted at the first one; a group's members are read when it is reached. So the map may
         change meanwhile: whoever lists it `as of` a GatewayMsgID notes that before.
         """
         want = rule.partition % rule.partitions
-        rooms = self._rooms_of.get(instance, {}).get(bucket, ())
-        for room in sorted(room for room in rooms if room >= first[0] and room % rule.partitions == want):
-            for uin, id_ in sorted(self._rooms.get(room, {}).get(instance, {}).items()):
-                if (room, uin) >= first:
-                    yield room, uin, id_
+        groups = self._groups_of.get(instance, {}).get(bucket, ())
+        for group in sorted(group for group in groups if group >= first[0] and group % rule.partitions == want):
+            for member, id_ in sorted(self._groups.get(group, {}).get(instance, {}).items()):
+                if (group, member) >= first:
+                    yield group, member, id_
 
-    def absent(self, as_of: int, rooms: Iterable[int], now: float) -> Applied:
-        """A gateway had no members of these rooms as of a GatewayMsgID of its own: log out who is not newer.
+    def absent(self, as_of: int, groups: Iterable[int], now: float) -> Applied:
+        """A gateway had no members of these groups as of a GatewayMsgID of its own: log out who is not newer.
 
-        Source: DESIGN section 10, "Negative feedback".
+        Source: docs/memberships.md, "Negative feedback".
         """
         instance = as_of >> INSTANCE_SHIFT
         gone = [
-            Update(as_of, room, uin, False)
-            for room in rooms
-            for uin, id_ in self._rooms.get(room, {}).get(instance, {}).items()
+            Update(as_of, group, member, False)
+            for group in groups
+            for member, id_ in self._groups.get(group, {}).get(instance, {}).items()
             if id_ <= as_of
         ]
         return self.apply(gone, now)
@@ -350,34 +352,34 @@ class LwwMap:
     def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = CHUNK_ENTRIES) -> Iterator[Chunk]:
         """Everything that a partition serves, in chunks of at most `chunk_entries` entries.
 
-        Which rooms and tombstones there are is noted in this call; a room's members are read when its chunk is
+        Which groups and tombstones there are is noted in this call; a group's members are read when its chunk is
         made. What changes meanwhile is not needed in the snapshot when the receiver is also sent every change that
         comes after this call: merging is last-writer-wins. So a large map never stops the event loop for long.
         """
-        rooms = [room for room in self._rooms if room % partitions == partition % partitions]
-        dead = [(key, id_) for key, (id_, _) in self._tombstones.items() if key.room % partitions == partition % partitions]
-        return self._chunks(rooms, dead, chunk_entries)
+        groups = [group for group in self._groups if group % partitions == partition % partitions]
+        dead = [(key, id_) for key, (id_, _) in self._tombstones.items() if key.group % partitions == partition % partitions]
+        return self._chunks(groups, dead, chunk_entries)
 
-    def _chunks(self, rooms: list[int], dead: list[tuple[Key, int]], limit: int) -> Iterator[Chunk]:
+    def _chunks(self, groups: list[int], dead: list[tuple[Key, int]], limit: int) -> Iterator[Chunk]:
         pack = ENTRY.pack
         entries: list[bytes] = []
         values: list[bytes] = []
-        for room in rooms:
-            for instance, members in self._rooms.get(room, {}).items():
-                entries.extend([pack(room, uin, id_) for uin, id_ in members.items()])
+        for group in groups:
+            for instance, members in self._groups.get(group, {}).items():
+                entries.extend([pack(group, member, id_) for member, id_ in members.items()])
                 if self._values:
-                    values.extend([VALUE.pack(self.value(room, uin, instance)) for uin in members])
+                    values.extend([VALUE.pack(self.value(group, member, instance)) for member in members])
             if len(values) < len(entries) and values:
                 # The first value came while the snapshot was being made.
                 values[:0] = [VALUE.pack(0)] * (len(entries) - len(values))
-            # A copy was made of the room's entries, so that its members may change between two chunks.
+            # A copy was made of the group's entries, so that its members may change between two chunks.
             while len(entries) >= limit:
                 yield Chunk(b"".join(entries[:limit]), b"", b"".join(values[:limit]))
                 del entries[:limit], values[:limit]
         at = limit - len(entries)
-        yield Chunk(b"".join(entries), b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[:at]]), b"".join(values))
+        yield Chunk(b"".join(entries), b"".join([pack(key.group, key.member, id_) for key, id_ in dead[:at]]), b"".join(values))
         while at < len(dead):
-            yield Chunk(b"", b"".join([pack(key.room, key.uin, id_) for key, id_ in dead[at : at + limit]]))
+            yield Chunk(b"", b"".join([pack(key.group, key.member, id_) for key, id_ in dead[at : at + limit]]))
             at += limit
 
     def expire(self, now: float, limit: int = 10_000) -> list[Key]:
@@ -392,52 +394,46 @@ class LwwMap:
         self.counters.tombstones_expired += len(gone)
         return gone
 
-    def next_expiry(self) -> float | None:
-        """When the oldest tombstone's time is over, monotonic seconds; None without tombstones."""
-        for _, until in self._tombstones.values():
-            return until
-        return None
-
     def purge_partition(self, partition: int, partitions: int) -> Purged:
-        """Drop every register whose room the partition does not serve (after a doubling).
+        """Drop every register whose group the partition does not serve (after a doubling).
 
-        Source: seed 004 §2.3 step 9, §5.2 step 11, §5.3 step 11.
+        Source: PiXiu §2.3 step 9, §5.2 step 11, §5.3 step 11.
         """
         want = partition % partitions
-        moved = [room for room in self._rooms if room % partitions != want]
+        moved = [group for group in self._groups if group % partitions != want]
         keys: list[Key] = []
-        for room in moved:
-            for instance in list(self._rooms[room]):
-                keys.extend(self._drop(room, instance))
-        dead = [key for key in self._tombstones if key.room % partitions != want]
+        for group in moved:
+            for instance in list(self._groups[group]):
+                keys.extend(self._drop(group, instance))
+        dead = [key for key in self._tombstones if key.group % partitions != want]
         for key in dead:
             del self._tombstones[key]
         self.counters.purged += len(keys) + len(dead)
         return Purged(keys + dead, moved)
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
-        """Drop the live entries of a partition's rooms that are not in `keep`: what went while nobody told us.
+        """Drop the live entries of a partition's groups that are not in `keep`: what went while nobody told us.
 
         For a process that was out of contact for so long that the tombstones of logouts may be over.
         """
         keys: list[Key] = []
-        rooms: list[int] = []
-        for room in [room for room in self._rooms if room % partitions == partition % partitions]:
-            before = self._gateways[room]
-            for key in self.live_keys(room):
+        groups: list[int] = []
+        for group in [group for group in self._groups if group % partitions == partition % partitions]:
+            before = self._gateways[group]
+            for key in self.live_keys(group):
                 if key not in keep:
                     self._remove(*key)
                     keys.append(key)
-            if self._gateways.get(room, ()) != before:
-                rooms.append(room)
+            if self._gateways.get(group, ()) != before:
+                groups.append(group)
         self.counters.purged += len(keys)
-        return Purged(keys, rooms)
+        return Purged(keys, groups)
 
     def raise_floor(self, instance: int, generation: int) -> Purged:
         """A gateway of this generation holds the instance: drop what lower generations wrote, and never take it again.
 
-        The floor only rises. Walks the instance's rooms, not the whole map. Tombstones below the floor stay until
-        their time is over; the floor refuses what they guarded against. Source: DESIGN section 10.
+        The floor only rises. Walks the instance's groups, not the whole map. Tombstones below the floor stay until
+        their time is over; the floor refuses what they guarded against. Source: docs/memberships.md.
         """
         floor = gateway_msg_id(instance, generation, 0)
         if floor <= self._floors.get(instance, 0):
@@ -445,27 +441,27 @@ class LwwMap:
         self._floors[instance] = floor
         return self._purge_below(instance, floor)
 
-    def _rooms_on(self, instance: int) -> list[int]:
-        return [room for rooms in self._rooms_of.get(instance, {}).values() for room in rooms]
+    def _groups_on(self, instance: int) -> list[int]:
+        return [group for groups in self._groups_of.get(instance, {}).values() for group in groups]
 
     def _purge_below(self, instance: int, floor: int) -> Purged:
         keys: list[Key] = []
-        rooms: list[int] = []
-        for room in self._rooms_on(instance):
-            members = self._rooms[room][instance]
-            old = [uin for uin, id_ in members.items() if id_ < floor]
+        groups: list[int] = []
+        for group in self._groups_on(instance):
+            members = self._groups[group][instance]
+            old = [member for member, id_ in members.items() if id_ < floor]
             if len(old) == len(members):
-                keys.extend(self._drop(room, instance))
-                rooms.append(room)
+                keys.extend(self._drop(group, instance))
+                groups.append(group)
                 continue
-            for uin in old:
-                self._remove(room, uin, instance)
-                keys.append(Key(room, uin, instance))
+            for member in old:
+                self._remove(group, member, instance)
+                keys.append(Key(group, member, instance))
         self.counters.purged += len(keys)
-        return Purged(keys, rooms)
+        return Purged(keys, groups)
 
-    def _tombstone_id(self, room: int, uin: int, instance: int) -> int:
-        found = self._tombstones.get(Key(room, uin, instance))
+    def _tombstone_id(self, group: int, member: int, instance: int) -> int:
+        found = self._tombstones.get(Key(group, member, instance))
         return found[0] if found is not None else 0
 
     def _bury(self, key: Key, id_: int, now: float) -> None:
@@ -475,57 +471,57 @@ class LwwMap:
             self.counters.tombstones_forgotten += 1
         self._tombstones[key] = (id_, now + self._tombstone_s)
 
-    def _add(self, room: int, uin: int, instance: int, id_: int, new: bool) -> bool:
-        """Returns whether the room's list of instances changed."""
-        by_instance = self._rooms.setdefault(room, {})
+    def _add(self, group: int, member: int, instance: int, id_: int, new: bool) -> bool:
+        """Returns whether the group's list of instances changed."""
+        by_instance = self._groups.setdefault(group, {})
         members = by_instance.get(instance)
         if members is not None:
             if not new:
-                self.digest.remove(room, uin, instance, members[uin])
-            members[uin] = id_
+                self.digest.remove(group, member, instance, members[member])
+            members[member] = id_
         else:
-            by_instance[instance] = {uin: id_}
-            self._rooms_of.setdefault(instance, {}).setdefault(bucket_of(room), set()).add(room)
-            self._gateways[room] = tuple(sorted(by_instance))
-        self.digest.add(room, uin, instance, id_)
+            by_instance[instance] = {member: id_}
+            self._groups_of.setdefault(instance, {}).setdefault(bucket_of(group), set()).add(group)
+            self._gateways[group] = tuple(sorted(by_instance))
+        self.digest.add(group, member, instance, id_)
         if new:
             self._live += 1
-            self._tombstones.pop(Key(room, uin, instance), None)
+            self._tombstones.pop(Key(group, member, instance), None)
         return members is None
 
-    def _remove(self, room: int, uin: int, instance: int) -> bool:
-        """Returns whether the room's list of instances changed."""
-        members = self._rooms[room][instance]
+    def _remove(self, group: int, member: int, instance: int) -> bool:
+        """Returns whether the group's list of instances changed."""
+        members = self._groups[group][instance]
         if len(members) == 1:
-            self._drop(room, instance)
+            self._drop(group, instance)
             return True
-        self.digest.remove(room, uin, instance, members.pop(uin))
+        self.digest.remove(group, member, instance, members.pop(member))
         if self._values:
-            self._values.pop(Key(room, uin, instance), None)
+            self._values.pop(Key(group, member, instance), None)
         self._live -= 1
         return False
 
-    def _drop(self, room: int, instance: int) -> list[Key]:
-        """Remove all members of a room on one instance."""
-        by_instance = self._rooms[room]
+    def _drop(self, group: int, instance: int) -> list[Key]:
+        """Remove all members of a group on one instance."""
+        by_instance = self._groups[group]
         members = by_instance.pop(instance)
         self._live -= len(members)
-        for uin, id_ in members.items():
-            self.digest.remove(room, uin, instance, id_)
+        for member, id_ in members.items():
+            self.digest.remove(group, member, instance, id_)
             if self._values:
-                self._values.pop(Key(room, uin, instance), None)
+                self._values.pop(Key(group, member, instance), None)
         if by_instance:
-            self._gateways[room] = tuple(sorted(by_instance))
+            self._gateways[group] = tuple(sorted(by_instance))
         else:
-            del self._rooms[room]
-            del self._gateways[room]
-        buckets, bucket = self._rooms_of[instance], bucket_of(room)
-        buckets[bucket].discard(room)
+            del self._groups[group]
+            del self._gateways[group]
+        buckets, bucket = self._groups_of[instance], bucket_of(group)
+        buckets[bucket].discard(group)
         if not buckets[bucket]:
             del buckets[bucket]
             if not buckets:
-                del self._rooms_of[instance]
-        return [Key(room, uin, instance) for uin in members]
+                del self._groups_of[instance]
+        return [Key(group, member, instance) for member in members]
 
 
 def logins(entries: bytes, values: bytes) -> list[Update]:
@@ -533,9 +529,8 @@ def logins(entries: bytes, values: bytes) -> list[Update]:
     if values and len(values) * ENTRY_BYTES != len(entries) * VALUE_BYTES:
         raise MalformedData(f"every entry has a value of {VALUE_BYTES} bytes, or none has")
     held = (value for (value,) in VALUE.iter_unpack(values)) if values else repeat(0)
-    return [
-        Update(id_, room, uin, True, 0, value) for (room, uin, id_), value in zip(ENTRY.iter_unpack(entries), held, strict=False)
-    ]
+    found = zip(ENTRY.iter_unpack(entries), held, strict=False)
+    return [Update(id_, group, member, True, 0, value) for (group, member, id_), value in found]
 
 
 def encode_messages(changes: Sequence[Update]) -> list[bytes]:
@@ -545,9 +540,9 @@ def encode_messages(changes: Sequence[Update]) -> list[bytes]:
     for start in range(0, len(changes), limit):
         control = control_pb2.Control()
         add = control.gateway_messages.messages.add
-        for id_, room, uin, login, reason, value in changes[start : start + limit]:
+        for id_, group, member, login, reason, value in changes[start : start + limit]:
             action = control_pb2.ACTION_LOGIN if login else control_pb2.ACTION_LOGOUT
-            add(id=id_, room=room, uin=uin, action=action, reason=cast("control_pb2.Reason", reason), value=value)
+            add(id=id_, room=group, uin=member, action=action, reason=cast("control_pb2.Reason", reason), value=value)
         found.append(control.SerializeToString())
     return found
 

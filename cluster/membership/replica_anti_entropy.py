@@ -1,16 +1,15 @@
-"""A router's or relay's part in anti-entropy: keeper towards gateways and peers, holder towards peers and brokers. Pure.
+"""A router's or relay's part in anti-entropy: puller towards gateways and peers, source towards peers and brokers. Pure.
 
-Source: DESIGN section 10.
+Source: docs/memberships.md.
 """
 
 from __future__ import annotations
 
 from cluster.membership.anti_entropy import Outcome, Puller, Source, rule_of
 from cluster.membership.digest import Rule, common_rule
-from cluster.membership.instance_purge import InstancePurge
+from cluster.membership.events import AbsenceReceived
 from cluster.membership.lww_map import LwwMap
-from cluster.membership.replica_events import AbsenceReceived
-from cluster.membership.replica_state import ClusterView
+from cluster.membership.member_state import ClusterView
 from pixiu.ids import MAX_ID, EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.v1 import control_pb2
 
@@ -23,36 +22,34 @@ class ReplicaAntiEntropy:
 
     Args:
         membership: its map.
-        heartbeat_s: seconds between heartbeats.
-        gone_gateway_s: see `InstancePurge`.
+        puller: of the same map.
     """
 
-    def __init__(self, membership: LwwMap, heartbeat_s: float, gone_gateway_s: float) -> None:
+    def __init__(self, membership: LwwMap, puller: Puller) -> None:
         self._membership = membership
-        self.keeper = Puller(membership, heartbeat_s)
-        self.holder = Source(membership, self.keeper.verified.as_of)
-        self.vanished = InstancePurge(membership, gone_gateway_s)
+        self.puller = puller
+        self.source = Source(membership, puller.verified.as_of)
         self.fenced = 0
         """Times a gateway was told that its generation is over."""
 
     def set_rule(self, partition: int, partitions: int) -> None:
         """The rooms, or users, that this replica keeps."""
         rule = Rule(partition % partitions, partitions)
-        if rule != self.keeper.rule:
-            self.keeper.rule = rule
-            self.keeper.verified.clear()
+        if rule != self.puller.rule:
+            self.puller.rule = rule
+            self.puller.verified.clear()
 
     def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
         """For the answer to a subscriber's heartbeat; None where no room is common."""
         asked = rule_of(partition, partitions)
-        own = self.keeper.rule
+        own = self.puller.rule
         common = common_rule(asked, own) if asked is not None and own is not None else None
-        return self.holder.digest(common) if common is not None else None
+        return self.source.digest(common) if common is not None else None
 
     def on_digest(self, peer: EndpointID, digest: control_pb2.Digest, view: ClusterView, now: float) -> Outcome:
         """A peer's answer, or a gateway's, which speaks for its own instance only."""
         if peer in view.replicas:
-            return Outcome() if digest.as_of else Outcome(self.keeper.on_digest(peer, digest, now))
+            return Outcome() if digest.as_of else Outcome(self.puller.on_digest(peer, digest, now))
         instance = view.instance_of(peer)
         if instance is None or not 0 < digest.as_of <= MAX_ID or gateway_instance(digest.as_of) != instance:
             return Outcome()
@@ -61,7 +58,7 @@ class ReplicaAntiEntropy:
             self.fenced += 1
             return Outcome([control_pb2.Control(fenced=control_pb2.Fenced(floor=floor)).SerializeToString()])
         purged = self._membership.raise_floor(instance, gateway_generation(digest.as_of))
-        return Outcome(self.keeper.on_digest(peer, digest, now), purged=purged)
+        return Outcome(self.puller.on_digest(peer, digest, now), purged=purged)
 
     def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> Outcome:
         """A request, or an answer to one. A gateway speaks for its own instance only."""
@@ -71,8 +68,8 @@ class ReplicaAntiEntropy:
                 return Outcome()
             if control.HasField("listing_page") and control.listing_page.instance != instance:
                 return Outcome()
-        outcome = self.keeper.take(peer, control, now, own_word=instance is not None)
-        outcome.messages += self.holder.answer(control)
+        outcome = self.puller.take(peer, control, now, own_word=instance is not None)
+        outcome.messages += self.source.answer(control)
         return outcome
 
     def valid_absence(self, event: AbsenceReceived) -> bool:

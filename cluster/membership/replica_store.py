@@ -6,7 +6,7 @@
 
 Called in one thread at a time, never in the event loop's.
 
-Source: seed 004 §2.4 step 10 ("writes the data to the Database asynchronously"), §5.2 step 7; DESIGN section 10.
+Source: PiXiu §2.4 step 10 ("writes the data to the Database asynchronously"), §5.2 step 7; docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Takes snapshots of a router's membership over gRPC, for brokers and for routers.
 
-Source: seed 004 §2.3 step 4, §5.2 step 7, §5.3 step 7 (loading); DESIGN section 10, "Start-up".
+Source: PiXiu §2.3 step 4, §5.2 step 7, §5.3 step 7 (loading); docs/memberships.md, "Start-up".
 """
 
 from __future__ import annotations

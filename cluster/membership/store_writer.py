@@ -2,7 +2,7 @@
 
     persist, persist, rewrite, persist … ──▶ a bounded queue ──▶ one transaction for all that waits ──▶ LMDB
 
-Source: seed 004 §2.4 step 10, §5 ("asynchronously"); DESIGN section 14 rule 5 (a full disk is said, serving goes on).
+Source: PiXiu §2.4 step 10, §5 ("asynchronously"); docs/promises.md, "Failure rules" 5 (a full disk is said, serving goes on).
 """
 
 from __future__ import annotations

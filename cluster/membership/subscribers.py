@@ -3,7 +3,7 @@
 A subscription is opened by a snapshot, never by a heartbeat, so that the subscriber misses nothing between the two;
 heartbeats keep it. Whoever heartbeats without one is told so, and takes a snapshot again.
 
-Source: seed 004 §5 (brokers register themselves by heartbeat) and §5.2 step 8; DESIGN sections 9 and 10.
+Source: PiXiu §5 (brokers register themselves by heartbeat) and §5.2 step 8; docs/architecture.md, docs/memberships.md.
 """
 
 from __future__ import annotations
@@ -62,10 +62,6 @@ class Subscribers:
         """Every subscription."""
         return list(self._all.values())
 
-    def of_role(self, role: str) -> list[Subscriber]:
-        """The subscriptions of a role."""
-        return [subscriber for subscriber in self._all.values() if subscriber.role == role]
-
     def open(self, endpoint: EndpointID, role: str, partition: int, partitions: int, now: float) -> bool:
         """Open or reopen a subscription. False at the limit of subscribers."""
         if endpoint not in self._all and len(self._all) >= MAX_SUBSCRIBERS:
@@ -99,7 +95,3 @@ class Subscribers:
         for endpoint in silent:
             del self._all[endpoint]
         return silent
-
-    def next_expiry(self) -> float | None:
-        """When the next subscription ends if it stays silent, monotonic seconds."""
-        return min((found.heard + self._expire_s for found in self._all.values()), default=None)

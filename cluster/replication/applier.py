@@ -1,6 +1,6 @@
 """Gives committed entries to the state machine, in order, a bounded batch a turn of the event loop.
 
-Source: DESIGN section 11.
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

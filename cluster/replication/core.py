@@ -3,7 +3,8 @@
 ZooKeeper holds {epoch, leader, incarnation, in_sync} and changes it by compare-and-set only; the leader's log is the
 truth of its epoch. `TABLE` says which state follows which, and docs/replication.md draws it.
 
-Source: DESIGN section 12; seed 004 §6.1.3 and §6.2.3, from which it departs as DESIGN section 18 lists.
+Source: docs/replication.md; PiXiu §6.1.3 and §6.2.3, from which it departs as docs/sources.md, "Where Pixiu differs from PiXiu"
+lists.
 """
 
 from __future__ import annotations

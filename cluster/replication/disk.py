@@ -1,6 +1,6 @@
 """Syncs a log in a thread: while one group is on its way to the disk the next one gathers.
 
-Source: DESIGN section 11.
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     └──────┴─────┴───────┴──────┴───────┴─────────┴───────┴─────────┘
             size counts what follows it; crc covers what follows it
 
-Source: DESIGN section 5.
+Source: docs/protocol.md, "Record".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     ├── received.json     its position; written last, removed first
     └── audit.log         promotions by force, a JSON line each
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A follower: takes the leader's log, cuts off what differs, acknowledges what is synced. Pure.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 A proposal at version v is dead once a higher version was seen, whoever made it; that is why a member leaves only by a
 compare-and-set that succeeded, even one that changes nothing but the version.
 
-Source: DESIGN section 12; Kafka's KIP-966 for the name.
+Source: docs/replication.md; Kafka's KIP-966 for the name.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `member` is written once. `label` is one record within one sector, which a disk writes whole or not at all, so that a
 label that cannot be read is damage and not a torn write.
 
-Source: DESIGN section 12, "unclean start".
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

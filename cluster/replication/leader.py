@@ -4,7 +4,7 @@
     streaming  entries leave as they come, up to `max_unacknowledged` messages ahead
     snapshot   what the follower needs is trimmed: it gets the state, then the log
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

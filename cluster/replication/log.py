@@ -11,7 +11,7 @@
 
 One thread changes the log. `sync` may run in another one beside it, and so may `read`.
 
-Source: DESIGN sections 5, 11 and 12; seed 004 §6.2.1.
+Source: docs/protocol.md, "Record", docs/stores.md, docs/replication.md; PiXiu §6.2.1.
 """
 
 from __future__ import annotations

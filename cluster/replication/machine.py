@@ -1,6 +1,6 @@
 """What a role gives to its replica: the state that committed entries make. Pure.
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations

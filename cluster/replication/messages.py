@@ -1,6 +1,6 @@
 """What replicas of one partition say to each other. Every message carries an epoch: the lower side steps down.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What replication speaks about: positions, entries, the state of a partition in ZooKeeper, and the log as a core sees it.
 
-Source: DESIGN sections 4, 5 and 12.
+Source: docs/identifiers.md, docs/protocol.md, "Record", docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The settings of replication, the same for every replica of a partition.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

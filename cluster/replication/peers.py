@@ -6,7 +6,7 @@
 Messages may be lost: a stream that breaks loses what it holds, a queue that is full refuses what is new. The cores repeat.
 Bytes are not parsed before their sender and their size are known.
 
-Source: DESIGN sections 12 and 14.
+Source: docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -30,7 +30,10 @@ from cluster.replication.wire import decode_message
 from cluster.runtime.context import Context
 from pixiu.errors import GRPC_STATUS, MalformedData, PixiuError, Unavailable
 from pixiu.ids import hex_id
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
 from pixiu.wire.v1 import replication_pb2 as pb
 
 SERVICE: Final = "pixiu.v1.Replication"
@@ -48,8 +51,8 @@ HEARD_S: Final = 2.0
 CONNECT_WAIT_S: Final = 2.0
 CLOSE_WAIT_S: Final = 2.0
 """How long an end waits for the handlers of peers' streams."""
-FIRST_BACK_OFF_S: Final = 0.05
-LAST_BACK_OFF_S: Final = 1.0
+FIRST_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
 CHANNEL_OPTIONS: Final = [
     *PEER_CHANNEL,
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -58,54 +61,22 @@ CHANNEL_OPTIONS: Final = [
     ("grpc.keepalive_timeout_ms", 4_000),
 ]
 
-Received = Callable[[MemberID, bytes, "Outbox"], None]
+Messages = Outbox[bytes]
+Received = Callable[[MemberID, bytes, Messages], None]
 SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 
 
-class Outbox:
-    """What waits for a stream. Bounded."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque()
-        self._bytes = 0
-        self._work = asyncio.Event()
-        self.closed = asyncio.Event()
-
-    def put(self, data: bytes) -> bool:
-        """Send this; whether there was room."""
-        if len(self._waiting) >= MAX_QUEUED or self._bytes + len(data) > MAX_QUEUED_BYTES:
-            return False
-        self._waiting.append(data)
-        self._bytes += len(data)
-        self._work.set()
-        return True
-
-    def clear(self) -> None:
-        """Nothing waits any more."""
-        self._waiting.clear()
-        self._bytes = 0
-
-    async def wait(self) -> None:
-        """Until something waits."""
-        while not self._waiting:
-            self._work.clear()
-            await self._work.wait()
-
-    async def write_to(self, call: Any) -> None:
-        """Write everything to a call as it comes, without end."""
-        while True:
-            await self.wait()
-            data = self._waiting.popleft()
-            self._bytes -= len(data)
-            await call.write(data)
+def new_outbox() -> Messages:
+    """For what waits for one peer."""
+    return Outbox(MAX_QUEUED, MAX_QUEUED_BYTES)
 
 
 class _Outgoing:
-    """The stream that this replica opens to a peer, when there is something to say; again with jittered back-off."""
+    """The stream that this replica opens to a peer, when there is something to say; again with backoff."""
 
     def __init__(self, member: MemberID, address: str, metadata: tuple[tuple[str, str], ...], on_data: Received) -> None:
         self._address = address
-        self.outbox = Outbox()
+        self.outbox = new_outbox()
         self._member, self._metadata, self._on_data = member, metadata, on_data
         self._task = asyncio.create_task(self._run())
 
@@ -114,44 +85,37 @@ class _Outgoing:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        back_off = FIRST_BACK_OFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         while True:
             await self.outbox.wait()
             if await self._connection():
-                back_off = FIRST_BACK_OFF_S
+                backoff.reset()
             self.outbox.clear()  # what is late is sent anew
-            await asyncio.sleep(back_off * random.uniform(0.5, 1.5))
-            back_off = min(back_off * 2, LAST_BACK_OFF_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
-        up = False
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata)
-            workers: list[asyncio.Task[None]] = []
+        call: GrpcCall[bytes, bytes] = GrpcCall.to(
+            self._address, CHANNEL_OPTIONS, lambda channel: channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata)
+        )
+        async with call:
             try:
-                async with asyncio.timeout(CONNECT_WAIT_S):
-                    await call.wait_for_connection()
-                up = True
-                workers = [asyncio.create_task(self._read(call)), asyncio.create_task(self.outbox.write_to(call))]
-                await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError):
-                pass
-            except asyncio.CancelledError:
-                # gRPC cancels whoever waits for a connection of a call that was refused.
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-            finally:
-                call.cancel()
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-        return up
+                await call.opened(CONNECT_WAIT_S)
+            except StreamEnded:
+                return False
+            await Duplex(call, self._take, self.outbox.give, work=self.outbox.work).run()
+            return True
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
-            self._on_data(self._member, data, self.outbox)
+    def _take(self, data: bytes) -> None:
+        self._on_data(self._member, data, self.outbox)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A stream that a peer has open here."""
+
+    outbox: Messages
+    stream: Duplex[bytes, bytes]
 
 
 class Peers:
@@ -171,8 +135,8 @@ class Peers:
         self._addresses: dict[MemberID, str] = {}
         self._incarnations: dict[MemberID, int] = {}
         self._outgoing: dict[MemberID, _Outgoing] = {}
-        self._incoming: dict[MemberID, Outbox] = {}
-        self._heard: dict[MemberID, tuple[Outbox, float]] = {}
+        self._incoming: dict[MemberID, _Incoming] = {}
+        self._heard: dict[MemberID, tuple[Messages, float]] = {}
         """Where a peer's newest message came from, and when: what answers it goes back there."""
         self._closing: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -223,7 +187,7 @@ class Peers:
             if stream is None and address is not None:
                 stream = self._outgoing[to] = _Outgoing(to, address, self.metadata(to), self._take)
             outbox = stream.outbox if stream is not None else None
-        if outbox is not None and outbox.put(data):
+        if outbox is not None and outbox.put(data, len(data)):
             self.counts["messages_sent_total"] += 1
         else:
             self.counts["messages_dropped_total"] += 1
@@ -252,8 +216,8 @@ class Peers:
     async def close(self) -> None:
         """End every stream, and take no new one."""
         self._closed = True
-        for outbox in self._incoming.values():
-            outbox.closed.set()
+        for incoming in self._incoming.values():
+            incoming.stream.end("this replica is going")
         for stream in self._outgoing.values():
             self._close(stream)
         self._outgoing.clear()
@@ -263,7 +227,7 @@ class Peers:
 
     # --- what peers call
 
-    def _take(self, member: MemberID, data: bytes, outbox: Outbox) -> None:
+    def _take(self, member: MemberID, data: bytes, outbox: Messages) -> None:
         try:
             if len(data) > MAX_MESSAGE_BYTES:
                 raise MalformedData(f"a message of {len(data)} bytes")
@@ -304,29 +268,28 @@ class Peers:
         if member not in self._incoming and len(self._incoming) >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_STREAMS} streams")
         if (before := self._incoming.get(member)) is not None:
-            before.closed.set()
-        outbox = self._incoming[member] = Outbox()
-        if (handler := asyncio.current_task()) is not None:
-            self._serving.add(handler)
-            handler.add_done_callback(self._serving.discard)
-        read = asyncio.create_task(self._read(member, outbox, context))
-        workers: list[asyncio.Task[Any]] = [
-            read, asyncio.create_task(outbox.write_to(context)), asyncio.create_task(outbox.closed.wait()),
-        ]  # fmt: skip
-        try:
-            await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            if self._incoming.get(member) is outbox:
-                del self._incoming[member]
-            if self._heard.get(member, (None, 0.0))[0] is outbox:
-                del self._heard[member]
-            await asyncio.gather(*workers, return_exceptions=True)
+            before.stream.end("a newer stream took its place")
+        outbox = new_outbox()
+        handler: GrpcHandler[bytes, bytes] = GrpcHandler(context)
+        stream = Duplex(
+            handler,
+            lambda data: self._take(member, data, outbox),
+            outbox.give,
+            work=outbox.work,
+            over=lambda: self._gone(member, outbox),
+        )
+        self._incoming[member] = _Incoming(outbox, stream)
+        if (task := asyncio.current_task()) is not None:
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        await stream.run()
 
-    async def _read(self, member: MemberID, outbox: Outbox, context: Any) -> None:
-        while (data := await context.read()) is not grpc.aio.EOF:
-            self._take(member, data, outbox)
+    def _gone(self, member: MemberID, outbox: Messages) -> None:
+        there = self._incoming.get(member)
+        if there is not None and there.outbox is outbox:
+            del self._incoming[member]
+        if self._heard.get(member, (None, 0.0))[0] is outbox:
+            del self._heard[member]
 
     async def _snapshot(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         member = await self._caller(context)

@@ -1,6 +1,6 @@
 """Writes that wait: for the leader's disk, for their commit, for what the state machine answers.
 
-Source: DESIGN sections 11 and 12.
+Source: docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations
@@ -9,20 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from pixiu.errors import PixiuError
-
-
-class Level(IntEnum):
-    """How safe a write is."""
-
-    ACCEPTED = 1
-    """In the leader's log, and on its way to the others."""
-    PERSISTED = 2
-    """Synced on the leader's disk."""
-    REPLICATED = 3
-    """Synced on every member of the maximal in-sync set, and applied here."""
+from pixiu.wire.levels import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class Proposal:
 
     async def reached(self, level: Level) -> Written:
         """Wait until it is so safe. Raises `OutcomeUnknown` when this replica stops leading before that."""
-        if self.level < level:
+        if not self.level.at_least(level):
             if self._error is not None:
                 raise self._error
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -73,7 +62,7 @@ class Proposal:
         """It is so safe now."""
         self.level, self.copies = level, copies
         for wanted, future in self._waiting:
-            if wanted <= level and not future.done():
+            if level.at_least(wanted) and not future.done():
                 future.set_result(None)
 
     def answered(self, answers: Sequence[object]) -> None:

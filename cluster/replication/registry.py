@@ -3,7 +3,7 @@
 Presence is read here and not taken from the process's view, which holds vanished nodes for a while: a leader is replaced
 when its node is gone, and only ZooKeeper's state decides by whom.
 
-Source: DESIGN sections 7 and 12.
+Source: docs/registry.md, docs/replication.md.
 """
 
 from __future__ import annotations

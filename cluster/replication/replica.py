@@ -4,7 +4,7 @@
       ▲                   ▲  │                                        ├─▶ committed ──▶ StateMachine.apply ──▶ answers
       └──── answers ──────┘  └─▶ peers over gRPC, ZooKeeper ──────────┘
 
-Source: DESIGN sections 7 and 12.
+Source: docs/registry.md, docs/replication.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cluster.replication.messages import Message
 from cluster.replication.model import EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.peers import Peers
-from cluster.replication.proposals import Level, Proposal, Proposals, Written
+from cluster.replication.proposals import Proposal, Proposals, Written
 from cluster.replication.registry import LiveReplica, PartitionRegistry
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.states import State
@@ -50,6 +50,7 @@ from pixiu.errors import (
 )
 from pixiu.ids import hex_id
 from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.wire.levels import Level
 
 MAX_ENTRY_BYTES: Final = 3 << 20
 """Of one payload; with what else a message holds it fits into gRPC's least limit."""

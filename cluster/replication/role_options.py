@@ -1,6 +1,6 @@
 """The options of a role whose processes are replicas: Xiu's and Pi's tables inherit them.
 
-Source: DESIGN sections 7, 12 and 15.
+Source: docs/registry.md, docs/replication.md, docs/operations.md.
 """
 
 from __future__ import annotations

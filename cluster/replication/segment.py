@@ -3,7 +3,7 @@
     00000000000000004096-00000003.log      begins after counter 4096 of epoch 3
     └─ sparse index: (counter, offset) every 64 KiB, and where each epoch begins; both made by reading the file once
 
-Source: DESIGN sections 5 and 11.
+Source: docs/protocol.md, "Record", docs/stores.md.
 """
 
 from __future__ import annotations

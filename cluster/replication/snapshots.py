@@ -1,6 +1,6 @@
 """Snapshots of the state for replicas that are too far behind: a folder's files in parts, begun again when it breaks off.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages between replicas and the state in ZooKeeper as bytes. What a peer or an editor may have broken is refused. Pure.
 
-Source: DESIGN sections 5, 7 and 12.
+Source: docs/protocol.md, "Record", docs/registry.md, docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages from Xiu by MsgID, from whoever leads their partitions.
 
-Source: seed 004 §6.1.2; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.1.2; docs/delivery.md.
 """
 
 from __future__ import annotations

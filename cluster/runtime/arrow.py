@@ -1,6 +1,6 @@
 """Exported columns as Arrow has them. Imported by what exports, when it does.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the runtime gives to a role's service, and what it asks of one.
 
-Source: DESIGN section 3; the shape of a daemon follows nsqd's `apps/*`.
+Source: docs/architecture.md; the shape of a daemon follows nsqd's `apps/*`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ One part is made at a time, whatever the number of readers; after it the thread 
 take at most `share` of a core. A part is about a mebibyte, and the thread gives the interpreter away at least every half
 millisecond: what live traffic waits for is never a part, and memory is a part for each reader.
 
-Source: DESIGN sections 14 (rule 2) and 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Between the links and a service: keeps bugs in a service from breaking the links, and tells discovery who is dead.
 
-Source: DESIGN section 6 (heartbeats) and 7 (static stability); STYLE rule 7.
+Source: docs/links.md, docs/registry.md; docs/decisions/README.md.
 """
 
 from __future__ import annotations

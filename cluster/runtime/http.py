@@ -3,7 +3,7 @@
 Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile
 reader costs a process nothing that matters.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Senders that use an old layout: who tells them, once in a while each, and when they read the registry again. Pure.
 
-Source: DESIGN section 8 ("a stale sender is answered, not ignored").
+Source: docs/routing.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Event names are constants. Role, partition and replica stand in every line. Values are cut and control characters escaped,
 so that nothing from the network can forge or break a line. Nothing is logged per message.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A source is a callable that returns a mapping, a dataclass or samples. Its names
 ends in `_total` is a counter, any other a gauge. `{"dropped_records_total{reason}": {"queue": 3}}` gives one sample for each
 label value.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

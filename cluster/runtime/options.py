@@ -4,7 +4,7 @@
 
 Every option has its unit last in its name. Nothing opens a socket before all of them were found right.
 
-Source: DESIGN sections 7, 8 and 15.
+Source: docs/registry.md, docs/routing.md, docs/operations.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Options:
 class ClusterOptions(Options):
     """The [cluster] table: what all processes of a cluster must agree on.
 
-    Source: DESIGN sections 5, 6, 7 and 8.
+    Source: docs/protocol.md, "Record", docs/links.md, docs/registry.md, docs/routing.md.
     """
 
     heartbeat_interval_ms: int = bounded(1000, 20, 60_000)
@@ -142,7 +142,7 @@ class ClusterOptions(Options):
         The digest is scrypt's, so that what stands in the registry is a poor help for guessing a weak secret.
         Raises ConfigurationError as `secret` does.
 
-        Source: DESIGN section 7.
+        Source: docs/registry.md.
         """
         values: dict[str, Any] = asdict(self)
         secret = self.secret()
@@ -155,7 +155,7 @@ class ClusterOptions(Options):
 class RoleOptions(Options):
     """What every role's process has; each role's own options are a subclass.
 
-    Source: DESIGN sections 7 and 15.
+    Source: docs/registry.md, docs/operations.md.
     """
 
     registry: str = DEFAULT_REGISTRY
@@ -309,7 +309,7 @@ def load_options(
     Raises ConfigurationError with one line for each thing that is wrong: the file (or variable, or --set), the table and
     key, the value and what is allowed.
 
-    Source: DESIGN section 15.
+    Source: docs/operations.md.
     """
     cluster, own = _Sources("cluster", ClusterOptions), _Sources(role, options_type)
     tables = {"cluster": cluster, role: own}

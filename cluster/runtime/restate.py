@@ -1,6 +1,6 @@
 """Changing what a process is registered as while it runs: back to Init, and Running again.
 
-Source: DESIGN section 10 ("A replica out of contact for 5 minutes starts again as Init").
+Source: docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, TypeVar
 
@@ -73,28 +74,34 @@ class Runner(Generic[EventT, EffectT]):
         self._turn: asyncio.Handle | None = None
         self._outcome = Outcome.TAKEN
         self._stopped = False
+        self._performing = False
+        self._behind: deque[EventT] = deque()
+        """Events that came of effects being performed."""
 
-    def step(self, event: EventT) -> None:
-        """Give an event to the core and perform what it answers. Nothing happens after `stop`."""
+    def step(self, event: EventT, *, timed: bool = True) -> None:
+        """Give an event to the core and perform what it answers. Nothing happens after `stop`.
+
+        An event that comes of performing an effect is taken when all effects before it are performed: effects keep their order.
+        `timed=False`: the event moves no deadline (a batch of records that is only passed on), so that the core is not asked.
+        """
         core = self.core
         if core is None or self._stopped:
             return
-        performs = self._performs
-        for effect in core.step(event, self._now()):
-            performs[type(effect)](effect)
-        if self._performed is not None:
-            self._performed()
+        if self._performing:
+            self._behind.append(event)
+            return
+        self._perform(core, event)
         if self._end_of_turn is not None:
             self.end_turn_soon()
-        elif self._tick_event is not None:
+        elif timed and self._tick_event is not None:
             self._set_timer(core)
 
-    def take(self, event: EventT) -> Outcome:
+    def take(self, event: EventT, *, timed: bool = True) -> Outcome:
         """The same for what a link hands over: what the core says became of it; NOT_TAKEN while there is no core."""
         if self.core is None or self._stopped:
             return Outcome.NOT_TAKEN
         self._outcome = Outcome.TAKEN
-        self.step(event)
+        self.step(event, timed=timed)
         return self._outcome
 
     def end_turn_soon(self) -> None:
@@ -140,13 +147,23 @@ class Runner(Generic[EventT, EffectT]):
         core = self.core
         if core is None or self._stopped or self._end_of_turn is None:
             return
-        performs = self._performs
-        for effect in core.step(self._end_of_turn, self._now()):
-            performs[type(effect)](effect)
-        if self._performed is not None:
-            self._performed()
+        self._perform(core, self._end_of_turn)
         if self._tick_event is not None:
             self._set_timer(core)
+
+    def _perform(self, core: Core[EventT, EffectT], event: EventT) -> None:
+        performs, behind = self._performs, self._behind
+        self._performing = True
+        try:
+            for effect in core.step(event, self._now()):
+                performs[type(effect)](effect)
+            while behind and not self._stopped:
+                for effect in core.step(behind.popleft(), self._now()):
+                    performs[type(effect)](effect)
+        finally:
+            self._performing = False
+        if self._performed is not None:
+            self._performed()
 
 
 class RoleShell:

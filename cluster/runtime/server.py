@@ -1,6 +1,6 @@
 """The gRPC server of a process and the one port number that it shares with the links' UDP socket.
 
-Source: DESIGN section 15 (one base port per process).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The memory lives as long as the machine, and a kill at any instant leaves it whole. A sparse file on a full tmpfs would end the
 process with SIGBUS, so every page is there before the first is written.
 
-Source: DESIGN section 11.
+Source: docs/stores.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ long-run rate is exact, and refusing costs no walk through the batch.
                    0 ──┼─╲─┼─╱───── refused while below; the wait is debt / rate
                        │  ╲│╱
 
-Source: DESIGN section 14, rule 4.
+Source: docs/promises.md, "Failure rules" 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tracer of a process: what a role's service gives to its core.
 
-Source: DESIGN section 9, "Probes".
+Source: docs/architecture.md, "Probes and traces".
 """
 
 from __future__ import annotations

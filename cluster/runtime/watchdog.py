@@ -3,7 +3,7 @@
 A timer of the loop says that it turns; a thread looks at it. After half the session timeout without a turn the thread closes the
 ZooKeeper session. When the whole process had been stopped (a suspended machine), the loop first gets its chance.
 
-Source: DESIGN section 7 (the end of «Static stability»).
+Source: docs/registry.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A batch is written whole, again and again under its number until its manifest is
 without a manifest, which no reader takes, and the next run writes it anew. PATH is a folder, or any file system that Spark
 knows.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
 What was stored in the last `settle_s` seconds is left out: it may be between the two stores now. So is what is older than
 `window_s`, as inboxes forget what was acknowledged after a day.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 A batch is written again under its number until Spark knows that it is: whoever is killed leaves nothing that counts twice.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Times of two processes are compared as they are: with clocks that differ, a link's times are off by that, and may be below zero.
 
-Source: DESIGN section 16; seed 004 §3.1.
+Source: docs/pipeline.md; PiXiu §3.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     vroom     one key alone is more than a partition's even share: doubling cannot split it, VRooms can (`[cluster] big_rooms`)
     double    else: with twice the partitions the fullest one has clearly less
 
-Source: DESIGN sections 13 and 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Looking changes nothing: no device, no session.
 
-Source: DESIGN sections 11 and 15.
+Source: docs/stores.md, docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Inboxes for people and for programs: tables, and JSON values.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

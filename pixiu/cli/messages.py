@@ -1,6 +1,6 @@
 """`pixiu send`, `pixiu listen` and `pixiu presence`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from rich.markup import escape
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
-from pixiu.client.client import Client, Destination, connect
-from pixiu.client.mail_writer import Level, level_of
+from pixiu.client.client import Client, connect
+from pixiu.client.destination import Destination
+from pixiu.client.mail_options import LevelName, level_of
 from pixiu.client.message import Message
 from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
@@ -57,7 +58,7 @@ def send(
 
     async def send_one(client: Client, payload: bytes) -> int:
         if mail:
-            return (await client.user(user or 0).mail(payload, level=cast(Level, safety), to=to or ())).id
+            return (await client.user(user or 0).mail(payload, level=cast(LevelName, safety), to=to or ())).id
         if signal:
             sent = await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)
             await sent

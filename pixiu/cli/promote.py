@@ -1,6 +1,6 @@
 """`pixiu promote`: an operator's word that ends the wait of a replica that must not lead by itself.
 
-Source: DESIGN section 12 ("An operator may force a promotion by a command that says what may be lost; it is audited").
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pixiu repair`: check what every replica stores, repair it from its peers, and compare the replicas.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replicated partitions in `pixiu status`: who leads, who is in sync, how far each one is. Pure.
 
-Source: DESIGN section 12.
+Source: docs/replication.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `pixiu status` says: every process as the registry and its own HTTP pages show it, and whether all is well.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

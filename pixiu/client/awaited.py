@@ -12,7 +12,7 @@ from pixiu.errors import PixiuError
 class Awaited:
     """Beside a ticket: `await` waits until it is resolved, and raises why it failed.
 
-    Source: DESIGN section 9: "a Future exists only for a message that is awaited".
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
     if not TYPE_CHECKING:  # mypy does not know that the tickets and receipts have the slots

@@ -8,7 +8,7 @@
         async for message in px.subscribe(room=42):
             print(message.payload)
 
-Source: DESIGN section 15, "SDK"; section 9, "Room message".
+Source: README.md; docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.destination import Destination as Destination  # others import these two from here
-from pixiu.client.destination import Draft as Draft
 from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
+from pixiu.client.drafts import SIGNAL_KIND, Draft, encode
 from pixiu.client.events import Failure
 from pixiu.client.gateway_connection import ConnectionContext
 from pixiu.client.inbox import Inbox, device_of
 from pixiu.client.inbox_core import MailGap
 from pixiu.client.mail import MailSender
-from pixiu.client.mail_writer import MailPublisher, MailShell, MailWriter
+from pixiu.client.mail_publisher import MailPublisher
+from pixiu.client.mail_shell import MailShell
+from pixiu.client.mail_writer import MailWriter
 from pixiu.client.message import check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.presence import UserPresence, query
@@ -46,10 +47,7 @@ from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
 from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, topic_room
 from pixiu.rpc.channels import Channels
-from pixiu.wire.record import Kind, encode
 
-MAIL_KIND = int(Kind.MAIL)
-SIGNAL_KIND = int(Kind.SIGNAL)
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -184,10 +182,7 @@ class Client:
         if self._mails is None:
             core = MailSender(self.options, directory.map.proxies, lambda: worker.worker, time.time, self._uniform)
             self._mails = MailPublisher(
-                MailShell(core, self._name, channels, directory.refresh),
-                worker,
-                lambda uin: Destination(self, uin, None, MAIL_KIND).draft,
-                lambda draft, message_id: self._encode(MAIL_KIND, draft, message_id),
+                MailShell(core, self._name, channels, directory.refresh), worker, self._uin, self.options.max_record_bytes
             )
         return self._mails
 
@@ -216,7 +211,7 @@ class Client:
         With `chat` also those that are sent to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
         Topics may have MQTT's wildcards. `async with px.subscribe(…) as sub` has joined everything when it begins, and
         leaves at its end; otherwise the first iteration connects, and the client's end closes. See `Subscription`.
-        Source: DESIGN section 15, "SDK"; section 8, "Topics".
+        Source: README.md; docs/routing.md.
         """
         surroundings = self._surroundings()
         if chat and not self._uin:
@@ -236,7 +231,7 @@ class Client:
                 named it is the option `device`, else the name that the client was given.
             on_gap: called with mail that this device does not get.
 
-        Raises `InvalidArgument` without a user, or without a device that stays the same. Source: DESIGN section 15, "SDK".
+        Raises `InvalidArgument` without a user, or without a device that stays the same. Source: README.md.
         """
         surroundings = self._surroundings()
         whose = uin or self._uin
@@ -258,7 +253,7 @@ class Client:
         """Wait until every message sent so far is accepted or has failed, and every signal with a receipt delivered or given
         up. Failures are in their receipts and in `stats()`.
 
-        Source: seed 002 (`flush`); DESIGN section 9.
+        Source: Swift (`flush`); docs/architecture.md.
         """
         if self._publisher is None:
             raise self._not_connected()
@@ -337,31 +332,18 @@ class Client:
             self._signals = SignalPublisher(
                 self.options, directory.map.proxies, self._name, channels, directory.refresh, self._uniform
             )
-        return self._signals.send(self._encode(SIGNAL_KIND, draft, message_id), message_id, draft.lane, wants_receipt)
+        record = encode(draft, message_id, self._uin, self.options.max_record_bytes, SIGNAL_KIND)
+        return self._signals.send(record, message_id, draft.lane, wants_receipt)
 
     def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
         message_id = worker.next() if draft.derived_id is None else draft.derived_id
-        record = self._encode(draft.kind, draft, message_id)
+        record = encode(draft, message_id, self._uin, self.options.max_record_bytes)
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)
         else:
             receipt.record, receipt.message_id = record, message_id
         publisher.offer(receipt)
         return receipt
-
-    def _encode(self, kind: int, draft: Draft, message_id: int) -> bytes:
-        return encode(
-            kind,
-            draft.key,
-            draft.body,
-            message_id,
-            sender=self._uin,
-            flags=draft.flags,
-            type=draft.type,
-            lifetime_min=draft.lifetime_min,
-            extension=draft.extension,
-            limit=self.options.max_record_bytes,
-        )
 
     def _on_map(self, found: ClusterMap) -> None:
         if self._publisher is not None:
@@ -391,6 +373,6 @@ def connect(target: str, *, uin: int = 0, client: str = "", **options: Unpack[Op
         options: fields of `ClientOptions`.
 
     Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unavailable` or `RegistryUnavailable`.
-    Source: DESIGN section 15.
+    Source: docs/operations.md.
     """
     return Client(target, uin, client, ClientOptions(**options))

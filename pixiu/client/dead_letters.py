@@ -11,7 +11,7 @@
 Little-endian. It is the body of a mail to `dead_letter_uin(uin)`. A record that does not fit beside the rest is left out: its
 length is told, and Xiu has it under its MsgID as long as it keeps mail.
 
-Source: DESIGN section 9 ("Mail").
+Source: docs/architecture.md, "A mail is sent".
 """
 
 from __future__ import annotations

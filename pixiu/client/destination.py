@@ -2,101 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol, Unpack
 
-from pixiu.client.mail_writer import Level, MailOptions, MailReceipt
-from pixiu.client.message import TYPE_MASK
+from pixiu.client.drafts import CHAT_KIND, ROOM_KIND, Draft, SendOptions, draft
+from pixiu.client.mail_options import MailSendOptions
+from pixiu.client.mail_publisher import MailPublisher
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.options import ClientOptions
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
-from pixiu.errors import InvalidArgument, RecordTooLarge
-from pixiu.ids import MAX_ID, UIN, RoomID
-from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
-
-if TYPE_CHECKING:
-    from pixiu.client.client import Client
-
-MAX_EXTENSION_BYTES = 65_535
-MAX_LIFETIME_MIN = 65_535
-# Plain numbers: an operation with an IntFlag takes half a microsecond.
-TO_ROOM = int(Flag.TO_ROOM)
-TO_TOPIC = int(Flag.TO_ROOM | Flag.TOPIC)
-ROOM_KIND = int(Kind.ROOM)
-CHAT_KIND = int(Kind.CHAT)
-DERIVED_ID = int(Flag.DERIVED_ID)
+from pixiu.ids import UIN, RoomID
 
 
-class Draft(NamedTuple):
-    """A message that was checked, and needs only its ID."""
+class Sender(Protocol):
+    """The client: what sends."""
 
-    key: int
-    flags: int
-    body: bytes
-    type: int
-    lane: int
-    lifetime_min: int
-    extension: bytes
-    size: int
-    kind: int = ROOM_KIND
-    derived_id: int | None = None
-    """The message's ID, made from where its content comes from; None: it gets one of its own."""
+    options: ClientOptions
+
+    async def submit(self, draft: Draft) -> Receipt:
+        """Queue a message, waiting for space."""
+
+    def submit_nowait(self, draft: Draft) -> Receipt:
+        """Queue a message now. Raises `Overloaded`."""
+
+    async def signal(self, draft: Draft, wants_receipt: bool) -> SignalReceipt:
+        """Send a signal."""
+
+    def mails(self) -> MailPublisher:
+        """What all mail goes through."""
 
 
 class Destination:
     """A room or a topic to send to. Cheap: make one for each use, or keep it."""
 
-    __slots__ = ("_client", "_flags", "_key", "_kind", "_limit", "_topic")
+    __slots__ = ("_client", "_key", "_kind", "_limit", "_topic")
 
-    def __init__(self, client: Client, key: int, topic: str | None, kind: int = ROOM_KIND) -> None:
+    def __init__(self, client: Sender, key: int, topic: str | None, kind: int = ROOM_KIND) -> None:
         self._client = client
         self._key = key
         self._topic = topic
         self._kind = kind
-        self._flags = TO_TOPIC if topic is not None else TO_ROOM if kind == ROOM_KIND else 0
         self._limit = client.options.max_record_bytes
 
-    def draft(
-        self,
-        payload: bytes,
-        *,
-        type: int = 0,
-        lifetime_min: int = 0,
-        extension: bytes = b"",
-        first_lane: bool = False,
-        derived_id: int | None = None,
-    ) -> Draft:
+    def draft(self, payload: bytes, **options: Unpack[SendOptions]) -> Draft:
         """Check a message. Raises `InvalidArgument` and `RecordTooLarge`."""
-        if not 0 <= type <= TYPE_MASK:
-            raise InvalidArgument(f"a type is from 0 to {TYPE_MASK}, not {type}")
-        if not 0 <= lifetime_min <= MAX_LIFETIME_MIN:
-            raise InvalidArgument(f"lifetime_min is from 0 (without limit) to {MAX_LIFETIME_MIN}, not {lifetime_min}")
-        if len(extension) > MAX_EXTENSION_BYTES:
-            raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
-        if not isinstance(payload, bytes | bytearray | memoryview):
-            raise InvalidArgument(f"a payload is bytes, not {payload.__class__.__name__}; encode text with .encode()")
-        body = bytes(payload) if self._topic is None else with_topic(self._topic, bytes(payload))
-        size = HEADER_SIZE + len(extension) + len(body)
-        if size > self._limit:
-            raise RecordTooLarge(
-                f"a message of {size} bytes with its header is above the limit of {self._limit}; send a reference instead"
-            )
-        if derived_id is not None and not 0 < derived_id <= MAX_ID:
-            raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
-        lane = LANE_FIRST if first_lane else LANE_NORMAL
-        flags = self._flags if derived_id is None else self._flags | DERIVED_ID
-        return Draft(self._key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, self._kind, derived_id)
+        return draft(self._kind, self._key, payload, self._limit, self._topic, **options)
 
-    async def send(
-        self,
-        payload: bytes,
-        *,
-        type: int = 0,
-        lifetime_min: int = 0,
-        extension: bytes = b"",
-        first_lane: bool = False,
-        derived_id: int | None = None,
-    ) -> Receipt:
+    async def send(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Send a message. Returns when it is queued: at once, or when the bounded queue has space again.
 
         Await the returned receipt to wait for the cluster's acceptance; a receipt that is dropped costs nothing.
@@ -107,38 +59,22 @@ class Destination:
             lifetime_min: for how many minutes the message is of use, 0 without limit.
             extension: JSON headers, at most 65 535 bytes.
             first_lane: overtake messages of the normal lane.
-            derived_id: an ID made from where the content comes from, so that who sends it again sends the same message.
 
         Raises `InvalidArgument` and `RecordTooLarge` for a message that cannot be sent, `NotConnected` outside of the
         client's `async with`, `Unavailable` when no proxy lends a number for message IDs.
-        Source: DESIGN section 9, "Room message"; section 14, rule 2.
+        Source: docs/architecture.md, "A message to a room"; docs/promises.md, "Failure rules" 2.
         """
-        return await self._client.submit(
-            self.draft(
-                payload,
-                type=type,
-                lifetime_min=lifetime_min,
-                extension=extension,
-                first_lane=first_lane,
-                derived_id=derived_id,
-            )
-        )
+        return await self._client.submit(draft(self._kind, self._key, payload, self._limit, self._topic, **options))
 
-    async def send_and_wait(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
-    ) -> Receipt:
+    async def send_and_wait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`send`, then wait for the acceptance. Raises what `send` and awaiting its receipt raise."""
-        receipt = await self.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        receipt = await self.send(payload, **options)
         await receipt
         return receipt
 
-    def send_nowait(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
-    ) -> Receipt:
+    def send_nowait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`send` that never waits. Raises `Overloaded` where `send` would wait (the first message always does)."""
-        return self._client.submit_nowait(
-            self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
-        )
+        return self._client.submit_nowait(draft(self._kind, self._key, payload, self._limit, self._topic, **options))
 
 
 class Room(Destination):
@@ -151,16 +87,7 @@ class Room(Destination):
         """Its RoomID."""
         return RoomID(self._key)
 
-    async def signal(
-        self,
-        payload: bytes,
-        receipt: bool = False,
-        *,
-        type: int = 0,
-        lifetime_min: int = 0,
-        extension: bytes = b"",
-        first_lane: bool = False,
-    ) -> SignalReceipt:
+    async def signal(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
         """Send a signal: three copies through three proxies and different brokers, delivered once, in no order.
 
         It survives the loss of any one process or datagram on its way. Returns when the copies are queued.
@@ -172,10 +99,9 @@ class Room(Destination):
                 without it, three times, with the same ID; then awaiting raises `Undelivered`.
 
         Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
-        Source: DESIGN section 9, "Signal".
+        Source: docs/architecture.md, "A signal to a room".
         """
-        draft = self.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
-        return await self._client.signal(draft, receipt)
+        return await self._client.signal(self.draft(payload, **options), receipt)
 
 
 class Topic(Destination):
@@ -195,7 +121,7 @@ class User:
 
     __slots__ = ("_chat", "_client", "uin")
 
-    def __init__(self, client: Client, uin: UIN) -> None:
+    def __init__(self, client: Sender, uin: UIN) -> None:
         self.uin = uin
         self._client = client
         self._chat = Destination(client, uin, None, CHAT_KIND)
@@ -205,52 +131,28 @@ class User:
         """Where chat messages to the user go."""
         return self._chat
 
-    async def chat(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
-    ) -> Receipt:
+    async def chat(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Send a message to every device of the user that is online and takes messages, in real time. It is not kept.
 
         Arguments and what is raised as `Destination.send`. Awaiting the receipt raises `Offline` when no device was there.
-        Source: DESIGN section 2 and section 9, "Chat".
+        Source: docs/promises.md and docs/architecture.md, "A message to a user".
         """
-        return await self._chat.send(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        return await self._chat.send(payload, **options)
 
-    async def chat_and_wait(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
-    ) -> Receipt:
+    async def chat_and_wait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`chat`, then wait for the acceptance. Raises what `chat` and awaiting its receipt raise."""
-        receipt = await self.chat(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        receipt = await self.chat(payload, **options)
         await receipt
         return receipt
 
-    async def signal(
-        self,
-        payload: bytes,
-        receipt: bool = False,
-        *,
-        type: int = 0,
-        lifetime_min: int = 0,
-        extension: bytes = b"",
-        first_lane: bool = False,
-    ) -> SignalReceipt:
+    async def signal(self, payload: bytes, receipt: bool = False, **options: Unpack[SendOptions]) -> SignalReceipt:
         """Send a signal to every device of the user that takes messages; arguments and the rest as `Room.signal` has it.
 
-        Source: DESIGN section 9, "Signal".
+        Source: docs/architecture.md, "A signal to a room".
         """
-        draft = self._chat.draft(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
-        return await self._client.signal(draft, receipt)
+        return await self._client.signal(self._chat.draft(payload, **options), receipt)
 
-    async def mail(
-        self,
-        payload: bytes,
-        *,
-        level: Level = "replicated",
-        lane: int = LANE_NORMAL,
-        expire: timedelta | None = None,
-        to: Iterable[int] = (),
-        type: int = 0,
-        extension: bytes = b"",
-    ) -> MailReceipt:
+    async def mail(self, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
         """Send a mail: it is kept in the user's inbox until it is acknowledged or expires. Returns when it is confirmed.
 
         Args:
@@ -264,13 +166,10 @@ class User:
 
         Raises `OutcomeUnknown` when nobody confirmed it in `mail_timeout_s` (with `open_inboxes`, as far as is known),
         `InboxFull`, `DiskFull`, `Overloaded`, `IdTooOld`, `NotServed` and what `send` raises.
-        Source: DESIGN sections 2 and 9, "Mail".
+        Source: docs/promises.md, docs/architecture.md, "A mail is sent".
         """
-        options = MailOptions(level, lane, expire, to)
-        return await self._client.mails().send_and_wait(self.uin, payload, options, type, extension)
+        return await self._client.mails().send_and_wait(self.uin, payload, **options)
 
-    def chat_nowait(
-        self, payload: bytes, *, type: int = 0, lifetime_min: int = 0, extension: bytes = b"", first_lane: bool = False
-    ) -> Receipt:
+    def chat_nowait(self, payload: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """`chat` that never waits. Raises `Overloaded` where `chat` would wait (the first message always does)."""
-        return self._chat.send_nowait(payload, type=type, lifetime_min=lifetime_min, extension=extension, first_lane=first_lane)
+        return self._chat.send_nowait(payload, **options)

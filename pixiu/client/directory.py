@@ -54,7 +54,7 @@ class Directory(Protocol):
 class ZooKeeperDirectory:
     """Reads the registry, by watch and by poll. Writes nothing.
 
-    Source: DESIGN sections 7 and 15.
+    Source: docs/registry.md, docs/operations.md.
     """
 
     def __init__(self, target: ZooKeeperTarget, options: ClientOptions, on_change: Callable[[ClusterMap], None]) -> None:
@@ -113,7 +113,7 @@ class ZooKeeperDirectory:
 class ProxyDirectory:
     """Asks proxies: those given, and those that they told of. Keeps the last answer when none answers.
 
-    Source: DESIGN section 15, "any proxies, which tell the rest"; section 7, "Static stability".
+    Source: docs/operations.md; docs/registry.md.
     """
 
     def __init__(

@@ -6,7 +6,7 @@
 
 What the replies carry is the business of those who inherit: `Subscription` and `Inbox`.
 
-Source: DESIGN sections 14 (rules 3 and 6) and 15.
+Source: docs/promises.md, "Failure rules" 3 and 6, docs/operations.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import grpc
 import xxhash
 
 from pixiu.client.directory import Directory
@@ -26,7 +25,9 @@ from pixiu.client.options import ClientOptions
 from pixiu.errors import LocalError, LoginReplaced, NotConnected, NotServed, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous_order
-from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import CLOSED_BY_PEER, StreamEnded
 from pixiu.wire.v1 import wire_pb2
 
 MOVE_JITTER_S: Final = 1.0
@@ -172,6 +173,7 @@ class GatewayConnection:
         give_up = loop.time() + self._around.options.connect_timeout_s
         served_once = False
         failures = 0
+        backoff = Backoff(self._around.options.backoff_s, self._around.options.max_backoff_s, self._around.uniform)
         while True:
             address = self._choose(failures)
             if address:
@@ -187,8 +189,7 @@ class GatewayConnection:
                 )
             log.warning("gateway_lost reason=%s", self._reason)
             failures += 1
-            backoff = min(self._around.options.backoff_s * 2 ** min(failures - 1, 16), self._around.options.max_backoff_s)
-            await asyncio.sleep(backoff * (0.5 + 0.5 * self._around.uniform()))
+            await asyncio.sleep(backoff.after_s(failures))
 
     def _choose(self, failures: int, avoid: str = "") -> str:
         """The client's own gateway by rendezvous of its name; the next ones in order after failures."""
@@ -203,7 +204,7 @@ class GatewayConnection:
         """Serve from one gateway, and from those it hands over to, until a connection is lost. True when one answered."""
         stream = self._connect(address)
         answered = False
-        error: BaseException | None = None
+        why, refused = CLOSED_BY_PEER, False
         try:
             await self._greet(stream)
             answered = True
@@ -215,13 +216,15 @@ class GatewayConnection:
                 await self._end(stream)
                 stream = self._stream = successor
                 self._catch_up(stream)
-        except (TimeoutError, Unavailable, *STREAM_ERRORS) as caught:
-            error = caught
+        except StreamEnded as ended:
+            why, refused = str(ended), ended.refused
+        except Unavailable as error:
+            why = str(error)
         finally:
             self._stream = None
             await self._end(stream)
-        self._reason = f"{stream.address}: {reason_of(error)}"
-        if isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSED:
+        self._reason = f"{stream.address}: {why}"
+        if refused:
             raise Unavailable(f"the gateway refused the {self.what} ({self._reason})")
         return answered
 
@@ -235,12 +238,12 @@ class GatewayConnection:
         self._stream_over(stream)
 
     async def _greet(self, stream: GatewayStream) -> None:
-        """Join what is wanted and wait for the gateway's first reply. Raises TimeoutError, or what gRPC raises."""
+        """Join what is wanted and wait for the gateway's first reply. Raises `StreamEnded`."""
         self._catch_up(stream)
         reading = stream.read()
         await asyncio.wait({reading}, timeout=self._around.options.connect_timeout_s)
         if not reading.done():
-            raise TimeoutError
+            raise StreamEnded("no answer in time")
         if reading.exception() is not None:
             stream.take()
 
@@ -293,7 +296,7 @@ class GatewayConnection:
         """
         try:
             reply = stream.take()
-        except STREAM_ERRORS:
+        except StreamEnded:
             return False
         if reply is not None and reply.error_code == LoginReplaced.code:
             return False
@@ -330,7 +333,7 @@ class GatewayConnection:
                     held.append(reply)
                     size += len(reply.batch) + len(reply.mail)
                 return _Prepared(stream, held)
-        except (TimeoutError, *STREAM_ERRORS):
+        except (TimeoutError, StreamEnded):
             await self._end(stream)
             return None
         except asyncio.CancelledError:

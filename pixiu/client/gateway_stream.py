@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 from pixiu.errors import Overloaded, PixiuError, error_of_code
-from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import StreamEnded
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_NAMES_A_REQUEST: Final = 1_000
 """Rooms, and likewise topics, in one request; more go in several."""
 MAX_UNCONFIRMED: Final = 10_000
 """Requests under way on one stream."""
+
+Reading = asyncio.Task[wire_pb2.SubscribeReply | None]
+"""Of the next reply; None at the end."""
 
 
 class Waiter:
@@ -43,7 +48,7 @@ class Waiter:
 
 
 class GatewayStream:
-    """Wraps one call. What goes wrong with it shows in `read` and `take` (`channels.STREAM_ERRORS`)."""
+    """Wraps one call. What goes wrong with it shows in `read` and `take` (`StreamEnded`)."""
 
     def __init__(
         self,
@@ -62,12 +67,13 @@ class GatewayStream:
         self.topics: set[str] = set()
         self.uin = 0
         self.draining = False
-        self._channels = channels
         self._requests: dict[int, tuple[set[int], set[str]]] = {}
         self._last_request = 0
         self._waiters: list[Waiter] = []
-        self._reading: asyncio.Task[Any] | None = None
-        self._call: Any = wire_pb2_grpc.SubscriberStub(channels.acquire(address)).Subscribe()
+        self._reading: Reading | None = None
+        self._call: GrpcCall[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply] = GrpcCall.over(
+            channels, address, lambda channel: wire_pb2_grpc.SubscriberStub(channel).Subscribe()
+        )
         greeting = wire_pb2.SubscribeHello(uin=uin, client=client, chat=chat, mail=mail)
         greeting.device, greeting.device_class = device, device_class
         hello = wire_pb2.SubscribeRequest(hello=greeting)
@@ -138,7 +144,7 @@ class GatewayStream:
                     await self._call.write(self._outgoing.popleft())
                 self._more.clear()
                 await self._more.wait()
-        except STREAM_ERRORS:
+        except StreamEnded:
             pass  # the reader learns why
 
     @property
@@ -184,19 +190,19 @@ class GatewayStream:
         self.topics -= topics
         return rooms, topics, told
 
-    def read(self) -> asyncio.Task[Any]:
+    def read(self) -> Reading:
         """The reply that comes next, as a task: waiting beside it does not end the stream, cancelling it would."""
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._call.read())
+            self._reading = asyncio.create_task(self._call.read())
         return self._reading
 
     def take(self) -> wire_pb2.SubscribeReply | None:
-        """The result of `read` when it is done; None at the end of the stream. Raises what gRPC raises."""
+        """The result of `read` when it is done; None at the end of the stream. Raises `StreamEnded`."""
         assert self._reading is not None
         reading, self._reading = self._reading, None
         reply = reading.result()
         self._greeted.set()
-        return reply if isinstance(reply, wire_pb2.SubscribeReply) else None
+        return reply
 
     async def close(self) -> list[Waiter]:
         """End the stream. Returns who still waits: the next stream answers them."""
@@ -207,7 +213,7 @@ class GatewayStream:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
             self._reading = None
-        await self._channels.release(self.address)
+        await self._call.close()
         waiters, self._waiters = self._waiters, []
         self._requests.clear()
         return [waiter for waiter in waiters if not waiter.done.done()]

@@ -8,15 +8,17 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from pixiu.client.dead_letters import dead_letter_uin, encode
-from pixiu.client.mail_writer import MailOptions, MailPublisher, MailReceipt
+from pixiu.client.inbox_core import MailIntakeCounters
+from pixiu.client.inbox_mail import Mail
+from pixiu.client.mail_publisher import MailPublisher
+from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.options import ClientOptions
 from pixiu.errors import InvalidArgument, LocalError, NotConnected, PixiuError, RecordTooLarge
-
-if TYPE_CHECKING:
-    from pixiu.client.inbox import Inbox, Mail
+from pixiu.ids import UIN
+from pixiu.rpc.backoff import Backoff
 
 MAX_RETRIES: Final = 1_000
 log = logging.getLogger("pixiu.client")
@@ -37,10 +39,21 @@ class Retries:
         if not 0 < self.backoff_s <= self.max_backoff_s:
             raise InvalidArgument(f"backoff_s ({self.backoff_s:g}) is above 0 and at most max_backoff_s ({self.max_backoff_s:g})")
 
-    def wait_s(self, failures: int, uniform: Callable[[], float]) -> float:
-        """How long to wait after so many failures, from 1."""
-        longest: float = min(self.backoff_s * 2.0 ** min(failures - 1, 16), self.max_backoff_s)
-        return longest * (0.5 + 0.5 * uniform())
+
+class Source(Protocol):
+    """The inbox whose mail is handled."""
+
+    uin: UIN
+
+    @property
+    def counters(self) -> MailIntakeCounters:
+        """Totals."""
+
+    async def next(self, lanes: range) -> Mail | None:
+        """The next mail of some lanes; None once the inbox is closed."""
+
+    def give_back(self, mail: Mail) -> None:
+        """A mail that was not handled."""
 
 
 class LaneHandler:
@@ -48,7 +61,7 @@ class LaneHandler:
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: Source,
         lane: int,
         handler: Callable[[Mail], Awaitable[None] | None],
         plan: Retries,
@@ -61,7 +74,7 @@ class LaneHandler:
         self._handler = handler
         self._plan = plan
         self._options = options
-        self._uniform = uniform
+        self._backoff = Backoff(plan.backoff_s, plan.max_backoff_s, uniform)
         self._mails = mails
 
     async def run(self) -> None:
@@ -91,7 +104,7 @@ class LaneHandler:
                     await self._bury(mail, failures, error)
                     return
                 self._inbox.counters.retries += 1
-                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+                await asyncio.sleep(self._backoff.after_s(failures))
             else:
                 mail.acknowledge()
                 return
@@ -111,7 +124,7 @@ class LaneHandler:
                     body = encode(
                         self._inbox.uin, held.msg_id, held.seq, held.lane, attempts, failed_at_ms, reason, held.record, limit=limit
                     )
-                    receipt = publisher.send(dead_letter_uin(self._inbox.uin), body, MailOptions(), 0, b"")
+                    receipt = publisher.send(dead_letter_uin(self._inbox.uin), body)
                 else:
                     publisher.resend(receipt)  # the same ID: it is in the inbox once
                 await receipt
@@ -125,7 +138,7 @@ class LaneHandler:
                 failures += 1
                 self._inbox.counters.dead_letter_failures += 1
                 log.warning("dead_letter_not_sent lane=%d seq=%d error=%s", mail.lane, mail.seq, why)
-                await asyncio.sleep(self._plan.wait_s(failures, self._uniform))
+                await asyncio.sleep(self._backoff.after_s(failures))
             else:
                 self._inbox.counters.dead_letters += 1
                 mail.acknowledge()

@@ -11,7 +11,7 @@
     gateway ──mail──▶ MailIntake ──▶ `async for` or `run` ──acknowledge()──▶ MailIntake ──ranges──▶ gateway
                         64 a lane: an application that takes or acknowledges nothing gets nothing more
 
-Source: DESIGN sections 9 ("Delivery of mail") and 15; docs/mail.md.
+Source: docs/delivery.md, docs/operations.md; docs/mail.md.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import Final, Self
 
 from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.handler_runner import LaneHandler, Retries
-from pixiu.client.inbox_core import LANES, Held, MailGap, MailIntake, MailIntakeCounters
-from pixiu.client.message import Message
+from pixiu.client.inbox_core import Held, MailGap, MailIntake, MailIntakeCounters
+from pixiu.client.inbox_mail import Mail
+from pixiu.client.mail_publisher import MailPublisher
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
-from pixiu.ids import UIN, MsgID, SnowflakeID
+from pixiu.ids import UIN
+from pixiu.wire.record import INBOX_LANES
 from pixiu.wire.v1 import wire_pb2
-
-if TYPE_CHECKING:
-    from pixiu.client.mail_writer import MailPublisher
 
 CLOSE_GRACE_S: Final = 1.0
 """What the gateway gets to take the last acknowledgements when an inbox is closed, seconds."""
-ALL_LANES: Final = range(LANES)
+ALL_LANES: Final = range(INBOX_LANES)
 log = logging.getLogger("pixiu.client")
 
 
@@ -58,92 +57,6 @@ def device_of(device: str, options: ClientOptions, client: str) -> tuple[str, in
     return client, options.device
 
 
-class Acknowledger(Protocol):
-    """What takes the acknowledgement of a mail."""
-
-    def acknowledge(self, held: Held) -> None:
-        """The application has it."""
-
-
-class Mail:
-    """A mail that came: the message, its place in the inbox, and the way to acknowledge it."""
-
-    __slots__ = ("_inbox", "held", "message")
-
-    def __init__(self, inbox: Acknowledger, held: Held, message: Message) -> None:
-        self._inbox = inbox
-        self.held = held
-        """What the inbox keeps of it until it is acknowledged."""
-        self.message = message
-        """All that the sender said. `message.user` is the first of several receivers."""
-
-    def __repr__(self) -> str:
-        return f"Mail(lane={self.lane}, seq={self.seq}, msg_id={self.msg_id:016x}, bytes={len(self.payload)})"
-
-    @property
-    def payload(self) -> bytes:
-        """What was sent."""
-        return self.message.payload
-
-    @property
-    def sender(self) -> int:
-        """The sender's UIN, 0 for a service."""
-        return self.message.sender
-
-    @property
-    def message_id(self) -> SnowflakeID:
-        """The sender's ID of the mail."""
-        return self.message.message_id
-
-    @property
-    def sent_at_ms(self) -> int:
-        """When it was sent, Unix milliseconds; 0 where the ID holds no time."""
-        return self.message.sent_at_ms
-
-    @property
-    def type(self) -> int:
-        """The application's type, 0 to 63."""
-        return self.message.type
-
-    @property
-    def extension(self) -> bytes:
-        """JSON headers of the application, empty where it sent none."""
-        return self.message.extension
-
-    @property
-    def lane(self) -> int:
-        """The inbox's lane; order holds within a lane."""
-        return self.held.lane
-
-    @property
-    def seq(self) -> int:
-        """InboxSeq: its number in the inbox and lane."""
-        return self.held.seq
-
-    @property
-    def msg_id(self) -> MsgID:
-        """The MsgID that the cluster gave it: the same in every inbox that it went to."""
-        return MsgID(self.held.msg_id)
-
-    @property
-    def again(self) -> bool:
-        """Whether the cluster sent it to this device before. An earlier process of the device may have handled it."""
-        return self.held.again
-
-    @property
-    def acknowledged(self) -> bool:
-        """Whether it was acknowledged."""
-        return self.held.acknowledged
-
-    def acknowledge(self) -> None:
-        """The application has it: the device does not get it again. Once more changes nothing; it never waits.
-
-        The acknowledgement leaves within some milliseconds, with others. `Inbox.flush` waits until the gateway has it.
-        Raises `NotConnected` when the inbox was closed before: then the mail comes again.
-        """
-        self._inbox.acknowledge(self.held)
-
-
 class Inbox(GatewayConnection):
     """Mail of one device of a user: `async for mail in inbox`, or `await inbox.run(handler)`. One task at a time may take mail.
 
@@ -151,7 +64,7 @@ class Inbox(GatewayConnection):
     not acknowledged; while they are not, no more come. So acknowledge in about the order in which mail comes.
 
     `on_gap(gap)` is called, in the mail's order, with mail that this device does not get; it runs in the event loop and must
-    not block. Source: DESIGN sections 9 ("Delivery of mail"), 14 and 15.
+    not block. Source: docs/delivery.md, docs/promises.md, "Failure rules", docs/operations.md.
     """
 
     what = "inbox"
@@ -254,7 +167,7 @@ class Inbox(GatewayConnection):
 
         A handler that acknowledges the mail and then fails is not called again. Cancelled, it leaves the mails under way
         unacknowledged, and the next `run` gets them first. Raises what iterating raises.
-        Source: DESIGN section 9 ("Mail").
+        Source: docs/architecture.md, "A mail is sent".
         """
         if self._running:
             raise InvalidArgument("`run` takes this inbox's mail already")
@@ -325,7 +238,8 @@ class Inbox(GatewayConnection):
     # Inside: taking and acknowledging.
 
     def acknowledge(self, held: Held) -> None:
-        """As `Mail.acknowledge`."""
+        """The application has a mail: it leaves with others within some milliseconds. Raises `NotConnected`
+        once the inbox is closed."""
         if held.acknowledged:
             return
         if self._closed:

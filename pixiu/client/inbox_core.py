@@ -9,7 +9,7 @@ held. Of what it has, the last `REMEMBERED` MsgIDs of each lane are remembered. 
 entries beyond the cursor that the cluster has stored, so nothing follows while the acknowledgements of those are lost, and only
 they can come again. The rest of the memory is for a cursor that went back because a cluster lost what it had not replicated.
 
-Source: DESIGN section 9 ("Delivery of mail"); docs/delivery.md.
+Source: docs/delivery.md; docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from typing import Final, NamedTuple
 from pixiu.client.message import Message, message_of
 from pixiu.errors import MalformedData
 from pixiu.wire.cursor import MAP_BITS
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
+from pixiu.wire.record import INBOX_LANES
 
-LANES: Final = 4
-"""Inboxes of a user: one a lane, 0 first."""
 WINDOW: Final = MAP_BITS
 """So many entries of a lane are sent beyond what is acknowledged."""
 MAX_HELD: Final = 4 * WINDOW
@@ -78,7 +77,7 @@ class Held:
         self.seq = delivery.seq
         self.seqs: tuple[int, ...] = (delivery.seq,)
         """Where in the inbox it is: one place, unless the inbox has it twice."""
-        self.again = bool(delivery.flags & AGAIN)
+        self.again = bool(delivery.flags & REDELIVERED)
         self.record = delivery.record
         self.message = message
         self.gap = gap
@@ -143,7 +142,7 @@ class MailIntake:
     def __init__(self, uin: int) -> None:
         self.counters = MailIntakeCounters()
         self._uin = uin
-        self._lanes = [_Lane() for _ in range(LANES)]
+        self._lanes = [_Lane() for _ in range(INBOX_LANES)]
         self._due: dict[Hashable, dict[int, set[int]]] = {}
         """Stream → lane → InboxSeqs to acknowledge."""
         self._due_count = 0
@@ -164,7 +163,7 @@ class MailIntake:
         return all(self._take_in(stream, delivery, now) for delivery in deliveries)
 
     def _take_in(self, stream: Hashable, delivery: Delivery, now: float) -> bool:
-        if delivery.uin != self._uin or delivery.lane >= LANES:
+        if delivery.uin != self._uin or delivery.lane >= INBOX_LANES:
             self.counters.foreign += 1
             return True
         lane = self._lanes[delivery.lane]
@@ -223,11 +222,11 @@ class MailIntake:
 
     # What the application takes.
 
-    def waiting(self, lanes: Iterable[int] = range(LANES)) -> bool:
+    def waiting(self, lanes: Iterable[int] = range(INBOX_LANES)) -> bool:
         """Whether `take` has something."""
         return any(self._lanes[lane].queue for lane in lanes)
 
-    def take(self, now_ms: int, lanes: Iterable[int] = range(LANES)) -> Held | None:
+    def take(self, now_ms: int, lanes: Iterable[int] = range(INBOX_LANES)) -> Held | None:
         """What comes next of these lanes, a mail or a gap, the first lane first. `now_ms`: Unix milliseconds.
 
         Mail whose lifetime is over comes as a gap. The caller acknowledges gaps when it has told them.

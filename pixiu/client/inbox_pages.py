@@ -1,6 +1,6 @@
 """What is found in a user's inbox. Pure.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 11 ("Pi"); docs/protocol.md, "Inboxes".
+Source: docs/delivery.md, docs/pi.md; docs/protocol.md, "Inboxes".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 It goes to Pi and Xiu directly, whose leaders it finds by the registry. Looking changes nothing.
 
-Source: DESIGN sections 9 ("Delivery of mail"), 11 ("Pi") and 15.
+Source: docs/delivery.md, docs/pi.md, docs/operations.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Mail of one client goes by one stream, whatever its receivers, so that there is one generation for its worker number.
 
-Source: DESIGN section 9 ("Mail"); seed 002 (the write protocol).
+Source: docs/architecture.md, "A mail is sent"; Swift (the write protocol).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
@@ -32,7 +31,9 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.wire.inbox_appends import next_generation
+from pixiu.rpc.backoff import Backoff
+from pixiu.wire.inbox_operations import next_generation
+from pixiu.wire.levels import Level, Triple
 
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
@@ -40,25 +41,6 @@ MAX_BACKOFF_S: Final = 1.0
 HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotServed.code})
 """Ends of a stream that another stream would have too."""
 MAX_OPEN_SHOWN: Final = 1000
-
-
-class MailLevel(IntEnum):
-    """How safe mail is when it is confirmed. Source: DESIGN section 2."""
-
-    REPLICATED = 0
-    PERSISTED = 1
-    ACCEPTED = 2
-
-
-class MailTriple(NamedTuple):
-    """Where a partition of Xiu or Pi stands: the triple of the write protocol."""
-
-    layout_version: int
-    """V."""
-    epoch: int
-    """S: of the leader."""
-    committed: int
-    """C: the log is persisted and replicated up to here."""
 
 
 class MailTicket:
@@ -69,7 +51,7 @@ class MailTicket:
         "resolved", "size", "watched",
     )  # fmt: skip
 
-    def __init__(self, record: bytes, message_id: int, level: MailLevel, more: tuple[int, ...] = ()) -> None:
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
         self.record = record
         self.message_id = message_id
         self.level = level
@@ -124,7 +106,7 @@ class MailBatch:
     data: bytes
     count: int
     position: int
-    level: MailLevel
+    level: Level
     more: Sequence[tuple[int, tuple[int, ...]]]
 
 
@@ -178,7 +160,7 @@ class MailSender:
         self._proxies = list(proxies)
         self._worker = worker
         self._clock_s = clock_s
-        self._uniform = uniform
+        self._backoff = Backoff(options.backoff_s, min(MAX_BACKOFF_S, options.max_backoff_s), uniform)
         self._next_proxy = int(uniform() * len(proxies)) if proxies else 0
         self._stream = 0
         self._last_stream = 0
@@ -200,7 +182,7 @@ class MailSender:
         """Why the last stream ended."""
         self.unresolved = 0
         self.unresolved_bytes = 0
-        self.triples: dict[tuple[str, int], MailTriple] = {}
+        self.triples: dict[tuple[str, int], Triple] = {}
         self.counters = MailCounters()
 
     def has_room(self) -> bool:
@@ -355,8 +337,7 @@ class MailSender:
         self._in_flight, self._in_flight_bytes = {}, 0
         if self._worker() == self._stream_worker:
             self._failures += 1
-            backoff = min(self._options.backoff_s * 2 ** min(self._failures - 1, 16), MAX_BACKOFF_S, self._options.max_backoff_s)
-            self._rest_until = now + max(rest_s, backoff * (0.5 + 0.5 * self._uniform()) if self._failures > 1 else 0.0)
+            self._rest_until = now + max(rest_s, self._backoff.after_s(self._failures) if self._failures > 1 else 0.0)
         return [CloseStream(stream), *self._open(now)]
 
     def _finish_drain(self, now: float) -> list[Effect]:

@@ -94,7 +94,7 @@ def message_of(record: bytes) -> Message:
 def messages_of(batch: bytes, count: int) -> tuple[list[Message], int]:
     """The messages of a batch of `count` records, and how many were damaged and left out. Never raises.
 
-    Source: DESIGN section 5: the CRC is checked where the record leaves the cluster.
+    Source: docs/protocol.md, "Record": the CRC is checked where the record leaves the cluster.
     """
     if not 0 <= count <= len(batch):
         return [], 1
@@ -114,7 +114,7 @@ def messages_of(batch: bytes, count: int) -> tuple[list[Message], int]:
 def check_topic_name(topic: str) -> str:
     """A topic that can be published to. Raises `InvalidArgument`.
 
-    Source: MQTT 5.0 section 4.7; DESIGN section 8, "Topics".
+    Source: MQTT 5.0 section 4.7; docs/routing.md.
     """
     if "+" in topic or "#" in topic:
         raise InvalidArgument(f"the topic {topic!r} has a wildcard; wildcards are for subscribing")

@@ -83,7 +83,7 @@ class ClientOptions:
     def validate(self) -> None:
         """Raises `ConfigurationError` that names the option at fault.
 
-        Source: DESIGN section 14, rule 2.
+        Source: docs/promises.md, "Failure rules" 2.
         """
         for field in fields(self):
             value = getattr(self, field.name)

@@ -1,6 +1,6 @@
 """Who is online: asked of a proxy, which asks the relays.
 
-Source: DESIGN section 2 (chat), section 15.
+Source: docs/promises.md, section 15.
 """
 
 from __future__ import annotations

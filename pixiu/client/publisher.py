@@ -8,7 +8,7 @@ What holds the order of a key together is one invariant: *all unresolved message
 proxy of a key is `key % proxies`, or another one while that one is down; when that choice changes while messages
 of a key are unresolved, the key stays pinned to the proxy that has them until they are resolved.
 
-Source: seed 004 §2.2 steps 1 to 7; DESIGN sections 9 ("Room message") and 14.
+Source: PiXiu §2.2 steps 1 to 7; docs/architecture.md, "A message to a room", docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pixiu.client.events import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Draining, Unavailable
+from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import LANE_FIRST
 
 MAX_FAILURE_RANGES: Final = 10_000
@@ -93,7 +94,7 @@ class PublisherCore:
     `uniform` gives numbers in [0, 1) for jitter; `now` is monotonic seconds everywhere.
     Raises ValueError when there is no proxy to begin with.
 
-    Source: DESIGN section 9, "Room message". Departs from `key % proxies` while a proxy is down, because only its keys
+    Source: docs/architecture.md, "A message to a room". Departs from `key % proxies` while a proxy is down, because only its keys
     should move.
     """
 
@@ -101,7 +102,7 @@ class PublisherCore:
         if not proxies:
             raise ValueError("a publisher needs at least one proxy")
         self._options = options
-        self._uniform = uniform
+        self._backoff = Backoff(options.backoff_s, options.max_backoff_s, uniform)
         # A silent proxy is left early enough for one more try within the time that a message has.
         self._stall_s = options.publish_timeout_s / 2
         self._proxies: dict[str, _Proxy] = {}
@@ -263,15 +264,14 @@ class PublisherCore:
         self.counters.streams_died += 1
         self._last_reason = f"{proxy.address}: {reason}"
         proxy.deaths += 1
-        backoff = min(self._options.backoff_s * 2 ** min(proxy.deaths - 1, 16), self._options.max_backoff_s)
-        proxy.rest_until = now + backoff * (0.5 + 0.5 * self._uniform())
+        proxy.rest_until = now + self._backoff.after_s(proxy.deaths)
         self._change(proxy, ProxyEvent.DIED)
         return [CloseStream(stream), RefreshCluster(), *self._move_all(proxy, now)]
 
     def set_proxies(self, addresses: Sequence[str], now: float) -> list[Effect]:
         """The cluster's proxies, in the order of their registration. An empty list changes nothing.
 
-        Source: DESIGN section 7, "Static stability".
+        Source: docs/registry.md.
         """
         if not addresses or [proxy.address for proxy in self._listed] == list(dict.fromkeys(addresses)):
             return []

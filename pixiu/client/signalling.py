@@ -2,7 +2,7 @@
 
 Each copy has streams of its own, so that a slow or dead proxy holds up one copy and no other.
 
-Source: DESIGN section 9, "Signal".
+Source: docs/architecture.md, "A signal to a room".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                   │            └─ delivered: a gateway says so           ─▶ resolved with a receipt
                   └── 200 ms without it, three times, then Undelivered
 
-Source: DESIGN section 9, "Signal".
+Source: docs/architecture.md, "A signal to a room".
 """
 
 from __future__ import annotations

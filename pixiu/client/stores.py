@@ -1,6 +1,6 @@
 """Asks the durable stores themselves, without proxies: who leads is found by the registry and by asking.
 
-Source: DESIGN sections 7, 11 and 12.
+Source: docs/registry.md, docs/stores.md, docs/replication.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from pixiu.errors import (
     error_of_code,
 )
 from pixiu.ids import msg_partition
-from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import StreamEnded, ask
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
@@ -146,17 +148,14 @@ class Stores:
 
     async def _ask_one(self, address: str, request: pi_pb2.PiRequest) -> pi_pb2.PiReply | str:
         """An answer, or why there is none."""
-        call: Any = PiStub(self._channels.acquire(address)).Exchange()
-        try:
-            async with asyncio.timeout(ASK_S):
-                await call.write(request)
-                reply = await call.read()
-            return reply if isinstance(reply, pi_pb2.PiReply) else "the stream ended"
-        except (TimeoutError, *STREAM_ERRORS) as error:
-            return reason_of(error)
-        finally:
-            call.cancel()
-            await self._channels.release(address)
+        call: GrpcCall[pi_pb2.PiRequest, pi_pb2.PiReply] = GrpcCall.over(
+            self._channels, address, lambda channel: PiStub(channel).Exchange()
+        )
+        async with call:
+            try:
+                return await ask(call, request, ASK_S)
+            except StreamEnded as ended:
+                return str(ended)
 
     async def fetch(self, entries: Sequence[Entry]) -> None:
         """Put the messages into the entries; what nobody can give has a code. A follower that is asked learns a moment later what

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pixiu.client.awaited import Awaited
 from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import NotConnected, Overloaded, PixiuError
 from pixiu.ids import SnowflakeID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_WAITING_SENDS: Final = 100_000
@@ -28,7 +30,7 @@ class Receipt(Awaited, Ticket):
     outcome is unknown, or the message was never sent: the text says which) or another `PixiuError`. A receipt that
     nobody awaits costs nothing more: its failure is only counted (`Client.stats()`).
 
-    Source: DESIGN section 9: "a Future exists only for a message that is awaited".
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
     __slots__ = ("_waiters",)
@@ -55,12 +57,20 @@ class Receipt(Awaited, Ticket):
 
 
 class _Stream:
-    __slots__ = ("closing", "kick", "task")
+    """One stream to a proxy. `duplex` is there from the moment that its task runs."""
 
-    def __init__(self) -> None:
-        self.kick = asyncio.Event()
-        self.closing = False
+    __slots__ = ("address", "closing", "duplex", "greeted", "number", "task")
+
+    def __init__(self, number: int, address: str) -> None:
+        self.number, self.address = number, address
+        self.closing = self.greeted = False
+        self.duplex: Duplex[wire_pb2.PublishRequest, wire_pb2.PublishReply] | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def kick(self) -> None:
+        """There may be something to write."""
+        if self.duplex is not None:
+            self.duplex.wake()
 
 
 class PublisherShell:
@@ -144,7 +154,7 @@ class PublisherShell:
         tasks = []
         for stream in self._streams.values():
             stream.closing = True
-            stream.kick.set()
+            stream.kick()
             if stream.task is not None:
                 tasks.append(stream.task)
         if tasks:
@@ -167,7 +177,7 @@ class PublisherShell:
             if isinstance(effect, Writable):
                 stream = self._streams.get(effect.stream)
                 if stream is not None:
-                    stream.kick.set()
+                    stream.kick()
             elif isinstance(effect, Resolved):
                 for ticket in effect.tickets:
                     if isinstance(ticket, Receipt):
@@ -185,11 +195,8 @@ class PublisherShell:
     def _open(self, effect: OpenStream) -> None:
         if self._closed:
             return
-        stream = _Stream()
-        self._streams[effect.stream] = stream
-        stream.task = self._loop.create_task(
-            self._run(effect.address, effect.stream, stream), name=f"pixiu-publish-{effect.address}"
-        )
+        stream = self._streams[effect.stream] = _Stream(effect.stream, effect.address)
+        stream.task = self._loop.create_task(self._run(stream), name=f"pixiu-publish-{effect.address}")
         self._ending.add(stream.task)
         stream.task.add_done_callback(self._ending.discard)
 
@@ -230,52 +237,32 @@ class PublisherShell:
     def _tick(self) -> None:
         self._apply(self.core.tick(self._loop.time()))
 
-    async def _run(self, address: str, number: int, stream: _Stream) -> None:
+    async def _run(self, stream: _Stream) -> None:
         """One stream from its opening to its end."""
-        stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
-        call: Any = stub.Publish()
-        reader = self._loop.create_task(self._read(call, number), name=f"pixiu-replies-{address}")
-        writer = self._loop.create_task(self._write(call, number, stream), name=f"pixiu-batches-{address}")
-        try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done() and (writer.exception() is None or not reader.done()):
-                # Written to the end, or a write failed: the reader knows the stream's status.
-                await asyncio.wait({reader}, timeout=None if writer.exception() is None else 1.0)
-            error = reader.exception() if reader.done() else writer.exception()
-            if error is not None and not isinstance(error, STREAM_ERRORS):
-                raise error
-            self._streams.pop(number, None)
-            if self._closed:
-                return
-            self._apply(self.core.stream_died(number, self._loop.time(), reason_of(error)))
-        finally:
-            for task in (reader, writer):
-                task.cancel()
-            call.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-            await self._channels.release(address)
+        call: GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply] = GrpcCall.over(
+            self._channels, stream.address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish()
+        )
+        async with call:
+            stream.duplex = Duplex(call, lambda reply: self._take(stream.number, reply), lambda: self._give(stream))
+            end = await stream.duplex.run()
+            self._streams.pop(stream.number, None)
+            if not self._closed:
+                self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text))
 
-    async def _write(self, call: Any, number: int, stream: _Stream) -> None:
-        await call.write(wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client)))
-        while True:
-            batch = self.core.next_batch(number, self._loop.time())
-            if batch is not None:
-                await call.write(self.request_of(batch))
-                continue
-            if stream.closing:
-                await call.done_writing()
-                return
-            stream.kick.clear()
-            await stream.kick.wait()
+    def _give(self, stream: _Stream) -> wire_pb2.PublishRequest | None:
+        if not stream.greeted:
+            stream.greeted = True
+            return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client))
+        batch = self.core.next_batch(stream.number, self._loop.time())
+        if batch is not None:
+            return self.request_of(batch)
+        if stream.closing and stream.duplex is not None:
+            stream.duplex.finish()
+        return None
 
-    async def _read(self, call: Any, number: int) -> None:
-        while True:
-            reply = await call.read()
-            if not isinstance(reply, wire_pb2.PublishReply):
-                return
-            self.heard(reply)
-            failures = [
-                (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms))
-                for failure in reply.failures
-            ]
-            self._apply(self.core.reply(number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))
+    def _take(self, number: int, reply: wire_pb2.PublishReply) -> None:
+        self.heard(reply)
+        failures = [
+            (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms)) for failure in reply.failures
+        ]
+        self._apply(self.core.reply(number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))

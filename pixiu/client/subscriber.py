@@ -3,7 +3,7 @@
     gateway ──batch──▶ decode, CRC ──▶ bounded buffer ──▶ `async for`
                                          │ full: nothing is read, gRPC pushes back, the gateway drops and counts
 
-Source: DESIGN sections 14 (rules 3 and 6) and 15.
+Source: docs/promises.md, "Failure rules" 3 and 6, docs/operations.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Subscription(GatewayConnection):
     may be missing because a connection was lost; `on_dropped(count)` when the gateway dropped messages because this
     side was too slow. Both run in the event loop and must not block.
 
-    Source: DESIGN section 14, rules 3 and 6; section 15, "SDK".
+    Source: docs/promises.md, "Failure rules" 3 and 6; README.md.
     """
 
     what = "subscription"

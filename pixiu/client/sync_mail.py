@@ -1,147 +1,178 @@
-"""Mail for programs without asyncio: the synchronous twins of `MailReceipt` and `MailWriter`."""
+"""Mail for programs without asyncio: the blocking twins of `MailReceipt`, `MailWriter` and `Inbox`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Self, Unpack
 
-from pixiu.client.mail import MailCounters, MailTriple
-from pixiu.client.mail_writer import Level, MailReceipt, MailWriter
-from pixiu.errors import PixiuError
-from pixiu.ids import MsgID, SnowflakeID
-from pixiu.wire.record import LANE_NORMAL
-
-if TYPE_CHECKING:
-    from pixiu.client.client import Client
-
-T = TypeVar("T")
-
-
-class Runner(Protocol):
-    """The synchronous client: what it runs in its background thread."""
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it."""
+from pixiu.client.blocking import Background, Twin, blocking, blocking_as
+from pixiu.client.inbox import ALL_LANES, Inbox
+from pixiu.client.inbox_core import Held, MailIntakeCounters
+from pixiu.client.inbox_mail import Mail
+from pixiu.client.mail import MailCounters
+from pixiu.client.mail_options import MailSendOptions
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
+from pixiu.client.sync_receipt import TwinReceipt
+from pixiu.errors import InvalidArgument, NotConnected
+from pixiu.ids import UIN, MsgID
+from pixiu.wire.levels import Triple
 
 
-class SyncMailReceipt:
-    """What `SyncMailWriter.send` returns."""
+class SyncMailReceipt(TwinReceipt[MailReceipt]):
+    """What sending a mail returns."""
 
-    __slots__ = ("_runner", "receipt")
-
-    def __init__(self, runner: Runner, receipt: MailReceipt) -> None:
-        self._runner = runner
-        self.receipt = receipt
-        """The one of the background thread."""
-
-    @property
-    def id(self) -> SnowflakeID:
-        """As `MailReceipt.id`."""
-        return self.receipt.id
+    __slots__ = ()
 
     @property
     def stored_as(self) -> MsgID:
-        """As `MailReceipt.stored_as`."""
-        return self.receipt.stored_as
+        """The MsgID that Xiu gave it; 0 until it is known."""
+        return self._wrapped.stored_as
 
     @property
     def replicas(self) -> int:
-        """As `MailReceipt.replicas`."""
-        return self.receipt.replicas
+        """How many replicas had it, of Xiu and of Pi, when it was confirmed."""
+        return self._wrapped.replicas
 
     @property
-    def done(self) -> bool:
-        """Whether the outcome is known, or was given up."""
-        return self.receipt.done
-
-    @property
-    def error(self) -> PixiuError | None:
-        """Why it failed."""
-        return self.receipt.error
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is confirmed. Raises as awaiting a `MailReceipt` does, and TimeoutError after `timeout_s`."""
-
-        async def confirmed() -> None:
-            async with asyncio.timeout(timeout_s):
-                await self.receipt
-
-        self._runner.run(confirmed())
+    def receipt(self) -> MailReceipt:
+        """The one of the background thread."""
+        return self._wrapped
 
 
-class SyncMailWriter:
+async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
+    """Queue a mail, waiting while too much is unconfirmed; arguments as `User.mail`. It leaves with what else is queued.
+
+    Raises `Unavailable` when no proxy lends a number for message IDs, and what is wrong with the arguments.
+    """
+    await writer.room()
+    return writer.send(uin, payload, **options)
+
+
+class SyncMailWriter(Twin[MailWriter]):
     """`MailWriter` for a thread: `with px.mail_writer() as writer`. `send` waits while too much is unconfirmed.
 
-    Source: DESIGN sections 9 ("Mail") and 15 ("a synchronous twin").
+    Source: docs/architecture.md, "A mail is sent", docs/operations.md.
     """
 
-    def __init__(self, runner: Runner, client: Client) -> None:
-        self._runner = runner
+    send = blocking_as(SyncMailReceipt, _send)
+    flush = blocking(MailWriter.flush)
+    wait_sent = blocking(MailWriter.wait_sent)
+    wait_finished = blocking(MailWriter.wait_finished)
 
-        async def make() -> MailWriter:
-            return client.mail_writer()
+    def resend(self, receipt: SyncMailReceipt) -> SyncMailReceipt:
+        """Queue a mail that failed once more, with the same ID: inboxes that have it already do not get it twice."""
 
-        self._writer = runner.run(make())
+        async def resend() -> None:
+            await self._wrapped.room()
+            self._wrapped.resend(receipt.receipt)
+
+        self._background.run(resend())
+        return receipt
+
+    @property
+    def triples(self) -> Mapping[tuple[str, int], Triple]:
+        """(role, partition) → where it stood at its last answer."""
+        return self._wrapped.triples
+
+    @property
+    def counters(self) -> MailCounters:
+        """Totals of the client."""
+        return self._wrapped.counters
 
     def __enter__(self) -> Self:
-        self._runner.run(self._writer.room())
+        self._background.run(self._wrapped.room())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.wait_finished()
 
-    def send(
-        self,
-        uin: int,
-        payload: bytes,
-        *,
-        level: Level = "replicated",
-        lane: int = LANE_NORMAL,
-        expire: timedelta | None = None,
-        to: Iterable[int] = (),
-        type: int = 0,
-        extension: bytes = b"",
-    ) -> SyncMailReceipt:
-        """As `MailWriter.send`, and waits for room."""
 
-        async def send() -> MailReceipt:
-            await self._writer.room()
-            return self._writer.send(uin, payload, level=level, lane=lane, expire=expire, to=to, type=type, extension=extension)
+class SyncInbox(Twin[Inbox]):
+    """`Inbox` for a thread: `with px.inbox(uin=7, device="phone") as inbox: for mail in inbox`. One thread at a time may take
+    mail; any may acknowledge it. `on_gap` runs in the background thread.
 
-        return SyncMailReceipt(self._runner, self._runner.run(send()))
+    Source: docs/delivery.md, docs/operations.md.
+    """
 
-    def resend(self, receipt: SyncMailReceipt) -> SyncMailReceipt:
-        """As `MailWriter.resend`."""
+    def __init__(self, background: Background, inbox: Inbox) -> None:
+        super().__init__(background, inbox)
+        self._running = False
 
-        async def resend() -> None:
-            await self._writer.room()
-            self._writer.resend(receipt.receipt)
-
-        self._runner.run(resend())
-        return receipt
-
-    def flush(self) -> None:
-        """As `MailWriter.flush`."""
-        self._runner.run(self._writer.flush())
-
-    def wait_sent(self) -> None:
-        """As `MailWriter.wait_sent`."""
-        self._runner.run(self._writer.wait_sent())
-
-    def wait_finished(self) -> None:
-        """As `MailWriter.wait_finished`."""
-        self._runner.run(self._writer.wait_finished())
+    ready = blocking(Inbox.ready)
+    flush = blocking(Inbox.flush)
+    close = blocking(Inbox.close)
 
     @property
-    def triples(self) -> Mapping[tuple[str, int], MailTriple]:
-        """As `MailWriter.triples`."""
-        return self._writer.triples
+    def uin(self) -> UIN:
+        """Whose mail it is."""
+        return self._wrapped.uin
 
     @property
-    def counters(self) -> MailCounters:
-        """As `MailWriter.counters`."""
-        return self._writer.counters
+    def gateway(self) -> str:
+        """The address of the gateway that serves now; empty while there is none."""
+        return self._wrapped.gateway
+
+    @property
+    def counters(self) -> MailIntakeCounters:
+        """Totals."""
+        return self._wrapped.counters
+
+    @property
+    def unacknowledged(self) -> int:
+        """Mail that is here, taken or not, and not acknowledged."""
+        return self._wrapped.unacknowledged
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Mail:
+        if self._running:
+            raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
+        mail = self._background.run(self._wrapped.next(ALL_LANES))
+        if mail is None:
+            raise StopIteration
+        return Mail(self, mail.held, mail.message)
+
+    def run(
+        self, handler: Callable[[Mail], None], *, retries: int = 5, backoff_s: float = 0.2, max_backoff_s: float = 30.0
+    ) -> None:
+        """Handle mail until the inbox is closed, by another thread; arguments and retries as `Inbox.run`. `handler` is called in
+        threads of its own, one for each lane, and may block."""
+
+        async def called(mail: Mail) -> None:
+            await asyncio.to_thread(handler, Mail(self, mail.held, mail.message))
+
+        self._running = True
+        try:
+            self._background.run(self._wrapped.run(called, retries=retries, backoff_s=backoff_s, max_backoff_s=max_backoff_s))
+        finally:
+            self._running = False
+
+    def acknowledge(self, held: Held) -> None:
+        """The application has a mail; any thread may say so. Raises `NotConnected` when the inbox was closed before."""
+        if held.acknowledged:
+            return
+        if self._wrapped.closed:
+            raise NotConnected("the inbox is closed: the mail is not acknowledged, and comes again with the device's next inbox")
+
+        def acknowledge() -> None:
+            with suppress(NotConnected):  # closed meanwhile
+                self._wrapped.acknowledge(held)
+
+        self._background.call_soon(acknowledge)
+
+    def __enter__(self) -> Self:
+        try:
+            self.ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

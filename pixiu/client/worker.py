@@ -3,25 +3,30 @@
 It has a Publish stream of its own that carries nothing else, so that the number outlives the streams of messages
 and moves to another proxy by itself.
 
-Source: DESIGN section 4, "Proxies lend numbers to SDKs without a registry".
+Source: docs/identifiers.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from pixiu.client.options import ClientOptions
 from pixiu.errors import Unavailable
 from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
-from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import CLOSED_BY_PEER, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 RENEW_RETRY_S: Final = 5.0
 """After an unanswered renewal the next one comes so much later, at the earliest."""
 LEAST_LEFT_MS: Final = 50
 """A number with less time than this left is not used any more."""
+
+Lending = GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]
 
 
 class WorkerLease:
@@ -48,7 +53,7 @@ class WorkerLease:
         self._generator = SnowflakeGenerator(clock_ms)
         self._lent = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._call: Any = None
+        self._call: Lending | None = None
         self._reason = ""
         self._from_ms = 0
         self._refused = ""
@@ -102,18 +107,18 @@ class WorkerLease:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._give_back(call, last_used_ms, task)
-            except (TimeoutError, *STREAM_ERRORS):
+            except (TimeoutError, StreamEnded):
                 pass
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def _give_back(self, call: Any, last_used_ms: int, task: asyncio.Task[None]) -> None:
+    async def _give_back(self, call: Lending, last_used_ms: int, task: asyncio.Task[None]) -> None:
         await call.write(wire_pb2.PublishRequest(last_used_ms=last_used_ms))
         await call.done_writing()
         await asyncio.wait({task})
 
     async def _hold(self) -> None:
-        failures = 0
+        backoff = Backoff(self._options.backoff_s, self._options.max_backoff_s, self._uniform)
         while True:
             proxies = self._proxies()
             # By chance, so that clients spread over the proxies; after a failure elsewhere.
@@ -121,55 +126,53 @@ class WorkerLease:
             if len(proxies) > 1 and address == self._refused:
                 address = proxies[(proxies.index(address) + 1) % len(proxies)]
             before = self.lent
-            error: BaseException | None = None
+            reason = CLOSED_BY_PEER
             try:
                 await self._serve(address)
-            except (Unavailable, *STREAM_ERRORS) as caught:
-                error = caught
+            except StreamEnded as ended:
+                reason = str(ended)
             if self._task is None:
                 return
             self._refused = address
-            self._reason = f"{address}: {reason_of(error)}"
-            failures = 0 if self.lent > before else failures + 1
-            backoff = min(self._options.backoff_s * 2 ** min(failures, 16), self._options.max_backoff_s)
-            await asyncio.sleep(backoff * (0.5 + 0.5 * self._uniform()))
+            self._reason = f"{address}: {reason}"
+            if self.lent > before:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _serve(self, address: str) -> None:
-        """Hold a number at one proxy until the stream ends or the proxy is going."""
-        stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
-        call: Any = stub.Publish()
-        reading: asyncio.Task[Any] | None = None
-        try:
-            hello = wire_pb2.PublishHello(client=self._client, lend_worker=True)
-            if self._generator.until_ms:
-                hello.returned_worker, hello.returned_until_ms = self.worker, self._generator.until_ms
-            await call.write(wire_pb2.PublishRequest(hello=hello))
-            self._call = call
-            lent_before = self.lent
-            while True:
-                reading = reading or asyncio.ensure_future(call.read())
-                # A cancelled read would cancel the stream: wait beside it.
-                await asyncio.wait({reading}, timeout=self._renew_in_s())
-                if not reading.done():
-                    if self.lent == lent_before or not self.usable():
-                        raise Unavailable("it answered, but lent no worker number")
-                    await call.write(wire_pb2.PublishRequest(renew_worker=True))
-                    continue
-                reply = reading.result()
-                reading = None
-                if not isinstance(reply, wire_pb2.PublishReply):
-                    return
-                self._take(reply)
-                if reply.draining:
-                    return  # it waits for its publishers to go; the number stays ours until its time is over
-        finally:
-            if self._call is call:
-                self._call = None
-            call.cancel()
-            if reading is not None:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-            await self._channels.release(address)
+        """Hold a number at one proxy until the stream ends or the proxy is going. Raises `StreamEnded`."""
+        call: Lending = GrpcCall.over(self._channels, address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish())
+        reading: asyncio.Task[wire_pb2.PublishReply | None] | None = None
+        async with call:
+            try:
+                hello = wire_pb2.PublishHello(client=self._client, lend_worker=True)
+                if self._generator.until_ms:
+                    hello.returned_worker, hello.returned_until_ms = self.worker, self._generator.until_ms
+                await call.write(wire_pb2.PublishRequest(hello=hello))
+                self._call = call
+                lent_before = self.lent
+                while True:
+                    reading = reading or asyncio.create_task(call.read())
+                    # A cancelled read would cancel the stream: wait beside it.
+                    await asyncio.wait({reading}, timeout=self._renew_in_s())
+                    if not reading.done():
+                        if self.lent == lent_before or not self.usable():
+                            raise StreamEnded("it answered, but lent no worker number")
+                        await call.write(wire_pb2.PublishRequest(renew_worker=True))
+                        continue
+                    reply = reading.result()
+                    reading = None
+                    if reply is None:
+                        raise StreamEnded(CLOSED_BY_PEER)
+                    self._take(reply)
+                    if reply.draining:
+                        return  # it waits for its publishers to go; the number stays ours until its time is over
+            finally:
+                if self._call is call:
+                    self._call = None
+                if reading is not None:
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
 
     def _renew_in_s(self) -> float:
         """When half of the time is over."""

@@ -8,7 +8,7 @@
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
 not known are ignored, so that processes of two versions can live in one cluster.
 
-Source: DESIGN section 7; seed 004 §2.1.
+Source: docs/registry.md; PiXiu §2.1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gateway_publisher(endpoint: int) -> str:
 def json_object(data: bytes, limit: int, what: str) -> dict[str, object]:
     """The JSON object in data of at most `limit` bytes. Raises `MalformedData`, which names `what`.
 
-    Source: DESIGN section 14 rule 2 (a bound on everything).
+    Source: docs/promises.md, "Failure rules" 2 (a bound on everything).
     """
     if len(data) > limit:
         raise MalformedData(f"{what} has {len(data)} bytes; at most {limit} are allowed")
@@ -85,7 +85,7 @@ def _hex(fields: dict[str, object], key: str, default: str | None = None) -> int
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One process of the cluster, as the registry knows it. Source: DESIGN section 7."""
+    """One process of the cluster, as the registry knows it. Source: docs/registry.md."""
 
     role: str
     partition: int

@@ -10,7 +10,7 @@
     ROOT/instance/{k}                  generation of a gateway instance
     ROOT/instance/{k}/holder           ephemeral, the gateway that has it
 
-Source: DESIGN section 7; seed 004 §2.1.
+Source: docs/registry.md; PiXiu §2.1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROOT = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", re.ASCII)
 def check_root(root: str) -> str:
     """A root as it is, if it can be one: `/name` or `/name/name…`. Raises `InvalidArgument` otherwise.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
     if len(root) > MAX_ROOT_LENGTH or not _ROOT.fullmatch(root):
         raise InvalidArgument(
@@ -62,7 +62,7 @@ def role_directory(root: str, role: str) -> str:
 
 
 def partition_num(root: str, role: str) -> str:
-    """The mirror of a partitioned role's number of partitions. Source: seed 004 §2.1."""
+    """The mirror of a partitioned role's number of partitions. Source: PiXiu §2.1."""
     return f"{role_directory(root, role)}/partition_num"
 
 

@@ -49,7 +49,7 @@ def parse_target(target: str) -> ProxyTarget | ZooKeeperTarget:
     """Read a target: `"host:port,host:port"` (proxies) or `"zk://host:port,host:port/root"`.
 
     Raises `InvalidArgument` that says which part is wrong and what to write.
-    Source: DESIGN section 15, "SDK".
+    Source: README.md.
     """
     if not target.startswith(SCHEME):
         if "://" in target:

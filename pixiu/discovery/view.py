@@ -13,7 +13,7 @@ say and the passing of time into views. It is *statically stable*: nothing that 
                                           │ (dropped) ◀──────────────────┼──┘
                                           └──────────────────────────────┘
 
-Source: DESIGN section 7 (static stability), section 14; seed 004 §2.2 step 3.
+Source: docs/registry.md, section 14; PiXiu §2.2 step 3.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RoleLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Partitions of every role, with a version that grows with every change. Source: DESIGN section 7."""
+    """Partitions of every role, with a version that grows with every change. Source: docs/registry.md."""
 
     version: int = 0
     """0: there is none yet."""
@@ -197,7 +197,7 @@ class ViewReducer:
         hold_s: how long a node that vanished is held while ZooKeeper can be reached, seconds.
         mass_window_s: within what time disappearances count as one, seconds.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(self, hold_s: float = HOLD_S, mass_window_s: float = MASS_WINDOW_S) -> None:

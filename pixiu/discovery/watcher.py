@@ -7,7 +7,7 @@
 Both ways end in the same scan; a watch only says earlier which part of the registry to read again. A read that fails
 gives no scan, so an outage of ZooKeeper changes nothing.
 
-Source: DESIGN section 7; seed 004 §2.2 steps 2 to 4.
+Source: docs/registry.md; PiXiu §2.2 steps 2 to 4.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pixiu.discovery.view import Connected, Disconnected, Event, Layout, PeerAli
 from pixiu.discovery.zookeeper import NoNode, SessionEvent, SessionState, WatchEvent, ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, RemoteError
 from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
 
 POLL_INTERVAL_S: Final = 60.0
 POLL_JITTER: Final = 0.1
 """Polls come up to this part early or late, so that processes that started together do not read together."""
-RETRY_FIRST_S: Final = 0.1
-RETRY_LAST_S: Final = 5.0
+FIRST_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
 """Back-off after a read that failed while connected; doubles in between, with jitter."""
 IDLE_S: Final = 3600.0
 """The longest that the loop sleeps when nothing else is due."""
@@ -49,7 +50,7 @@ class Discovery:
         poll_interval_s: how often everything is read, watches or not, seconds.
         roles: which roles to see; the others are not read.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Discovery:
         return Scan(tuple(nodes), self._layout)
 
     async def _run(self) -> None:
-        failures = 0
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
         self._poll_at = time.monotonic() + self._jittered()
         retry_at = 0.0
         while True:
@@ -196,16 +197,15 @@ class Discovery:
                 continue
             try:
                 changed = await self._read_changed()
-                failures, retry_at = 0, 0.0
+                backoff.reset()
+                retry_at = 0.0
                 self._step(self._scan() if changed else Tick())
             except Exception as error:
                 # Half of it may be read: read all of it again, and give no scan until then.
                 expected = isinstance(error, RemoteError)
                 _log.log(logging.DEBUG if expected else logging.ERROR, "reading the registry failed: %r", error)
                 self._everything = True
-                failures += 1
-                delay = min(RETRY_FIRST_S * 2 ** min(failures, 10), RETRY_LAST_S)
-                retry_at = time.monotonic() + delay * random.uniform(0.5, 1.0)
+                retry_at = time.monotonic() + backoff.next_s()
 
     def _jittered(self) -> float:
         return self._poll_interval_s * random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)

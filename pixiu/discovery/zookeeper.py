@@ -6,7 +6,7 @@ results, watches and session changes back to the event loop, so that nothing her
 While there is no connection every operation is refused at once: kazoo would queue it, and carry it out at a moment
 when its caller has long given up.
 
-Source: DESIGN section 7; notes on reliability, hole 14 (the back-off that lost sessions).
+Source: docs/registry.md; notes on reliability, hole 14 (the back-off that lost sessions).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def parse_address(address: str) -> RegistryAddress:
 
     Raises `InvalidArgument`, which says what is wrong and shows an example.
 
-    Source: DESIGN section 15.
+    Source: docs/operations.md.
     """
     example = "an example: zk://10.0.0.1:2181,10.0.0.2:2181/pubsub"
     if not address.startswith(SCHEME):
@@ -273,7 +273,7 @@ class ZooKeeper:
         operation_timeout_s: how long one operation may take, seconds.
         session: (id, password) of a session to take over, as `session` gives it.
 
-    Source: DESIGN section 7.
+    Source: docs/registry.md.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 What a session does is in `TABLE`; `docs/mqtt_states.md` is drawn from it. A session is one connection with a clean
 session: who connects again makes a new one and subscribes again.
 
-Source: OASIS MQTT 3.1.1; DESIGN section 15.
+Source: OASIS MQTT 3.1.1; docs/operations.md.
 """
 
 from __future__ import annotations

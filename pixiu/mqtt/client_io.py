@@ -1,6 +1,6 @@
 """A light MQTT 3.1.1 client for asyncio: hundreds of connections and tens of thousands of messages a second in one loop.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MQTTClient:
 
     A client connects once: to connect again, make a new one.
 
-    Source: DESIGN section 15; OASIS MQTT 3.1.1.
+    Source: docs/operations.md; OASIS MQTT 3.1.1.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class MQTTClient:
             raise Overloaded(f"{waiting} bytes wait for the network; await drain() between messages", retry_after_ms=100)
 
     def _write(self, data: bytes) -> None:
-        # Joined per turn of the loop: a write costs far more than a message (DESIGN section 17).
+        # Joined per turn of the loop: a write costs far more than a message (benchmarks/README.md).
         self._unsent.append(data)
         self._unsent_bytes += len(data)
         if not self._flushing and self._loop is not None:

@@ -78,7 +78,7 @@ def publish_qos0(topic_and_payload: bytes) -> bytes:
 
     The body of a record with flag TOPIC has this form, so a gateway copies it.
 
-    Source: DESIGN section 5, flag 16.
+    Source: docs/protocol.md, "Record", flag 16.
     """
     size = len(topic_and_payload)
     return (_SHORT_HEADS[size] if size < 128 else _head(0x30, size)) + topic_and_payload
@@ -87,7 +87,7 @@ def publish_qos0(topic_and_payload: bytes) -> bytes:
 def publish_qos0_parts(prefix: bytes, payload: bytes) -> bytes:
     """A PUBLISH of QoS 0 from a `topic_prefix` that the caller keeps, and a payload. Neither is checked.
 
-    Source: DESIGN section 17: encode a PUBLISH once per message.
+    Source: benchmarks/README.md: encode a PUBLISH once per message.
     """
     size = len(prefix) + len(payload)
     return b"".join((_SHORT_HEADS[size] if size < 128 else _head(0x30, size), prefix, payload))

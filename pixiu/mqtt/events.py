@@ -1,6 +1,6 @@
 """What the MQTT sessions ask their shells to do, in the order in which it must happen.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

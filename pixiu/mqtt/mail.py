@@ -4,7 +4,7 @@
 
 So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and no two of them share an identifier.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mail(NamedTuple):
     seq: int
     """InboxSeq."""
     payload: bytes
-    again: bool
+    redelivered: bool
     """It may have arrived before: DUP."""
 
 
@@ -49,7 +49,7 @@ def seq_from(packet_id: int, least: int) -> int:
 class Unacknowledged:
     """The packet identifiers of one connection that wait for their PUBACK, and since when each lane waits for any.
 
-    Source: DESIGN section 15 ("No PUBACK for 30 s").
+    Source: docs/operations.md.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Unacknowledged:
             self._since.clear()
         prefix = topic_prefix(topic)
         packets: list[bytes] = []
-        for lane, seq, payload, again in mails:
+        for lane, seq, payload, redelivered in mails:
             packet_id = packet_id_of(lane, seq)
             self._waiting.setdefault(lane, set()).add(packet_id)
             self._since.setdefault(lane, now)
-            packets.append(encode_publish_parts(prefix, payload, 1, packet_id, dup=again))
+            packets.append(encode_publish_parts(prefix, payload, 1, packet_id, dup=redelivered))
         return packets
 
     def acknowledge(self, packet_id: int, now: float) -> bool:

@@ -3,7 +3,7 @@
 Only `Publish` is a tuple: it is made once per message, and a tuple is made three times as fast as a frozen
 dataclass. Its `repr`, like the ones of secrets, shows sizes and no contents, so that a log line cannot leak them.
 
-Source: OASIS MQTT 3.1.1 section 3; DESIGN section 15.
+Source: OASIS MQTT 3.1.1 section 3; docs/operations.md.
 """
 
 from __future__ import annotations

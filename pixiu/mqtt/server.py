@@ -21,7 +21,7 @@ What is promised to stock clients, and where MQTT leaves a choice:
   lie. So `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
   of the PUBLISHes [MQTT-4.6.0-2].
 
-Source: OASIS MQTT 3.1.1; DESIGN section 15.
+Source: OASIS MQTT 3.1.1; docs/operations.md.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class ServerSession:
 
     Each method returns effects to carry out in order; after `Close` there are none.
 
-    Source: DESIGN section 15; OASIS MQTT 3.1.1 sections 3 and 4.
+    Source: docs/operations.md; OASIS MQTT 3.1.1 sections 3 and 4.
     """
 
     def __init__(

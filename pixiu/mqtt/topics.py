@@ -5,7 +5,7 @@
     $…              the server's own names: no room carries them
     anything else   a free topic; its first level chooses the room
 
-Source: DESIGN sections 8 and 15; MQTT 3.1.1 section 4.7.
+Source: docs/routing.md, docs/operations.md; MQTT 3.1.1 section 4.7.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _remembered = lru_cache(CACHED_NAMES)(_resolve)
 def room_of_topic(name: str) -> RoomID:
     """The room that carries a topic. Raises `InvalidArgument` when there is none.
 
-    Source: DESIGN section 8.
+    Source: docs/routing.md.
     """
     found = resolve(name)
     if isinstance(found, Refusal):
@@ -115,7 +115,7 @@ def topic_of_room(room: int) -> str:
 
     The rooms of free topics have no such name: their messages bring their topic with them.
 
-    Source: DESIGN section 8.
+    Source: docs/routing.md.
     """
     if not 0 < room <= MAX_ROOM:
         raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, this one is {room}")

@@ -5,7 +5,7 @@
 Publishers and clients know the RoomID only. A proxy makes a copy of a message for each VRoom, a gateway joins the VRoom
 of each of its users and shows the RoomID; routers and brokers see 64 ordinary rooms.
 
-Source: seed 004 §2.2.2; DESIGN section 8. Departs from the seed's `VRoomID = UserID % 64` because there may be more than
+Source: PiXiu §2.2.2; docs/routing.md. Departs from the seed's `VRoomID = UserID % 64` because there may be more than
 one big room.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 VROOMS: Final = 64
-"""VRooms of a big room. Source: DESIGN section 8."""
+"""VRooms of a big room. Source: docs/routing.md."""
 KEY_START: Final = 24
 KEY_END: Final = 32
 """Where a record has its key (`pixiu.wire.record`)."""
@@ -46,6 +46,9 @@ class VRooms:
     def shown(self, number: int) -> int:
         """What users know a room by: the RoomID of a VRoom, else the number itself."""
         return number // VROOMS if self.is_vroom(number) else number
+
+
+NO_BIG_ROOMS: Final = VRooms()
 
 
 def vrooms_of(room: int) -> range:

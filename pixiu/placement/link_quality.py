@@ -1,6 +1,6 @@
 """How well a peer answers heartbeats: smoothed, for a choice among several. Pure.
 
-Source: seed 004, to-do 2; DESIGN section 8 (weights from heartbeat latency and success).
+Source: PiXiu, to-do 2; docs/routing.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ way to their old peer: `Routes` holds new parcels back until everything that was
         ─────────────────────────────┊─────────────────────┊──────────────────▶ time
           sent to A                  ┊ held                ┊ held, then new ones go to B
 
-Source: DESIGN sections 2 (order) and 8.
+Source: docs/promises.md, docs/routing.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Routes(Generic[Target]):
         choose: the target of a key by the newest view; None where nobody serves it.
         barrier_ms: how long a change may wait for what is under way, milliseconds.
 
-    Departs from DESIGN section 8, which lets a key move at once, because a replica that joins would then
+    Departs from docs/routing.md, which lets a key move at once, because a replica that joins would then
     reorder the messages of the rooms that it takes over.
     """
 

@@ -1,6 +1,6 @@
 """Who serves a key: the partition rule and the choice of a replica. Pure functions.
 
-Source: seed 004 §2.2 step 8, §5.1, §5.3; DESIGN section 8.
+Source: PiXiu §2.2 step 8, §5.1, §5.3; docs/routing.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def serves(partition: int, key: int, count: int) -> bool:
     """Whether a partition serves a key, `key % n == p % n`.
 
     While a doubling is under way partition numbers reach beyond `count`, and the rule names the old and the
-    new partition. Source: seed 004 §5.1.
+    new partition. Source: PiXiu §5.1.
     """
     return key % count == partition % count
 
@@ -30,7 +30,7 @@ def serves(partition: int, key: int, count: int) -> bool:
 def share_rooms(broker: int, brokers: int, router: int, routers: int) -> bool:
     """Whether a broker partition and a router partition have rooms in common.
 
-    Departs from seed 004 §5.3 step 6 because `% BrokerPartitionNum` finds no router for some brokers
+    Departs from PiXiu §5.3 step 6 because `% BrokerPartitionNum` finds no router for some brokers
     when there are more broker partitions than router partitions.
     """
     least = min(brokers, routers)
@@ -40,7 +40,7 @@ def share_rooms(broker: int, brokers: int, router: int, routers: int) -> bool:
 def rendezvous(key: int, replicas: Iterable[int]) -> int:
     """The replica (an endpoint ID) that serves a key: the highest xxh3(key, replica). Raises ValueError on none.
 
-    Departs from seed 004 §2.2 step 8 (`RoomID % ReplicaNum`) because there one death moves most rooms.
+    Departs from PiXiu §2.2 step 8 (`RoomID % ReplicaNum`) because there one death moves most rooms.
     """
     best, chosen = -1, -1
     head = key.to_bytes(8, "little")
@@ -59,7 +59,7 @@ def weighted_rendezvous(key: int, replicas: Iterable[tuple[int, float]]) -> int:
     The lowest -ln(u) / weight, u being the hash as a number in (0, 1). When one weight changes, keys move only to that replica
     or away from it; with equal weights the choice is `rendezvous`. Raises ValueError on none.
 
-    Source: seed 004, to-do 2; DESIGN section 8.
+    Source: PiXiu, to-do 2; docs/routing.md.
     """
     head = key.to_bytes(8, "little")
     chosen: tuple[float, int, int] | None = None

@@ -31,9 +31,12 @@ class DeadlineTimer:
         """Ring then, monotonic seconds (the event loop's clock). None: the core waits for nothing."""
         if deadline is None or (self._timer is not None and deadline >= self._timer.when() - SLACK_S):
             return
-        self.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(deadline, loop.time() + self._least_s), self._rang)
+        when = max(deadline, loop.time() + self._least_s)
+        if self._timer is not None and when >= self._timer.when():
+            return  # overdue: to set it anew with every step would put it off for ever
+        self.cancel()
+        self._timer = loop.call_at(when, self._rang)
 
     def cancel(self) -> None:
         """Ring no more, until it is set again."""

@@ -1,6 +1,6 @@
 """Cursors: {UpTo, 64-bit map of the next 64}, as inboxes keep them and as acknowledgements name them. Pure.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 11 ("Pi").
+Source: docs/delivery.md, docs/pi.md.
 """
 
 from __future__ import annotations

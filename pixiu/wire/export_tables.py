@@ -8,7 +8,7 @@
 
 Servers make Arrow arrays of these types, readers and Spark expect them. No column is ever null except `sent_at`.
 
-Source: DESIGN section 16.
+Source: docs/pipeline.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC leaves it out.
 A batch is records laid end to end. A hop reads the header in place and copies the bytes on.
 
-Source: DESIGN section 5; seed 001 (the extension).
+Source: docs/protocol.md, "Record"; NSQ (the extension).
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ ROUTE_SIZE: Final = 32
 WALK: Final = struct.Struct("<IHB9xQQ")
 """The same for a loop over a batch: kind and flags are one number, kind + 256 * flags, so that one look tells plain records."""
 
+IDENTITY: Final = struct.Struct("<QQ")
+IDENTITY_AT: Final = 16
+"""SnowflakeID and key, which make two copies of a message one: what a receiver reads at `IDENTITY_AT` to drop the second."""
+
 assert HEADER.size == HEADER_SIZE
 assert WALK.size == ROUTE_SIZE
 assert STAMP.size == STAMP_SIZE
@@ -47,7 +51,7 @@ assert ROUTE.size == ROUTE_SIZE
 
 
 class Kind(IntEnum):
-    """What a record promises (DESIGN section 2)."""
+    """What a record promises (docs/promises.md)."""
 
     ROOM = 1
     SIGNAL = 2
@@ -55,6 +59,14 @@ class Kind(IntEnum):
     MAIL = 4
     ADDRESSED = 5
     """Inside a cluster alone: a record and the users it is for (`pixiu.wire.uin_list`)."""
+
+
+ROOM: Final = int(Kind.ROOM)
+"""Kinds as plain integers, for loops over batches: to compare with a member of `Kind` costs more."""
+SIGNAL: Final = int(Kind.SIGNAL)
+CHAT: Final = int(Kind.CHAT)
+MAIL: Final = int(Kind.MAIL)
+ADDRESSED: Final = int(Kind.ADDRESSED)
 
 
 class Flag:
@@ -74,8 +86,14 @@ PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
 """What `WALK` finds in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0
 LANE_NORMAL: Final = 1
+FIRST_LANE_BELOW: Final = LANE_NORMAL << 6
+"""A record type below this is in lane 0: its top two bits are the lane."""
 TYPE_NORMAL: Final = LANE_NORMAL << 6
 """The type of a message whose sender named none: type 0 in the normal lane."""
+INBOX_LANES: Final = 4
+"""Lanes of a type, and inboxes of a user: one a lane, 0 first."""
+LINK_LANES: Final = 2
+"""Lanes of a link: the first one, and one for all others."""
 
 
 class Record(NamedTuple):
@@ -185,6 +203,17 @@ def body_of(record: bytes) -> bytes:
     """The body of one whole record; empty when lengths do not fit. Never raises."""
     start, end = body_bounds(record) or (0, 0)
     return record[start:end]
+
+
+def intact_body(record: bytes) -> bytes | None:
+    """The body of one whole record; None when its lengths or its CRC are wrong. Never raises."""
+    bounds = body_bounds(record)
+    if bounds is None:
+        return None
+    start, end = bounds
+    body = record[start:end]
+    checked = body if start == HEADER_SIZE else memoryview(record)[HEADER_SIZE:end]
+    return body if crc32(checked) == int.from_bytes(record[12:16], "little") else None
 
 
 def crc_ok(record: bytes) -> bool:

@@ -13,7 +13,7 @@ How a role traces, in two lines of its walk over a batch, and one where it sends
     …
     tracer.stamp_all(records, in_us)       # of each parcel, when in_us is not 0
 
-Source: DESIGN sections 5 and 9 ("Probes"); seed 004 §3.1.
+Source: docs/protocol.md, "Record", docs/architecture.md, "Probes and traces"; PiXiu §3.1.
 """
 
 from __future__ import annotations

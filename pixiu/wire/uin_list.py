@@ -4,7 +4,7 @@
 
 It travels like a record (lanes, gaps counted, a stream where it is too large for a datagram), and only from brokers to relays.
 
-Source: seed 004 §7.3 ("Room UIN List") and §7.4; DESIGN section 9, "Room message".
+Source: PiXiu §7.3 ("Room UIN List") and §7.4; docs/architecture.md, "A message to a room".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happens to deliveries, and what they ask their shell to do. Every one is a batch.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from cluster.runtime.contract import Tick
 
 
 class Device(NamedTuple):
@@ -199,11 +201,6 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """The process drains: all sessions end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline is due."""
 
 
 Event = (

@@ -1,17 +1,13 @@
 """How much delivery does at once, and how long it waits.
 
-Source: DESIGN sections 9 ("Delivery of mail") and 14.
+Source: docs/delivery.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
 
 from pixiu.errors import ConfigurationError
-
-LANES: Final = 4
-"""Inboxes of a user: one a lane, 0 first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +32,19 @@ class Limits:
     """A notify's record up to this size is sent on as it is."""
     call_timeout_s: float = 3.0
     """How long Pi and Xiu have for an answer."""
-    place_timeout_s: float = 30.0
+    slot_timeout_s: float = 30.0
     """How long a session waits for its turn before it pauses and asks again."""
     pause_s: float = 0.2
     """Before what failed is tried again; doubles up to `max_pause_s`, with jitter."""
     max_pause_s: float = 5.0
     resend_s: float = 10.0
-    """After so long without an acknowledgement what is unacknowledged is sent again; doubles up to `max_resend_s`."""
+    """After so long without an acknowledgement what is unacknowledged is redelivered; doubles up to `max_resend_s`."""
     max_resend_s: float = 60.0
     hold_s: float = 30.0
     """A gateway whose stream broke gets nothing for so long, or until the stream is there again."""
     poll_s: float = 60.0
     """Pi is asked so long after the last read, in case that a notify was lost."""
-    again_s: float = 0.5
+    reread_s: float = 0.5
     """Pi is asked once more so long after a notify without a number: its entry may have been on its way to the inbox."""
     settle_s: float = 3.0
     """A session that was taken over reads Pi once more so long after its login: by then all see the same owners."""

@@ -1,20 +1,20 @@
 """Cursors on their way to Pi: together, again until they are answered, the newest of each alone. Pure.
 
-Source: DESIGN section 9 ("acknowledgements … wait up to 20 ms to leave together").
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from relay.delivery.events import Acknowledgement, Failure, SaveCursors
+from cluster.runtime.contract import NEVER
+from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 
 _Key = tuple[int, int, int]
 
 
-def _key(item: Acknowledgement) -> _Key:
+def _key(item: ev.Acknowledgement) -> _Key:
     return item.uin, item.device, item.lane
 
 
@@ -23,13 +23,13 @@ class Saving:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._waiting: dict[_Key, Acknowledgement] = {}
+        self._waiting: dict[_Key, ev.Acknowledgement] = {}
         """(UIN, device, lane) → the newest. Bounded by the sessions, and by those that ended within a call's time."""
-        self._under_way: dict[int, tuple[float, Sequence[Acknowledgement]]] = {}
+        self._under_way: dict[int, tuple[float, Sequence[ev.Acknowledgement]]] = {}
         """Call → (when it counts as failed, what is in it)."""
         self._carried: dict[_Key, int] = {}
         """By the last call under way that has it: what an earlier one had is older, and is not sent again."""
-        self._due_at = math.inf
+        self._due_at = NEVER
         self._number = 0
         self._failures = 0
 
@@ -40,10 +40,10 @@ class Saving:
 
     def next_deadline(self) -> float:
         """When `due` has something to do."""
-        calls = min((at for at, _ in self._under_way.values()), default=math.inf)
-        return min(calls, self._due_at if len(self._under_way) < self._limits.acknowledge_calls else math.inf)
+        calls = min((at for at, _ in self._under_way.values()), default=NEVER)
+        return min(calls, self._due_at if len(self._under_way) < self._limits.acknowledge_calls else NEVER)
 
-    def add(self, item: Acknowledgement, now: float) -> None:
+    def add(self, item: ev.Acknowledgement, now: float) -> None:
         """Save a cursor."""
         self._waiting[_key(item)] = item
         self._due_at = min(self._due_at, now + self._limits.acknowledge_wait_s)
@@ -53,34 +53,36 @@ class Saving:
         if self._waiting:
             self._due_at = min(self._due_at, now)
 
-    def due(self, now: float) -> list[SaveCursors]:
+    def due(self, now: float) -> list[ev.SaveCursors]:
         """The calls to make now."""
         for number in [number for number, (at, _) in self._under_way.items() if at <= now]:
-            self._again(number, now)
-        calls: list[SaveCursors] = []
+            self._retry(number, now)
+        calls: list[ev.SaveCursors] = []
         while self._waiting and now >= self._due_at and len(self._under_way) < self._limits.acknowledge_calls:
             keys = list(self._waiting)[: self._limits.acknowledge_batch]
             items = [self._waiting.pop(key) for key in keys]
             self._number += 1
             self._under_way[self._number] = (now + self._limits.call_timeout_s, items)
             self._carried.update(dict.fromkeys(keys, self._number))
-            calls.append(SaveCursors(self._number, items))
+            calls.append(ev.SaveCursors(self._number, items))
         if not self._waiting:
-            self._due_at = math.inf
+            self._due_at = NEVER
         return calls
 
-    def answered(self, number: int, results: Sequence[Failure | None] | None, now: float) -> list[tuple[Acknowledgement, Failure]]:
+    def answered(
+        self, number: int, results: Sequence[ev.Failure | None] | None, now: float
+    ) -> list[tuple[ev.Acknowledgement, ev.Failure]]:
         """Take an answer. Returns what Pi refused for good."""
         if number not in self._under_way:
             return []
         if results is None or len(results) != len(self._under_way[number][1]):
-            self._again(number, now)
+            self._retry(number, now)
             return []
         _, items = self._under_way.pop(number)
         self._failures = 0
-        refused: list[tuple[Acknowledgement, Failure]] = []
+        refused: list[tuple[ev.Acknowledgement, ev.Failure]] = []
         for item, failure in zip(items, results, strict=True):
-            if failure is Failure.LATER:
+            if failure is ev.Failure.LATER:
                 self._put_back(number, item)
                 self._due_at = min(self._due_at, now + self._limits.pause_s)
                 continue
@@ -90,7 +92,7 @@ class Saving:
                 refused.append((item, failure))
         return refused
 
-    def _again(self, number: int, now: float) -> None:
+    def _retry(self, number: int, now: float) -> None:
         _, items = self._under_way.pop(number)
         for item in items:
             self._put_back(number, item)
@@ -98,7 +100,7 @@ class Saving:
         self._failures += 1
         self._due_at = now + pause_s
 
-    def _put_back(self, number: int, item: Acknowledgement) -> None:
+    def _put_back(self, number: int, item: ev.Acknowledgement) -> None:
         key = _key(item)
         if self._carried.get(key) == number:
             del self._carried[key]

@@ -1,22 +1,24 @@
-"""Mail to one device of a user: seed 004's flow as a state table. Pure.
+"""Mail to one device of a user: PiXiu's flow as a state table. Pure.
 
 `TABLE` says which state follows which; docs/delivery_states.md draws it. Every state but OffLine has a deadline.
 One fetch is under way at a time: it begins with a read of Pi and ends with the records of Xiu, and what is told meanwhile
-raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be sent again is fetched again.
+raises `Lane.last`, so that another one follows. Nothing that was sent is kept: what must be redelivered is fetched again.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail"). Departs from the article where DESIGN section 18 says so: what a
+Source: PiXiu §6.4; docs/delivery.md. Departs from the article where docs/sources.md, "Where Pixiu differs from PiXiu" says so:
+what a
 logout acknowledges is what the device acknowledged, order and gaps go by InboxSeq, and it is the relay that delivers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from pixiu.wire.envelope import AGAIN, GAP, encode
-from relay.delivery.events import Acknowledgement, Asked, Listing, Login, Missing, Notice, Read
-from relay.delivery.limits import LANES, Limits
+from cluster.runtime.contract import NEVER
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
+from pixiu.wire.record import INBOX_LANES
+from relay.delivery import events as ev
+from relay.delivery.limits import Limits
 from relay.delivery.states import Cause, State
 from relay.delivery.window import WINDOW, Lane, Plan
 
@@ -33,15 +35,15 @@ class SessionHost(Protocol):
         """A number that nobody had."""
 
     def queue(self, session: Session) -> None:
-        """Wait for a place: `Cause.PLACED` comes."""
+        """Wait for a slot: `Cause.SLOT_GRANTED` comes."""
 
     def leave(self, session: Session) -> None:
-        """Give the place back."""
+        """Give the slot back."""
 
     def open(self, session: Session) -> None:
         """Ask Pi for a session number."""
 
-    def read(self, session: Session, reads: Sequence[Read]) -> None:
+    def read(self, session: Session, reads: Sequence[ev.Read]) -> None:
         """Ask Pi for entries."""
 
     def fetch(self, session: Session, msg_ids: Sequence[int]) -> None:
@@ -53,7 +55,7 @@ class SessionHost(Protocol):
     def sendable(self, gateway: int, now: float) -> bool:
         """Whether its stream takes deliveries."""
 
-    def save(self, item: Acknowledgement, now: float) -> None:
+    def save(self, item: ev.Acknowledgement, now: float) -> None:
         """Acknowledge to Pi."""
 
     def hurry(self, now: float) -> None:
@@ -66,25 +68,25 @@ class SessionHost(Protocol):
 class Session:
     """One device. `on` takes what happens; see `TABLE`."""
 
-    def __init__(self, uin: int, device: int, desk: SessionHost) -> None:
+    def __init__(self, uin: int, device: int, host: SessionHost) -> None:
         self.uin, self.device = uin, device
         self.state = State.OFFLINE
         self.number = 0
         """Of Pi; 0: none yet."""
         self.gateway = self.connection = 0
-        self.lanes = [self.make_lane() for _ in range(LANES)]
+        self.lanes = [self.make_lane() for _ in range(INBOX_LANES)]
         self.token = 0
         """New with everything that is asked, and never used again in this relay: an answer with another one is to a question
         that is no longer open."""
-        self.deadline = math.inf
+        self.deadline = NEVER
         self.opening = True
-        """It waits for, or has, a place among those that are opened."""
-        self._desk = desk
+        """It waits for, or has, a slot among those that are opened."""
+        self._host = host
         self._pausing = False
         self._failures = 0
-        self._asked: list[Read] = []
+        self._asked: list[ev.Read] = []
         self._plans: list[Plan] = []
-        self._resend_at = self._poll_at = self._again_at = math.inf
+        self._resend_at = self._poll_at = self._reread_at = NEVER
         self._resends = 0
 
     def make_lane(self) -> Lane:
@@ -92,9 +94,9 @@ class Session:
         return Lane()
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> ev.Asked:
         """What an answer echoes."""
-        return Asked(self.uin, self.device, self.token)
+        return ev.Asked(self.uin, self.device, self.token)
 
     @property
     def waits_for_answer(self) -> bool:
@@ -115,10 +117,10 @@ class Session:
     def set_deadline(self, now: float) -> None:
         """Called after whatever happened."""
         if self.state is State.OFFLINE:
-            self.deadline = math.inf
+            self.deadline = NEVER
         elif self.state is State.SENDING:
             blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
-            self.deadline = min(self._poll_at, self._again_at, self._resend_at, *blocked)
+            self.deadline = min(self._poll_at, self._reread_at, self._resend_at, *blocked)
 
     def on_time(self, now: float) -> None:
         """The deadline is due."""
@@ -126,8 +128,8 @@ class Session:
             self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
         elif self._resend_at <= now:
             self.on(Cause.UNACKNOWLEDGED, None, now)
-        elif min(self._poll_at, self._again_at) <= now:
-            self._again_at = math.inf
+        elif min(self._poll_at, self._reread_at) <= now:
+            self._reread_at = NEVER
             self.on(Cause.POLL, None, now)
         else:
             self._look(now)
@@ -142,18 +144,18 @@ class Session:
         return 0.5 + (mixed >> 40) / (1 << 25)
 
     def _pause_s(self, failures: int) -> float:
-        limits = self._desk.limits
+        limits = self._host.limits
         return min(limits.max_pause_s, limits.pause_s * float(1 << min(failures, 10))) * self._jitter(failures)
 
     # --- coming and going
 
-    def _log_in(self, login: Login, now: float) -> None:
-        """Wait for a place among the sessions that are opened."""
-        self._desk.hurry(now)
+    def _log_in(self, login: ev.Login, now: float) -> None:
+        """Wait for a slot among the sessions that are opened."""
+        self._host.hurry(now)
         self.gateway, self.connection = login.gateway, login.connection
         self.number = self._failures = self._resends = 0
-        self.token = self._desk.next_token()
-        self._resend_at = self._poll_at = math.inf
+        self.token = self._host.next_token()
+        self._resend_at = self._poll_at = NEVER
         for lane in self.lanes:
             lane.open()
         self.opening = True
@@ -161,9 +163,9 @@ class Session:
 
     def _log_out(self, what: object, now: float) -> None:
         """Save what was acknowledged, not what was sent. What the device acknowledged last may still be under way."""
-        self._desk.hurry(now)
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        self._host.hurry(now)
+        self._host.leave(self)
+        self.token = self._host.next_token()
 
     def _end(self, what: object, now: float) -> None:
         """Save what was acknowledged, and forget the rest: Pi takes nothing of this session any more."""
@@ -173,22 +175,22 @@ class Session:
     # --- waiting
 
     def _queue(self, what: object, now: float) -> None:
-        """Wait for a place."""
-        self._desk.queue(self)
-        self._wait(self._desk.limits.place_timeout_s, now)
+        """Wait for a slot."""
+        self._host.queue(self)
+        self._wait(self._host.limits.slot_timeout_s, now)
 
     def _pause(self, what: object, now: float) -> None:
-        """Give the place back and pause."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        """Give the slot back and pause."""
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self._wait(self._pause_s(self._failures), now, pausing=True)
         self._failures += 1
 
     def _open(self, what: object, now: float) -> None:
         """Ask Pi for a session number."""
-        self.token = self._desk.next_token()
-        self._desk.open(self)
-        self._wait(self._desk.limits.call_timeout_s, now)
+        self.token = self._host.next_token()
+        self._host.open(self)
+        self._wait(self._host.limits.call_timeout_s, now)
 
     def _opened(self, number: int, now: float) -> None:
         """Read all lanes from the stored cursors."""
@@ -198,51 +200,53 @@ class Session:
 
     def _read(self, what: object, now: float) -> None:
         """Read from Pi what the windows take, lane 0 first."""
-        self.token = self._desk.next_token()
+        self.token = self._host.next_token()
         self._plans = []
-        limits = self._desk.limits
+        limits = self._host.limits
         # The first read is of a whole window, since it is all that says what of it was acknowledged before.
         self._asked = [
-            Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent)) if lane.known else Read(number, None, WINDOW)
+            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent))
+            if lane.known
+            else ev.Read(number, None, WINDOW)
             for number, lane in enumerate(self.lanes)
             if not lane.known or lane.worth_a_fetch(now)
         ]
-        if not self._asked:  # it was acknowledged, or sent, while it waited for its place
+        if not self._asked:  # it was acknowledged, or sent, while it waited for its slot
             self.on(Cause.LISTED_NONE, None, now)
             return
-        self._desk.read(self, self._asked)
+        self._host.read(self, self._asked)
         self._wait(limits.call_timeout_s, now)
 
-    def listed(self, listings: Sequence[Listing], now: float) -> None:
+    def listed(self, listings: Sequence[ev.Listing], now: float) -> None:
         """Pi has answered."""
         if len(listings) != len(self._asked):
             self.on(Cause.FAILED, None, now)
             return
-        self._plans, budget = [], self._desk.limits.fetch_entries
+        self._plans, budget = [], self._host.limits.fetch_entries
         for read, listing in zip(self._asked, listings, strict=True):
             plan = self.lanes[read.lane].plan(read.lane, listing, read.num, budget)
             budget -= sum(1 for _, msg_id in plan.items if msg_id)
             self._plans.append(plan)
-        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
         wanted = any(msg_id for plan in self._plans for _, msg_id in plan.items)
         self.on(Cause.LISTED if wanted else Cause.LISTED_NONE, None, now)
 
     def _fetch(self, what: object, now: float) -> None:
         """Ask Xiu for the records."""
-        self.token = self._desk.next_token()
-        self._desk.fetch(self, [msg_id for plan in self._plans for _, msg_id in plan.items if msg_id])
-        self._wait(self._desk.limits.call_timeout_s, now)
+        self.token = self._host.next_token()
+        self._host.fetch(self, [msg_id for plan in self._plans for _, msg_id in plan.items if msg_id])
+        self._wait(self._host.limits.call_timeout_s, now)
 
     def _nothing_to_fetch(self, what: object, now: float) -> None:
-        """Tell gaps, if there are any, and give the place back."""
+        """Tell gaps, if there are any, and give the slot back."""
         self._send([], now)
 
     # --- sending
 
-    def _send(self, answers: Sequence[bytes | Missing], now: float) -> None:
-        """Send the records in order, gap markers for what is gone, and give the place back."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+    def _send(self, answers: Sequence[bytes | ev.Missing], now: float) -> None:
+        """Send the records in order, gap markers for what is gone, and give the slot back."""
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self.opening, self._failures = False, 0
         chunks: list[bytes] = []
         records = iter(answers)
@@ -250,11 +254,11 @@ class Session:
             lane = self.lanes[plan.lane]
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
-                answer = next(records, None) if msg_id else Missing.GONE
-                if answer is Missing.NOT_YET or answer is Missing.LATER:
+                answer = next(records, None) if msg_id else ev.Missing.GONE
+                if answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     lane.blocked_until = now + self._pause_s(lane.failures)
                     lane.failures += 1
-                if answer is None or answer is Missing.NOT_YET or answer is Missing.LATER:
+                if answer is None or answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     # The lane goes on from here; what other lanes have behind it in the answer still counts.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
@@ -267,79 +271,79 @@ class Session:
                 lane.sent_up_to(plan.end)
         self._plans = []
         if chunks:
-            self._desk.deliver(self.gateway, chunks)
+            self._host.deliver(self.gateway, chunks)
         self._look(now)
 
     def _chunk(self, number: int, seq: int, msg_id: int, record: bytes, now: float) -> bytes:
         lane = self.lanes[number]
         if not lane.unacknowledged:
             self._set_resend(now)
-        flags = AGAIN if seq <= lane.marked else 0
+        flags = REDELIVERED if seq <= lane.marked else 0
         if not record:
             flags |= GAP
-            self._desk.sent_gap()
+            self._host.sent_gap()
         lane.sent_up_to(seq)
         return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
 
     def _set_resend(self, now: float) -> None:
-        limits = self._desk.limits
+        limits = self._host.limits
         self._resend_at = now + min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
 
-    def kind_of(self, notice: Notice, now: float) -> Cause:
+    def kind_of(self, notice: ev.Notice, now: float) -> Cause:
         """What a notice is to this session."""
         if not notice.seq:
             return Cause.NOTIFIED_SOME
         if self.state is not State.SENDING or not self.lanes[notice.lane].takes(notice.seq):
             return Cause.NOTIFIED
-        if not self._desk.sendable(self.gateway, now):
+        if not self._host.sendable(self.gateway, now):
             return Cause.NOTIFIED
-        whole = notice.record and len(notice.record) <= self._desk.limits.record_bytes
+        whole = notice.record and len(notice.record) <= self._host.limits.record_bytes
         return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
 
-    def _send_notified(self, notice: Notice, now: float) -> None:
+    def _send_notified(self, notice: ev.Notice, now: float) -> None:
         """Send the record."""
         chunk = self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)
         lane = self.lanes[notice.lane]
         lane.last = max(lane.last, notice.seq)
-        self._desk.deliver(self.gateway, [chunk])
+        self._host.deliver(self.gateway, [chunk])
 
-    def _fetch_notified(self, notice: Notice, now: float) -> None:
-        """Wait for a place to fetch the record; Pi has nothing to add."""
+    def _fetch_notified(self, notice: ev.Notice, now: float) -> None:
+        """Wait for a slot to fetch the record; Pi has nothing to add."""
         self._note(notice, now)
         self._plans = [Plan(notice.lane, [(notice.seq, notice.msg_id)], notice.seq)]
         self._queue(None, now)
 
-    def _note(self, notice: Notice, now: float) -> None:
+    def _note(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes: the next fetch gets it."""
         lane = self.lanes[notice.lane]
         lane.last = max(lane.last, notice.seq)
 
-    def _note_and_look(self, notice: Notice, now: float) -> None:
+    def _note_and_look(self, notice: ev.Notice, now: float) -> None:
         """Remember how far the inbox goes, and fetch if something is missing."""
         self._note(notice, now)
         self._look(now)
 
-    def _note_some(self, notice: Notice, now: float) -> None:
+    def _note_some(self, notice: ev.Notice, now: float) -> None:
         """Remember that there is more, and to ask again a moment later: a read that is under way may be older, and the entry
         may not be in the inbox yet."""
         self.lanes[notice.lane].unread = True
-        self._again_at = now + self._desk.limits.again_s
+        self._reread_at = now + self._host.limits.reread_s
 
-    def _note_some_and_look(self, notice: Notice, now: float) -> None:
+    def _note_some_and_look(self, notice: ev.Notice, now: float) -> None:
         """The same, and fetch at once."""
         self._note_some(notice, now)
         self._look(now)
 
     def _look(self, now: float) -> None:
         """Fetch if there is something that the windows take."""
-        if self.state is not State.SENDING or not self._desk.sendable(self.gateway, now):
+        if self.state is not State.SENDING or not self._host.sendable(self.gateway, now):
             return
         if any(lane.worth_a_fetch(now) for lane in self.lanes):
             self.on(Cause.BEHIND, None, now)
 
     def _poll(self, what: object, now: float) -> None:
         """Ask Pi whether there is more."""
-        self._poll_at = now + self._desk.limits.poll_s * self._jitter(self.token)
+        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
         for lane in self.lanes:
             lane.unread = True
         self._look(now)
@@ -348,45 +352,45 @@ class Session:
         """The gateway's stream takes deliveries again."""
         self._look(now)
 
-    def read_again(self, at: float) -> None:
+    def reread(self, at: float) -> None:
         """Ask Pi once more then: somebody else may have been told of what came in the meantime."""
-        self._again_at = at
+        self._reread_at = at
 
     # --- acknowledgements
 
-    def _acknowledge(self, item: Acknowledgement, now: float) -> None:
+    def _acknowledge(self, item: ev.Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, and save the cursor."""
         lane = self.lanes[item.lane]
         if lane.acknowledge(item.up_to, item.bits):
             cursor = lane.cursor
-            self._desk.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
+            self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
             self._resends = 0
-            self._resend_at = math.inf
+            self._resend_at = NEVER
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 
-    def acknowledge_behind(self, item: Acknowledgement, now: float) -> None:
+    def acknowledge_after_logout(self, item: ev.Acknowledgement, now: float) -> None:
         """What the device acknowledged before its logout, and what comes behind it."""
         self._acknowledge(item, now)
-        self._desk.hurry(now)
+        self._host.hurry(now)
 
-    def _acknowledge_and_look(self, item: Acknowledgement, now: float) -> None:
+    def _acknowledge_and_look(self, item: ev.Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, save the cursor, and fetch what has room now."""
         self._acknowledge(item, now)
         self._look(now)
 
     def _rewind(self, what: object, now: float) -> None:
-        """Send again what is not acknowledged."""
-        self._desk.leave(self)
-        self.token = self._desk.next_token()
+        """Redeliver what is not acknowledged."""
+        self._host.leave(self)
+        self.token = self._host.next_token()
         self._plans = []
         self._resends += 1
         for lane in self.lanes:
             lane.rewind()
         self._set_resend(now)
         if not any(lane.unacknowledged for lane in self.lanes):
-            self._resend_at = math.inf
-        self._poll_at = min(self._poll_at, now + self._desk.limits.poll_s)
+            self._resend_at = NEVER
+        self._poll_at = min(self._poll_at, now + self._host.limits.poll_s)
         self._look(now)
 
 
@@ -395,11 +399,11 @@ _OFF, _ON, _IDS, _MESSAGES, _SENDING = State.OFFLINE, State.ONLINE, State.GETTIN
 TABLE: dict[tuple[State, Cause], _Row] = {
     (_OFF, Cause.LOGIN): (_ON, Session._log_in),
     (_OFF, Cause.HEARTBEAT): (_ON, Session._log_in),
-    (_ON, Cause.PLACED): (_ON, Session._open),
+    (_ON, Cause.SLOT_GRANTED): (_ON, Session._open),
     (_ON, Cause.OPENED): (_IDS, Session._opened),
     (_ON, Cause.FAILED): (_ON, Session._pause),
     (_ON, Cause.PAUSED_ENOUGH): (_ON, Session._queue),
-    (_IDS, Cause.PLACED): (_IDS, Session._read),
+    (_IDS, Cause.SLOT_GRANTED): (_IDS, Session._read),
     (_IDS, Cause.LISTED): (_MESSAGES, Session._fetch),
     (_IDS, Cause.LISTED_NONE): (_SENDING, Session._nothing_to_fetch),
     (_ON, Cause.NOTIFIED_SOME): (_ON, Session._note_some),
@@ -408,7 +412,7 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (_IDS, Cause.ACKNOWLEDGED): (_IDS, Session._acknowledge),
     (_IDS, Cause.FAILED): (_IDS, Session._pause),
     (_IDS, Cause.PAUSED_ENOUGH): (_IDS, Session._queue),
-    (_MESSAGES, Cause.PLACED): (_MESSAGES, Session._fetch),
+    (_MESSAGES, Cause.SLOT_GRANTED): (_MESSAGES, Session._fetch),
     (_MESSAGES, Cause.FETCHED): (_SENDING, Session._send),
     (_MESSAGES, Cause.NOTIFIED): (_MESSAGES, Session._note),
     (_MESSAGES, Cause.NOTIFIED_SOME): (_MESSAGES, Session._note_some),

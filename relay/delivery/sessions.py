@@ -7,49 +7,20 @@
 
 What one event makes all sessions ask for leaves in one effect of each kind.
 
-Source: seed 004 §6.4; DESIGN section 9 ("Delivery of mail").
+Source: PiXiu §6.4; docs/delivery.md.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay.delivery.events import (
-    Acknowledged,
-    Acknowledgement,
-    Asked,
-    ConfirmNotices,
-    Deliver,
-    Device,
-    Effect,
-    Event,
-    Failure,
-    Fetched,
-    FetchMessages,
-    GatewayLost,
-    Listed,
-    LoggedIn,
-    LoggedOut,
-    Login,
-    Notice,
-    Notified,
-    Opened,
-    OpenSessions,
-    OwnersChanged,
-    Read,
-    ReadInboxes,
-    Saved,
-    StillThere,
-    Stopping,
-    StreamBroken,
-    StreamReady,
-    Tick,
-)
-from relay.delivery.limits import LANES, Limits
+from cluster.runtime.contract import NEVER, EventTable, Tick
+from pixiu.wire.record import INBOX_LANES
+from relay.delivery import events as ev
+from relay.delivery.limits import Limits
 from relay.delivery.saving import Saving
 from relay.delivery.session import Session
 from relay.delivery.slots import Slots
@@ -101,7 +72,7 @@ class Deliveries:
     def __init__(self, owns: Callable[[int], bool], limits: Limits, make_session: type[Session] = Session) -> None:
         self.limits = limits
         self.counters = DeliveryCounters()
-        self.sessions: dict[Device, Session] = {}
+        self.sessions: dict[ev.Device, Session] = {}
         self._of_user: dict[int, dict[Session, None]] = {}
         self._at: dict[int, dict[Session, None]] = {}
         """Gateway → its sessions."""
@@ -109,8 +80,8 @@ class Deliveries:
         """Gateways whose streams take nothing → until when that is believed; only those with sessions."""
         self._owns = owns
         self._make_session = make_session
-        self._remembered: dict[Device, _Remembered] = {}
-        self._leaving: dict[Device, Session] = {}
+        self._remembered: dict[ev.Device, _Remembered] = {}
+        self._leaving: dict[ev.Device, Session] = {}
         """Sessions that a logout ended, for what their devices acknowledged last: it takes another way than the logout."""
         self._opening: Slots[Session] = Slots(limits.opening)
         self._fetching: Slots[Session] = Slots(limits.fetching)
@@ -121,46 +92,46 @@ class Deliveries:
         """When the session's entry in the heap comes."""
         self._order = self._token = 0
         self._touched: dict[Session, None] = {}
-        self._opens: list[Asked] = []
-        self._reads: list[tuple[Asked, int, Sequence[Read]]] = []
-        self._fetches: list[tuple[Asked, Sequence[int]]] = []
+        self._opens: list[ev.Asked] = []
+        self._reads: list[tuple[ev.Asked, int, Sequence[ev.Read]]] = []
+        self._fetches: list[tuple[ev.Asked, Sequence[int]]] = []
         self._chunks: dict[int, list[bytes]] = {}
-        self._confirmed: list[Effect] = []
-        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
-            LoggedIn: self._on_logged_in,
-            StillThere: self._on_still_there,
-            LoggedOut: self._on_logged_out,
-            GatewayLost: self._on_gateway_lost,
-            StreamBroken: self._on_stream_broken,
-            StreamReady: self._on_stream_ready,
-            OwnersChanged: self._on_owners_changed,
-            Notified: self._on_notified,
-            Acknowledged: self._on_acknowledged,
-            Opened: self._on_opened,
-            Listed: self._on_listed,
-            Fetched: self._on_fetched,
-            Saved: self._on_saved,
-            Stopping: self._on_stopping,
-            Tick: self._on_tick,
-        }
+        self._confirmed: list[ev.Effect] = []
+        self._events: EventTable[ev.Effect] = EventTable()
+        self._events.on(ev.LoggedIn, self._on_logged_in)
+        self._events.on(ev.StillThere, self._on_still_there)
+        self._events.on(ev.LoggedOut, self._on_logged_out)
+        self._events.on(ev.GatewayLost, self._on_gateway_lost)
+        self._events.on(ev.StreamBroken, self._on_stream_broken)
+        self._events.on(ev.StreamReady, self._on_stream_ready)
+        self._events.on(ev.OwnersChanged, self._on_owners_changed)
+        self._events.on(ev.Notified, self._on_notified)
+        self._events.on(ev.Acknowledged, self._on_acknowledged)
+        self._events.on(ev.Opened, self._on_opened)
+        self._events.on(ev.Listed, self._on_listed)
+        self._events.on(ev.Fetched, self._on_fetched)
+        self._events.on(ev.Saved, self._on_saved)
+        self._events.on(ev.Stopping, self._on_stopping)
+        self._events.on(Tick, self._on_tick)
 
     # --- the outside
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
-        self._handlers[type(event)](event, now)
+        out = self._events.step(event, now)
         while granted := [*self._opening.grant(), *self._fetching.grant()]:
             for session in granted:
-                self._on(session, Cause.PLACED, None, now)
+                self._on(session, Cause.SLOT_GRANTED, None, now)
         for session in self._touched:
             session.set_deadline(now)
             self._schedule(session)
         self._touched.clear()
-        return self._effects(now)
+        self._leave_together(now, out)
+        return out
 
     def next_deadline(self) -> float:
-        """When `Tick` is due, monotonic seconds."""
-        return min(self._timers[0][0] if self._timers else math.inf, self._saving.next_deadline())
+        """When a `Tick` is due, monotonic seconds; `NEVER` while there is nobody to deliver to."""
+        return min(self._timers[0][0] if self._timers else NEVER, self._saving.next_deadline())
 
     @property
     def unsaved(self) -> int:
@@ -173,7 +144,7 @@ class Deliveries:
 
     @property
     def busy(self) -> int:
-        """Sessions that have a place: they open, or fetch."""
+        """Sessions that have a slot: they open, or fetch."""
         return self._opening.held + self._fetching.held
 
     @property
@@ -181,25 +152,24 @@ class Deliveries:
         """Sessions that wait for one."""
         return self._opening.waiting + self._fetching.waiting
 
-    def _effects(self, now: float) -> list[Effect]:
-        """Cursors first: what is opened behind them would make them old."""
-        out: list[Effect] = [*self._saving.due(now)]
+    def _leave_together(self, now: float, out: list[ev.Effect]) -> None:
+        """What the step made sessions ask for. Cursors first: what is opened behind them would make them old."""
+        out += self._saving.due(now)
         if self._opens:
-            out.append(OpenSessions(self._opens))
+            out.append(ev.OpenSessions(self._opens))
             self._opens = []
         if self._reads:
-            out.append(ReadInboxes(self._reads))
+            out.append(ev.ReadInboxes(self._reads))
             self._reads = []
         if self._fetches:
-            out.append(FetchMessages(self._fetches))
+            out.append(ev.FetchMessages(self._fetches))
             self._fetches = []
         for gateway, chunks in self._chunks.items():
             self.counters.delivered += len(chunks)
-            out.append(Deliver(gateway, chunks))
+            out.append(ev.Deliver(gateway, chunks))
         self._chunks.clear()
         out += self._confirmed
         self._confirmed.clear()
-        return out
 
     # --- what sessions ask for
 
@@ -209,12 +179,12 @@ class Deliveries:
         return self._token
 
     def queue(self, session: Session) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         self.leave(session)
         (self._opening if session.opening else self._fetching).ask(session)
 
     def leave(self, session: Session) -> None:
-        """Give the place back."""
+        """Give the slot back."""
         self._opening.leave(session)
         self._fetching.leave(session)
 
@@ -222,7 +192,7 @@ class Deliveries:
         """Ask Pi for a session number."""
         self._opens.append(session.asked)
 
-    def read(self, session: Session, reads: Sequence[Read]) -> None:
+    def read(self, session: Session, reads: Sequence[ev.Read]) -> None:
         """Ask Pi for entries."""
         self._reads.append((session.asked, session.number, reads))
 
@@ -238,7 +208,7 @@ class Deliveries:
         """Whether its stream takes deliveries."""
         return gateway not in self._held or now >= self._held[gateway]
 
-    def save(self, item: Acknowledgement, now: float) -> None:
+    def save(self, item: ev.Acknowledgement, now: float) -> None:
         """Acknowledge to Pi."""
         self._saving.add(item, now)
 
@@ -259,7 +229,7 @@ class Deliveries:
             self._forget(session, now + self.limits.fenced_pause_s if cause in (Cause.FENCED, Cause.REFUSED) else now)
 
     def _forget(self, session: Session, not_before: float) -> None:
-        device = Device(session.uin, session.device)
+        device = ev.Device(session.uin, session.device)
         if self.sessions.get(device) is not session:
             return
         del self.sessions[device]
@@ -286,11 +256,11 @@ class Deliveries:
                 del self._at[session.gateway]
                 self._held.pop(session.gateway, None)
 
-    def _serve(self, login: Login, cause: Cause, now: float, *, taken_over: bool = False) -> None:
+    def _serve(self, login: ev.Login, cause: Cause, now: float, *, taken_over: bool = False) -> None:
         """A device is there: a session for it, or a new one for a newer connection."""
         if not self._owns(login.uin):
             return
-        device = Device(login.uin, login.device)
+        device = ev.Device(login.uin, login.device)
         session = self.sessions.get(device)
         if session is not None:
             if login.connection <= session.connection:
@@ -314,46 +284,46 @@ class Deliveries:
         self._at.setdefault(login.gateway, {})[session] = None
         self._on(session, cause, login, now)
         if taken_over:
-            session.read_again(now + self.limits.settle_s)
+            session.reread(now + self.limits.settle_s)
 
-    def _on_logged_in(self, event: LoggedIn, now: float) -> None:
+    def _on_logged_in(self, event: ev.LoggedIn, now: float, out: list[ev.Effect]) -> None:
         for login in event.logins:
             self._serve(login, Cause.LOGIN, now, taken_over=event.taken_over)
 
-    def _on_still_there(self, event: StillThere, now: float) -> None:
-        """Source: seed 004 §6.4 ("a heartbeat can be treated as a login")."""
+    def _on_still_there(self, event: ev.StillThere, now: float, out: list[ev.Effect]) -> None:
+        """Source: PiXiu §6.4 ("a heartbeat can be treated as a login")."""
         for login in event.logins:
             self._serve(login, Cause.HEARTBEAT, now)
 
-    def _on_logged_out(self, event: LoggedOut, now: float) -> None:
+    def _on_logged_out(self, event: ev.LoggedOut, now: float, out: list[ev.Effect]) -> None:
         for login in event.logins:
-            session = self.sessions.get(Device(login.uin, login.device))
+            session = self.sessions.get(ev.Device(login.uin, login.device))
             if session is not None and login.connection >= session.connection:
                 self._on(session, Cause.LOGOUT, None, now)
 
-    def _on_gateway_lost(self, event: GatewayLost, now: float) -> None:
+    def _on_gateway_lost(self, event: ev.GatewayLost, now: float, out: list[ev.Effect]) -> None:
         for session in self._sessions_at(event.gateway):
             self._on(session, Cause.LOGOUT, None, now)
 
-    def _on_stream_broken(self, event: StreamBroken, now: float) -> None:
+    def _on_stream_broken(self, event: ev.StreamBroken, now: float, out: list[ev.Effect]) -> None:
         sessions = self._sessions_at(event.gateway)
         if sessions:
             self._held[event.gateway] = now + self.limits.hold_s
         for session in sessions:
             self._on(session, Cause.BROKEN, None, now)
 
-    def _on_stream_ready(self, event: StreamReady, now: float) -> None:
+    def _on_stream_ready(self, event: ev.StreamReady, now: float, out: list[ev.Effect]) -> None:
         self._held.pop(event.gateway, None)
         for session in self._sessions_at(event.gateway):
             session.ready(now)
             self._touched[session] = None
 
-    def _on_owners_changed(self, event: OwnersChanged, now: float) -> None:
+    def _on_owners_changed(self, event: ev.OwnersChanged, now: float, out: list[ev.Effect]) -> None:
         for uin in [uin for uin in self._of_user if not self._owns(uin)]:
             for session in list(self._of_user[uin]):
                 self._on(session, Cause.LOGOUT, None, now)
 
-    def _on_stopping(self, event: Stopping, now: float) -> None:
+    def _on_stopping(self, event: ev.Stopping, now: float, out: list[ev.Effect]) -> None:
         for session in list(self.sessions.values()):
             self._on(session, Cause.LOGOUT, None, now)
 
@@ -362,17 +332,17 @@ class Deliveries:
 
     # --- what inboxes and devices say
 
-    def _on_notified(self, event: Notified, now: float) -> None:
+    def _on_notified(self, event: ev.Notified, now: float, out: list[ev.Effect]) -> None:
         elsewhere: dict[int, None] = {}
         for notice in event.notices:
             if not self._owns(notice.uin):
                 elsewhere[notice.uin] = None
-            elif 0 <= notice.lane < LANES:
+            elif 0 <= notice.lane < INBOX_LANES:
                 for session in self._of_user.get(notice.uin, ()):
                     self._notify(session, notice, now)
-        self._confirmed.append(ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
+        self._confirmed.append(ev.ConfirmNotices(event.peer, event.number, tuple(elsewhere)))
 
-    def _notify(self, session: Session, notice: Notice, now: float) -> None:
+    def _notify(self, session: Session, notice: ev.Notice, now: float) -> None:
         if notice.seq and notice.seq <= session.lanes[notice.lane].sent:
             return
         cause = session.kind_of(notice, now)
@@ -380,71 +350,71 @@ class Deliveries:
             self.counters.from_notices += 1
         self._on(session, cause, notice, now)
 
-    def _on_acknowledged(self, event: Acknowledged, now: float) -> None:
+    def _on_acknowledged(self, event: ev.Acknowledged, now: float, out: list[ev.Effect]) -> None:
         for item in event.acknowledgements:
-            device = Device(item.uin, item.device)
+            device = ev.Device(item.uin, item.device)
             session = self.sessions.get(device) or self._leaving.get(device)
-            if session is None or item.session != session.number or not 0 <= item.lane < LANES:
+            if session is None or item.session != session.number or not 0 <= item.lane < INBOX_LANES:
                 self.counters.acknowledgements_old += 1
             elif session.state is State.OFFLINE:
-                session.acknowledge_behind(item, now)
+                session.acknowledge_after_logout(item, now)
             else:
                 self._on(session, Cause.ACKNOWLEDGED, item, now)
 
     # --- answers
 
-    def _open_question(self, asked: Asked) -> Session | None:
-        session = self.sessions.get(Device(asked.uin, asked.device))
+    def _open_question(self, asked: ev.Asked) -> Session | None:
+        session = self.sessions.get(ev.Device(asked.uin, asked.device))
         if session is None or session.token != asked.token:
             self.counters.answers_late += 1
             return None
         return session
 
-    def _answered(self, answers: Iterable[tuple[Asked, Any]], now: float) -> Iterator[tuple[Session, Any]]:
+    def _answered(self, answers: Iterable[tuple[ev.Asked, Any]], now: float) -> Iterator[tuple[Session, Any]]:
         """The sessions whose questions are still open, with what they asked for; failures are dealt with here."""
         for asked, answer in answers:
             session = self._open_question(asked)
             if session is None:
                 continue
-            if isinstance(answer, Failure):
+            if isinstance(answer, ev.Failure):
                 self._fail(session, answer, now)
             else:
                 yield session, answer
 
-    def _fail(self, session: Session, failure: Failure, now: float) -> None:
-        if failure is Failure.FENCED:
+    def _fail(self, session: Session, failure: ev.Failure, now: float) -> None:
+        if failure is ev.Failure.FENCED:
             self.counters.fenced += 1
             self._on(session, Cause.FENCED, None, now)
-        elif failure is Failure.REFUSED:
+        elif failure is ev.Failure.REFUSED:
             self.counters.refused += 1
             self._on(session, Cause.REFUSED, None, now)
         else:
             self.counters.failures += 1
             self._on(session, Cause.FAILED, None, now)
 
-    def _on_opened(self, event: Opened, now: float) -> None:
+    def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
         for session, number in self._answered(event.answers, now):
             self.counters.opened += 1
             self._on(session, Cause.OPENED, number, now)
 
-    def _on_listed(self, event: Listed, now: float) -> None:
+    def _on_listed(self, event: ev.Listed, now: float, out: list[ev.Effect]) -> None:
         for session, listings in self._answered(event.answers, now):
             session.listed(listings, now)
             self._touched[session] = None
 
-    def _on_fetched(self, event: Fetched, now: float) -> None:
+    def _on_fetched(self, event: ev.Fetched, now: float, out: list[ev.Effect]) -> None:
         for session, records in self._answered(event.answers, now):
             self._on(session, Cause.FETCHED, records, now)
 
-    def _on_saved(self, event: Saved, now: float) -> None:
+    def _on_saved(self, event: ev.Saved, now: float, out: list[ev.Effect]) -> None:
         for item, failure in self._saving.answered(event.number, event.results, now):
-            session = self.sessions.get(Device(item.uin, item.device))
+            session = self.sessions.get(ev.Device(item.uin, item.device))
             if session is not None and session.number == item.session:
                 self._fail(session, failure, now)
 
     # --- time
 
-    def _on_tick(self, event: Tick, now: float) -> None:
+    def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         while self._timers and self._timers[0][0] <= now:
             at, _, session = heapq.heappop(self._timers)
             if self._timed.get(session) != at:
@@ -459,7 +429,7 @@ class Deliveries:
     def _schedule(self, session: Session) -> None:
         """An entry in the heap that comes no later than the deadline; one that comes earlier stays."""
         at = self._timed.get(session)
-        if session.deadline < (math.inf if at is None else at):
+        if session.deadline < (NEVER if at is None else at):
             self._order += 1
             self._timed[session] = session.deadline
             heapq.heappush(self._timers, (session.deadline, self._order, session))

@@ -1,6 +1,6 @@
 """So many at a time, the others in order of their coming. Pure.
 
-Source: DESIGN section 9 ("Delivery of mail"); the article's "thousands log in at once" after a gateway's end.
+Source: docs/delivery.md; the article's "thousands log in at once" after a gateway's end.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Gives out places.
+    """Gives out slots.
 
     Args:
-        places: how many there are. The queue is bounded by who may ask: each waits at most once.
+        slots: how many there are. The queue is bounded by who may ask: each waits at most once.
     """
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._holders: dict[T, None] = {}
         self._queue: dict[T, None] = {}
 
     @property
     def held(self) -> int:
-        """Places that are taken."""
+        """Slots that are taken."""
         return len(self._holders)
 
     @property
@@ -33,19 +33,19 @@ class Slots(Generic[T]):
         return len(self._queue)
 
     def ask(self, who: T) -> None:
-        """Wait for a place; at the end of the queue, also who has one."""
+        """Wait for a slot; at the end of the queue, also who has one."""
         self.leave(who)
         self._queue[who] = None
 
     def leave(self, who: T) -> None:
-        """Give the place back, or wait no longer."""
+        """Give the slot back, or wait no longer."""
         self._holders.pop(who, None)
         self._queue.pop(who, None)
 
     def grant(self) -> list[T]:
-        """Who has a place from now on."""
+        """Who has a slot from now on."""
         found: list[T] = []
-        while self._queue and len(self._holders) < self._places:
+        while self._queue and len(self._holders) < self._slots:
             who = next(iter(self._queue))
             del self._queue[who]
             self._holders[who] = None

@@ -28,7 +28,7 @@ class Cause(Enum):
     NOTIFIED = "notify of another entry"
     NOTIFIED_SOME = "notify of an entry whose number is not known"
     ACKNOWLEDGED = "acknowledgement"
-    PLACED = "its turn"
+    SLOT_GRANTED = "its turn"
     OPENED = "session number from Pi"
     LISTED = "entries from Pi"
     LISTED_NONE = "nothing to get from Pi"

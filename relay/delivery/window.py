@@ -5,7 +5,7 @@
 
 `sent` is `reach` but after a break, when sending begins again behind the cursor.
 
-Source: seed 000 (the sliding window); DESIGN section 9 ("Delivery of mail").
+Source: Long connections (the sliding window); docs/delivery.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pixiu.wire.cursor import MAP_BITS, Cursor
-from relay.delivery.events import Listing
+from relay.delivery import events as ev
 
 WINDOW: Final = MAP_BITS
 """A lane is sent up to so many entries beyond its cursor: what is unacknowledged is always within the cursor's map."""
@@ -89,7 +89,7 @@ class Lane:
         return changed
 
     def rewind(self) -> None:
-        """What is not acknowledged is to be sent again."""
+        """What is not acknowledged is to be redelivered."""
         self.marked = max(self.marked, self.reach)
         self.last = max(self.last, self.reach, self.sent)
         self.sent = self.cursor.up_to
@@ -99,7 +99,7 @@ class Lane:
         self.sent = max(self.sent, seq)
         self.reach = max(self.reach, self.sent)
 
-    def plan(self, lane: int, listing: Listing, asked: int, budget: int) -> Plan:
+    def plan(self, lane: int, listing: ev.Listing, asked: int, budget: int) -> Plan:
         """Take what Pi says, and say what of it to send: at most `budget` messages.
 
         Args:
@@ -121,7 +121,7 @@ class Lane:
             budget -= 1
         return Plan(lane, items, end)
 
-    def _learn(self, listing: Listing, end: int) -> None:
+    def _learn(self, listing: ev.Listing, end: int) -> None:
         """The first read is of what the device has not acknowledged: what is missing in it was."""
         self.known = True
         self.cursor = Cursor(listing.up_to)
@@ -133,7 +133,7 @@ class Lane:
                 bits |= 1 << (seq - listing.up_to - 1)
         self.cursor.acknowledge(listing.up_to, bits)
 
-    def _skip(self, listing: Listing) -> list[tuple[int, int]]:
+    def _skip(self, listing: ev.Listing) -> list[tuple[int, int]]:
         """Pass over what cannot be read any more; with a marker where this device misses it.
 
         A device that has acknowledged nothing yet misses only what was dropped, not what was there before it.

@@ -7,22 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from broker.core import Core
-from broker.events import (
-    ClusterChanged,
-    Effect,
-    Gateway,
-    MalformedBatch,
-    MessagesReceived,
-    NotTaken,
-    PeerDead,
-    RecordsReceived,
-    Replica,
-    SendControl,
-    SendRecords,
-    SnapshotFinished,
-    Tick,
-)
+from cluster.membership import events as ev
+from cluster.membership.events import Effect
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Tick
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
@@ -30,7 +18,7 @@ from pixiu.wire.v1 import control_pb2
 
 ME, ROUTER, PROXY = EndpointID(20), EndpointID(10), EndpointID(40)
 G1, G2, G3 = EndpointID(31), EndpointID(32), EndpointID(33)
-GATEWAYS = (Gateway(G1, 1, 1), Gateway(G2, 2, 1), Gateway(G3, 3, 1))
+GATEWAYS = (ev.Gateway(G1, 1, 1), ev.Gateway(G2, 2, 1), ev.Gateway(G3, 3, 1))
 
 
 def login(instance: int, room: int, uin: int = 7, counter: int = 1, generation: int = 1) -> Update:
@@ -38,16 +26,17 @@ def login(instance: int, room: int, uin: int = 7, counter: int = 1, generation: 
 
 
 def view(
-    partitions: int = 1, brokers: Iterable[Replica] = (), gateways: tuple[Gateway, ...] = GATEWAYS, version: int = 5
-) -> ClusterChanged:
-    return ClusterChanged(version, partitions, 1, 1, (Replica(ROUTER, 0),), tuple(brokers), gateways)
+    partitions: int = 1, brokers: Iterable[ev.Replica] = (), gateways: tuple[ev.Gateway, ...] = GATEWAYS, version: int = 5
+) -> ev.ClusterChanged:
+    routers = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),))
+    return ev.ClusterChanged(version, partitions, tuple(brokers), frozenset(), gateways, routers)
 
 
 def make(*members: Update, partition: int = 0) -> Core:
     core = Core(endpoint=ME, partition=partition, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
     core.step(view(), 0.0)
-    core.step(SnapshotFinished(ROUTER, None), 0.0)
-    core.step(MessagesReceived(ROUTER, list(members)), 0.0)
+    core.step(ev.SnapshotFinished(ROUTER, None), 0.0)
+    core.step(ev.MessagesReceived(ROUTER, list(members)), 0.0)
     return core
 
 
@@ -102,7 +91,7 @@ def test_only_room_records_and_signals_to_rooms_pass() -> None:
 def test_a_malformed_batch_is_dropped_whole(cut: int) -> None:
     core = make(login(1, 42))
     data = room_record(42, 1) + room_record(42, 2)[:cut]
-    assert core.step(RecordsReceived(PROXY, data, 0, len(data), 2), 1.0) == [MalformedBatch(PROXY)]
+    assert core.step(RecordsReceived(PROXY, data, 0, len(data), 2), 1.0) == [MALFORMED]
     assert core.fanout.counters.batches_malformed == 1
     assert send(core, room_record(42, 3)) == [SendRecords(G1, [room_record(42, 3)], 1)]
 
@@ -111,16 +100,16 @@ def test_a_malformed_batch_is_dropped_whole(cut: int) -> None:
 def test_a_batch_with_another_count_is_malformed(count: int) -> None:
     core = make(login(1, 42))
     data = room_record(42, 1) + room_record(42, 2)
-    assert core.step(RecordsReceived(PROXY, data, 0, len(data), count), 1.0) == [MalformedBatch(PROXY)]
+    assert core.step(RecordsReceived(PROXY, data, 0, len(data), count), 1.0) == [MALFORMED]
 
 
 def test_joins_and_leaves_take_effect_on_rooms_that_were_used_before() -> None:
     core = make(login(1, 42))
     record = room_record(42, 1)
     send(core, record)
-    core.step(MessagesReceived(ROUTER, [login(2, 42)]), 1.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(2, 42)]), 1.0)
     assert [effect.peer for effect in send(core, record) if isinstance(effect, SendRecords)] == [G1, G2]
-    core.step(MessagesReceived(ROUTER, [login(1, 42, counter=2)._replace(login=False)]), 1.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(1, 42, counter=2)._replace(login=False)]), 1.0)
     assert send(core, record) == [SendRecords(G2, [record], 1)]
 
 
@@ -128,21 +117,21 @@ def test_an_instance_that_is_not_in_the_registry_gets_nothing_until_it_is() -> N
     core = make(login(9, 42))
     assert send(core, room_record(42, 1)) == []
     assert core.counters.gateways_unknown == 1
-    core.step(view(gateways=(*GATEWAYS, Gateway(EndpointID(39), 9, 1))), 2.0)
+    core.step(view(gateways=(*GATEWAYS, ev.Gateway(EndpointID(39), 9, 1))), 2.0)
     assert send(core, room_record(42, 2)) == [SendRecords(EndpointID(39), [room_record(42, 2)], 1)]
 
 
 def test_entries_of_a_lower_generation_are_ignored() -> None:
     core = make(login(1, 42), login(2, 42))
-    core.step(view(gateways=(Gateway(EndpointID(39), 1, 2), *GATEWAYS)), 2.0)
+    core.step(view(gateways=(ev.Gateway(EndpointID(39), 1, 2), *GATEWAYS)), 2.0)
     assert send(core, room_record(42, 1)) == [SendRecords(G2, [room_record(42, 1)], 1)]
-    core.step(MessagesReceived(ROUTER, [login(1, 42, uin=9, counter=50)]), 2.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(1, 42, uin=9, counter=50)]), 2.0)
     assert send(core, room_record(42, 1)) == [SendRecords(G2, [room_record(42, 1)], 1)]
-    core.step(MessagesReceived(ROUTER, [login(1, 42, generation=2)]), 2.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(1, 42, generation=2)]), 2.0)
     assert {e.peer for e in send(core, room_record(42, 1)) if isinstance(e, SendRecords)} == {EndpointID(39), G2}
 
 
-# --- rooms of another partition (DESIGN section 8: a stale sender is answered, not ignored)
+# --- rooms of another partition (docs/routing.md: a stale sender is answered, not ignored)
 
 
 def notices(effects: Iterable[Effect]) -> list[EndpointID]:
@@ -155,7 +144,7 @@ def test_after_a_doubling_moved_rooms_are_passed_on_and_the_sender_told_once_a_s
     new, other = EndpointID(21), EndpointID(22)
     core = make(login(1, 42), login(1, 43))
     send(core, room_record(43, 1))
-    core.step(view(2, (Replica(new, 1), Replica(other, 0)), version=6), 10.0)
+    core.step(view(2, (ev.Replica(new, 1), ev.Replica(other, 0)), version=6), 10.0)
     effects = send(core, room_record(42, 2), room_record(43, 3), now=11.0)
     assert effects[:2] == [SendRecords(G1, [room_record(42, 2)], 1), SendRecords(new, [room_record(43, 3)], 1)]
     assert notices(effects) == [PROXY]
@@ -166,7 +155,7 @@ def test_after_a_doubling_moved_rooms_are_passed_on_and_the_sender_told_once_a_s
 
 def test_two_poll_intervals_later_they_are_refused_and_the_membership_purged() -> None:
     core = make(login(1, 42), login(1, 43))
-    core.step(view(2, (Replica(EndpointID(21), 1),), version=6), 10.0)
+    core.step(view(2, (ev.Replica(EndpointID(21), 1),), version=6), 10.0)
     core.step(Tick(), 129.0)
     assert core.membership.gateways(43)
     core.step(Tick(), 130.0)
@@ -175,16 +164,16 @@ def test_two_poll_intervals_later_they_are_refused_and_the_membership_purged() -
     assert [e for e in effects if isinstance(e, SendRecords)] == []
     assert core.fanout.counters.records_unroutable == 1
     assert notices(effects) == [PROXY]
-    assert effects[-1] == NotTaken(PROXY), "the sender must not take it as accepted"
+    assert effects[-1] == NOT_TAKEN, "the sender must not take it as accepted"
 
 
 def test_a_moved_room_whose_new_brokers_are_all_dead_is_counted() -> None:
     core = make()
-    core.step(view(2, (Replica(EndpointID(21), 1),), version=6), 10.0)
-    core.step(PeerDead(EndpointID(21)), 10.5)
+    core.step(view(2, (ev.Replica(EndpointID(21), 1),), version=6), 10.0)
+    core.step(ev.PeerDead(EndpointID(21)), 10.5)
     effects = send(core, room_record(43, 1), now=11.0)
     assert [e for e in effects if isinstance(e, SendRecords)] == []
-    assert effects[-1] == NotTaken(PROXY)
+    assert effects[-1] == NOT_TAKEN
     assert core.fanout.counters.records_unroutable == 1
 
 
@@ -193,8 +182,8 @@ def test_what_can_be_delivered_or_passed_on_is_although_the_rest_of_its_batch_is
     core.step(view(2, (), version=6), 10.0)
     effects = send(core, room_record(42, 1), room_record(43, 2), now=11.0)
     assert [e for e in effects if isinstance(e, SendRecords)] == [SendRecords(G1, [room_record(42, 1)], 1)]
-    assert effects[-1] == NotTaken(PROXY)
-    assert NotTaken(PROXY) not in send(core, room_record(42, 3), now=11.0)
+    assert effects[-1] == NOT_TAKEN
+    assert NOT_TAKEN not in send(core, room_record(42, 3), now=11.0)
 
 
 def test_while_brokers_learn_of_a_doubling_one_after_the_other_a_record_goes_round_in_no_circle() -> None:
@@ -204,7 +193,7 @@ def test_while_brokers_learn_of_a_doubling_one_after_the_other_a_record_goes_rou
             seen = [room % known]
             for layout in (4, 1, 2, 4):
                 core = make(partition=seen[-1])
-                replicas = tuple(Replica(EndpointID(100 + p), p) for p in range(4) if p != seen[-1])
+                replicas = tuple(ev.Replica(EndpointID(100 + p), p) for p in range(4) if p != seen[-1])
                 core.step(view(layout, replicas), 10.0)
                 for effect in send(core, room_record(room, 1), now=11.0):
                     if isinstance(effect, SendRecords):
@@ -223,8 +212,8 @@ def test_every_gateways_copy_of_a_traced_record_is_stamped_once() -> None:
         tracer=Tracer(Hop.BROKER, lambda: next(times), partition=0, replica=lambda: 6),
     )
     core.step(view(), 0.0)
-    core.step(SnapshotFinished(ROUTER, None), 0.0)
-    core.step(MessagesReceived(ROUTER, [login(1, 42), login(2, 42)]), 0.0)
+    core.step(ev.SnapshotFinished(ROUTER, None), 0.0)
+    core.step(ev.MessagesReceived(ROUTER, [login(1, 42), login(2, 42)]), 0.0)
     signal = as_traced(encode(Kind.SIGNAL, 42, b"go", 4, flags=Flag.TO_ROOM))
     effects = send(core, room_record(42, 1), as_traced(room_record(42, 2)), as_traced(room_record(42, 3, type=0)), signal)
     parcels = [effect for effect in effects if isinstance(effect, SendRecords)]

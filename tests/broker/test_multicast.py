@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import SendRecords
-from broker.fanout import Target
+from broker.fanout import Routed
 from broker.multicast import AddressedFanout, Relays, Way
+from cluster.membership.events import Effect
+from cluster.runtime.contract import SendRecords
+from cluster.runtime.parcels import Target
 from pixiu.ids import EndpointID
 from pixiu.wire.record import HEADER_SIZE, ROUTE, Flag, Kind, encode
 from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of
@@ -61,16 +63,25 @@ def two_partitions() -> Relays:
     return relays
 
 
-def sent(found: tuple[list[SendRecords], bool] | None) -> dict[tuple[EndpointID, int], list[tuple[tuple[int, ...], bytes] | None]]:
-    assert found is not None
-    return {(p.peer, p.lane): [take_apart(r, 0, len(r)) for r in p.records] for p in found[0]}
+def route(made: AddressedFanout, data: bytes, count: int = 1) -> tuple[Routed, list[SendRecords]]:
+    out: list[Effect] = []
+    routed = made.route(data, 0, len(data), count, out)
+    return routed, [effect for effect in out if isinstance(effect, SendRecords)]
+
+
+def sent(
+    made: AddressedFanout, data: bytes, count: int = 1
+) -> dict[tuple[EndpointID, int], list[tuple[tuple[int, ...], bytes] | None]]:
+    routed, parcels = route(made, data, count)
+    assert routed is Routed.TAKEN
+    return {(p.peer, p.lane): [take_apart(r, 0, len(r)) for r in p.records] for p in parcels}
 
 
 def test_each_partition_of_users_gets_one_copy_with_its_users() -> None:
     made = fanout({42: [2, 3, 4, 2], 43: [5]}, two_partitions())
     first, second, urgent = room(42, 1), room(43, 2), room(42, 3, lane=0)
     data = first + second + urgent
-    assert sent(made.route(data, 0, len(data), 3)) == {
+    assert sent(made, data, 3) == {
         (EVEN, 0): [((2, 4), urgent)],
         (EVEN, 1): [((2, 4), first)],
         (ODD, 0): [((3,), urgent)],
@@ -82,7 +93,7 @@ def test_many_members_take_several_lists() -> None:
     relays = Relays()
     relays.change(1, [(EVEN, 0)])
     made = fanout({42: list(range(1, 2 * MAX_UINS + 2))}, relays)
-    found = sent(made.route(room(42, 1), 0, len(room(42, 1)), 1))
+    found = sent(made, room(42, 1))
     assert [len(one[0]) for one in found[EVEN, 1] if one] == [MAX_UINS, MAX_UINS, 1]
 
 
@@ -90,20 +101,20 @@ def test_lists_are_kept_until_members_or_relays_change() -> None:
     members, relays = {42: [2]}, two_partitions()
     made, record = fanout(members, relays), room(42, 1)
     for expected in ([2], [2]):
-        assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((expected[0],), record)]}
+        assert sent(made, record) == {(EVEN, 1): [((expected[0],), record)]}
         members[42] = [4]
     made.forget([42])
-    assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((4,), record)]}
+    assert sent(made, record) == {(EVEN, 1): [((4,), record)]}
     relays.change(1, [(SPARE, 0)])
     made.forget_all()
-    assert sent(made.route(record, 0, len(record), 1)) == {(SPARE, 1): [((4,), record)]}
+    assert sent(made, record) == {(SPARE, 1): [((4,), record)]}
 
 
 def test_users_without_a_relay_are_left_out_and_counted() -> None:
     relays = Relays()
     relays.change(2, [(EVEN, 0)])
     made, record = fanout({42: [2, 3]}, relays), room(42, 1)
-    assert sent(made.route(record, 0, len(record), 1)) == {(EVEN, 1): [((2,), record)]}
+    assert sent(made, record) == {(EVEN, 1): [((2,), record)]}
     assert relays.lacking == 1
 
 
@@ -111,12 +122,12 @@ def test_other_partitions_rooms_are_passed_on_as_they_are_and_nonsense_is_counte
     made = fanout({}, two_partitions())
     moved, lost, chat = room(1500, 1), room(2500, 2), encode(Kind.CHAT, 42, b"", 3)
     data = moved + lost + chat + room(42, 4)
-    found = made.route(data, 0, len(data), 4)
-    assert found is not None
-    assert ([(p.peer, p.records) for p in found[0]], found[1]) == ([(SPARE, [moved])], True)
+    routed, parcels = route(made, data, 4)
+    assert ([(p.peer, p.records) for p in parcels], routed) == ([(SPARE, [moved])], Routed.UNROUTABLE)
+    assert route(made, moved)[0] is Routed.PASSED_ON
     counters = made.counters
     assert (counters.records_unroutable, counters.records_wrong_kind, counters.records_without_members) == (1, 1, 1)
-    assert made.route(data[:-1], 0, len(data) - 1, 4) is None
+    assert route(made, data[:-1], 4) == (Routed.MALFORMED, [])
     assert counters.batches_malformed == 1
 
 
@@ -126,9 +137,7 @@ def test_a_traced_record_is_stamped_inside_its_list_of_users() -> None:
     fanout = AddressedFanout(lambda _: ((relay, uin_list([5])),), lambda _: True, lambda _: None, tracer)
     plain = encode(Kind.ROOM, 42, b"hello", 1, flags=Flag.TO_ROOM)
     batch = plain + as_traced(plain)
-    routed = fanout.route(batch, 0, len(batch), 2)
-    assert routed is not None
-    (parcel,) = routed[0]
+    _, (parcel,) = route(fanout, batch, 2)
     first, second = (take_apart(record, 0, len(record)) for record in parcel.records)
     assert first is not None
     assert second is not None

@@ -67,6 +67,7 @@ def test_a_line_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "chat.jsonl, line 2: 'kind' must be one of msg, action, join, part, nick" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_unreachable_cluster_is_exit_code_2_and_names_the_address() -> None:
     port = free_port()
     result = runner.invoke(application(), ["status", "--json", "--target", f"zk://127.0.0.1:{port}/pubsub"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.supervisor import (
     FIRST_TRIES,
-    LONGEST_BACKOFF_S,
+    MAX_BACKOFF_S,
     SLOW_START_S,
     START_ORDER,
     START_SLOTS,
@@ -27,6 +27,7 @@ from registry.supervisor import (
     wanted_processes,
 )
 from registry.up import UpOptions
+from tests.support.effort import runs
 
 
 def specs() -> list[ProcessSpec]:
@@ -80,7 +81,7 @@ def test_a_crashed_process_comes_back_after_a_back_off_that_doubles_to_its_limit
         assert core.tick(deadline) == [Start("proxy-0")]
         core.running("proxy-0", deadline)
         now = deadline + 1
-    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_S]
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, MAX_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
     assert core.processes["proxy-0"].restarts == 9
 
 
@@ -183,7 +184,7 @@ def test_an_end_during_the_start_starts_nothing_more() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=100), deadline=None)
 def test_whatever_happens_all_come_up_again_and_all_end(seed: int) -> None:
     chance = random.Random(seed)
     core, now = SupervisorCore(specs(), chance.random), 0.0

@@ -18,20 +18,13 @@ from pixiu.wire.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from tests.client.fake_inboxes import FakeInboxes
 from tests.client.fake_mailer import FakeMailer
+from tests.support.waiting import until
 from tests.support.zookeeper import root, zookeeper, zookeeper_server
 
 __all__ = ["root", "zookeeper", "zookeeper_server"]
 T = TypeVar("T")
 LIMIT_S = 20.0
 """How long a test waits for a condition; reached only when it fails."""
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.005)
 
 
 class FakeProxy(wire_pb2_grpc.PublisherServicer):

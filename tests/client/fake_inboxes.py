@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pixiu.ids import msg_id, snowflake
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import wire_pb2
@@ -108,7 +108,7 @@ class FakeInboxes:
             session.written.add((lane, seq))
             number, record = self.entries[session.uin, lane][seq - 1]
             mark = (session.uin, session.device, lane, seq)
-            flags = (AGAIN if mark in self.sent else 0) | (0 if record else GAP)
+            flags = (REDELIVERED if mark in self.sent else 0) | (0 if record else GAP)
             self.sent.add(mark)
             if self.damage and record:
                 self.damage -= 1

@@ -153,6 +153,7 @@ async def test_the_last_map_is_kept_when_no_proxy_answers_or_knows_any(cluster: 
         assert px.cluster().proxies == (cluster.target,)
 
 
+@pytest.mark.process
 def test_importing_pixiu_loads_neither_grpc_nor_kazoo() -> None:
     code = "import sys, pixiu; print([name for name in ('grpc', 'kazoo', 'pixiu.client') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

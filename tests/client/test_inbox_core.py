@@ -20,7 +20,7 @@ from pixiu.client.inbox_core import (
     MailIntake,
 )
 from pixiu.ids import snowflake
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.record import encode as record_of
 
@@ -85,7 +85,7 @@ def test_what_comes_again_unacknowledged_is_with_the_application_already() -> No
     intake.arrived("a", mail(1) + mail(2), 2, 0.0)
     (first,) = take(intake)[:1]
     intake.closed("a")
-    intake.arrived("b", mail(1, flags=AGAIN, session=2) + mail(2, flags=AGAIN, session=2) + mail(3, session=2), 3, 0.0)
+    intake.arrived("b", mail(1, flags=REDELIVERED, session=2) + mail(2, flags=REDELIVERED, session=2) + mail(3, session=2), 3, 0.0)
     assert payloads(take(intake)) == [b"3"]
     assert intake.counters.repeated == 2
     assert intake.acknowledge(first, 0.0)
@@ -99,14 +99,14 @@ def test_what_comes_again_acknowledged_is_acknowledged_again_and_not_shown() -> 
     intake.closed("a")
     assert intake.acknowledge(held, 0.0)
     assert acknowledged(intake) == {}, "its stream is gone"
-    intake.arrived("b", mail(1, flags=AGAIN, session=2), 1, 0.0)
+    intake.arrived("b", mail(1, flags=REDELIVERED, session=2), 1, 0.0)
     assert take(intake) == []
     assert acknowledged(intake) == {"b": [(1, 1, 1)]}
 
 
 def test_the_mark_of_a_repeat_shows_when_this_process_did_not_have_it() -> None:
     intake = opened()
-    intake.arrived("a", mail(1, flags=AGAIN) + mail(2), 2, 0.0)
+    intake.arrived("a", mail(1, flags=REDELIVERED) + mail(2), 2, 0.0)
     assert [held.again for held in take(intake)] == [True, False]
 
 

@@ -11,7 +11,18 @@ import grpc.aio
 import pytest
 
 from pi.events import NO_DEVICE, ReadFound, Reply
-from pi.operations import (
+from pi.streams import message_of as pi_reply_of
+from pi.streams import reads_of
+from pixiu.client import inbox_pages as pages
+from pixiu.client import stores as stores_module
+from pixiu.client.dead_letters import dead_letter_uin, encode
+from pixiu.client.inbox_pages import DeadLetterEntry, Entry, Lane
+from pixiu.client.inbox_view import InboxView
+from pixiu.client.stores import Stores, refusal
+from pixiu.errors import InvalidArgument, LimitError, NotServed, OldSession, TooManyDevices, Unavailable, UnknownDevice
+from pixiu.ids import device_of_name, snowflake
+from pixiu.wire import inbox_operations
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     DELETE,
     USER_DEVICE,
@@ -24,17 +35,7 @@ from pi.operations import (
     OpenSessions,
     decode,
 )
-from pi.streams import message_of as pi_reply_of
-from pi.streams import reads_of
-from pixiu.client import inbox_pages as pages
-from pixiu.client import stores as stores_module
-from pixiu.client.dead_letters import dead_letter_uin, encode
-from pixiu.client.inbox_pages import DeadLetterEntry, Entry, Lane
-from pixiu.client.inbox_view import InboxView
-from pixiu.client.stores import Stores, refusal
-from pixiu.errors import InvalidArgument, LimitError, NotServed, OldSession, TooManyDevices, Unavailable, UnknownDevice
-from pixiu.ids import device_of_name, snowflake
-from pixiu.wire import inbox_operations
+from pixiu.wire.levels import Triple
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2
@@ -73,7 +74,7 @@ class Cluster(Stores):
             assert read.device == NO_DEVICE
             found = self.replica.state.peek(read.uin, read.lane, read.start or 0, read.num, read.before, devices=read.devices)
             reads.append(ReadFound(*found))
-        return pi_reply_of(Reply(1, 1, 1, 1, 1, results=results, reads=reads))
+        return pi_reply_of(Reply(1, 1, Triple(1, 1, 1), results=results, reads=reads))
 
     async def fetch(self, entries: Any) -> None:
         for entry in entries:

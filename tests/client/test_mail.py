@@ -22,7 +22,7 @@ async def test_mail_returns_when_it_is_confirmed(cluster: Any) -> None:
         receipt = await px.user(7).mail(b"hi", level="persisted", lane=0, expire=timedelta(seconds=61), to=[8, 9, 8], type=3)
         assert (receipt.done, receipt.error, receipt.stored_as, receipt.replicas) == (True, None, 1000, 2)
         writer = px.mail_writer()
-        assert writer.triples == {("pi", 0): pixiu.MailTriple(1, 3, 9)}
+        assert writer.triples == {("pi", 0): pixiu.Triple(1, 3, 9)}
         assert writer.counters.confirmed == 1
     (record,) = mailer.records
     assert (record.kind, record.key, record.sender, record.flags, record.body) == (Kind.MAIL, 7, 5, 0, b"hi")

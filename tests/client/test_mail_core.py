@@ -7,7 +7,6 @@ from pixiu.client.mail import (
     MAX_BACKOFF_S,
     STALL_S,
     Effect,
-    MailLevel,
     MailOutcome,
     MailResolved,
     MailSender,
@@ -16,7 +15,8 @@ from pixiu.client.mail import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.ids import snowflake
-from pixiu.wire.inbox_appends import GENERATION_EPOCH_S
+from pixiu.wire.inbox_operations import GENERATION_EPOCH_S
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, encode
 
 PROXIES = ("a:1", "b:1")
@@ -34,7 +34,7 @@ class Sending:
         )  # fmt: skip
         self._made = 0
 
-    def ticket(self, level: MailLevel = MailLevel.REPLICATED, size: int = 10) -> MailTicket:
+    def ticket(self, level: Level = Level.REPLICATED, size: int = 10) -> MailTicket:
         """A mail that somebody waits for."""
         self._made += 1
         identity = snowflake(1_750_000_000_000, 3, self._made)
@@ -42,9 +42,9 @@ class Sending:
         found.watched = True
         return found
 
-    def offer(self, *levels: MailLevel) -> list[MailTicket]:
+    def offer(self, *levels: Level) -> list[MailTicket]:
         """Some mails."""
-        tickets = [self.ticket(level) for level in levels or (MailLevel.REPLICATED,)]
+        tickets = [self.ticket(level) for level in levels or (Level.REPLICATED,)]
         for ticket in tickets:
             self.core.offer(ticket, self.now)
         return tickets
@@ -77,19 +77,19 @@ def test_the_first_mail_opens_a_stream_and_further_ones_wake_it() -> None:
 
 def test_a_batch_has_one_level() -> None:
     sending = Sending()
-    levels = (MailLevel.REPLICATED, MailLevel.REPLICATED, MailLevel.ACCEPTED, MailLevel.REPLICATED)
+    levels = (Level.REPLICATED, Level.REPLICATED, Level.ACCEPTED, Level.REPLICATED)
     sending.offer(*levels)
     assert sending.sent(1) == [(1, 2), (3, 1), (4, 1)]
 
 
 def test_windows_in_records_and_bytes_hold_back() -> None:
     sending = Sending(window_records=3, batch_records=2)
-    sending.offer(*[MailLevel.REPLICATED] * 6)
+    sending.offer(*[Level.REPLICATED] * 6)
     assert sending.sent(1) == [(1, 2), (3, 1)]
     assert sending.confirm(1, 1, 2)[-1] == Writable(1)
     assert sending.sent(1) == [(4, 2)]
     small = Sending(window_bytes=120)
-    small.offer(*[MailLevel.REPLICATED] * 4)
+    small.offer(*[Level.REPLICATED] * 4)
     assert small.sent(1) == [(1, 2)]
     small.core.reply(1, small.now, [], window_bytes=1000)
     assert small.sent(1) == [(3, 2)]
@@ -97,13 +97,13 @@ def test_windows_in_records_and_bytes_hold_back() -> None:
 
 def test_one_that_is_larger_than_the_window_goes_alone() -> None:
     sending = Sending(window_bytes=10)
-    sending.offer(MailLevel.REPLICATED, MailLevel.REPLICATED)
+    sending.offer(Level.REPLICATED, Level.REPLICATED)
     assert sending.sent(1) == [(1, 1)]
 
 
 def test_confirmed_out_of_order_and_the_rest_again_in_order() -> None:
     sending = Sending()
-    tickets = sending.offer(*[MailLevel.REPLICATED] * 5)
+    tickets = sending.offer(*[Level.REPLICATED] * 5)
     sending.sent(1)
     (resolved,) = (effect for effect in sending.confirm(1, 3, 2) if isinstance(effect, MailResolved))
     assert resolved.tickets == (tickets[2], tickets[3])
@@ -204,7 +204,7 @@ def test_a_range_that_begins_with_an_expired_one_confirms_the_others() -> None:
     sending = Sending(mail_timeout_s=5)
     sending.offer()
     sending.now += 3
-    others = sending.offer(MailLevel.REPLICATED, MailLevel.REPLICATED)
+    others = sending.offer(Level.REPLICATED, Level.REPLICATED)
     assert sending.sent(1) == [(1, 3)]
     sending.now += 2
     sending.core.tick(sending.now)
@@ -214,7 +214,7 @@ def test_a_range_that_begins_with_an_expired_one_confirms_the_others() -> None:
 
 def test_what_waits_ask_for_is_told_of_each_number() -> None:
     sending = Sending(batch_records=1, window_records=2)
-    sending.offer(*[MailLevel.REPLICATED] * 3)
+    sending.offer(*[Level.REPLICATED] * 3)
     core = sending.core
     assert [core.flushed(number) for number in (1, 2, 3)] == [False] * 3
     sending.sent(1)
@@ -230,7 +230,7 @@ def test_what_waits_ask_for_is_told_of_each_number() -> None:
 
 def test_replies_of_nonsense_do_no_harm() -> None:
     sending = Sending()
-    tickets = sending.offer(*[MailLevel.REPLICATED] * 2)
+    tickets = sending.offer(*[Level.REPLICATED] * 2)
     sending.sent(1)
     for outcome in (
         MailOutcome(7, 1 << 40, 1, (), None, ()),

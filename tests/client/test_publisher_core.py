@@ -25,6 +25,7 @@ from pixiu.client.events import (
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import Draining, Overloaded, Unavailable
+from tests.support.effort import runs
 
 A, B, C = "a:1", "b:2", "c:3"
 
@@ -488,7 +489,7 @@ class Cluster:
                 return
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=150), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_through_deaths_drains_and_changes_nothing_is_lost_and_first_arrivals_keep_the_order_of_their_key(seed: int) -> None:
     cluster = Cluster(seed)

@@ -10,7 +10,8 @@ import pytest
 
 import pixiu
 from pixiu.client.dead_letters import dead_letter_uin, decode
-from pixiu.client.inbox import Inbox, Mail
+from pixiu.client.inbox import Inbox
+from pixiu.client.inbox_mail import Mail
 from pixiu.errors import InvalidArgument, LoginReplaced, NotConnected, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from pixiu.ids import MAX_ID, snowflake, uin_of_name
 from pixiu.wire.record import Kind

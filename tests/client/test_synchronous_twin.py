@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import Any
 
@@ -120,3 +121,34 @@ def test_connecting_errors_and_use_after_the_end(served: Any, background: Any) -
     with pytest.raises(NotConnected):
         room.send(b"x")
     px.close()
+
+
+@pytest.mark.parametrize(
+    ("twin", "original"),
+    [
+        (pixiu.SyncClient, pixiu.Client),
+        (pixiu.SyncRoom, pixiu.Room),
+        (pixiu.SyncUser, pixiu.User),
+        (pixiu.SyncSubscription, pixiu.Subscription),
+        (pixiu.SyncInbox, pixiu.Inbox),
+        (pixiu.SyncMailWriter, pixiu.MailWriter),
+    ],
+)
+def test_a_twin_takes_the_arguments_of_its_original_and_says_what_it_does(twin: type, original: type) -> None:
+    for name, method in vars(twin).items():
+        if name.startswith("_") or isinstance(method, property) or not callable(method):
+            continue
+        documented = inspect.getdoc(method) or ""
+        assert len(documented.split()) > 2, name
+        assert not documented.startswith("As `"), name
+        there = getattr(original, name, None)
+        if there is not None and hasattr(method, "__wrapped__"):
+            assert list(inspect.signature(method).parameters)[1:] == list(inspect.signature(there).parameters)[1:], name
+
+
+def test_a_user_takes_signals_from_a_thread_too(served: Any) -> None:
+    with pixiu.connect_sync(served.target) as px:
+        px.user(7).signal(b"now", type=3).wait(timeout_s=20)
+    # Its copies go by several proxies; the receipt waits for the first one.
+    copies = [one for proxy in served.proxies for one in proxy.records]
+    assert {(one.key, one.body, one.kind) for one in copies} == {(7, b"now", Kind.SIGNAL)}

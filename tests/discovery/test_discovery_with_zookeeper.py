@@ -15,7 +15,8 @@ from pixiu.discovery.zookeeper import WatchEvent, ZooKeeper
 from pixiu.errors import InvalidArgument, RegistryUnavailable
 from registry.embedded import EmbeddedZooKeeper
 from registry.membership import Membership
-from tests.support.zookeeper import connected, expire, make_node, pause, resume, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire, make_node, pause, resume
 
 
 class Watched:

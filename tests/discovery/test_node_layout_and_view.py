@@ -88,7 +88,7 @@ def test_data_that_is_no_json_object_is_malformed(data: bytes) -> None:
             read(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner))
 )

@@ -1,4 +1,4 @@
-"""The reducer alone: what takes a node out of a view, and what does not (DESIGN section 7, static stability)."""
+"""The reducer alone: what takes a node out of a view, and what does not (docs/registry.md, static stability)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ from pixiu.discovery.zookeeper import (
 )
 from pixiu.errors import InvalidArgument, RegistryUnavailable
 from registry.embedded import EmbeddedZooKeeper
-from tests.support.zookeeper import connected, expire, pause, resume, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire, pause, resume
 
 
 async def test_nodes_are_made_read_changed_listed_and_deleted(zookeeper: ZooKeeper, root: str) -> None:

@@ -13,13 +13,6 @@ from tests.support.zookeeper import own_server
 __all__ = ["own_server", "roles"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here starts real processes."""
-    for item in items:
-        if "tests/e2e" in str(item.path):
-            item.add_marker(pytest.mark.e2e)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two partitions of two brokers and of two routers, two proxies, two gateways."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from tests.support.repairs import damage_dedupe_window
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
 from tests.support.stores import equal_scans, health, wait_in_sync
+from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
@@ -42,7 +43,7 @@ async def test_a_follower_that_meets_damage_as_it_applies_repairs_itself_from_th
     async def repaired() -> bool:
         return await roles.metric(nodes[1], "repairs_total") >= 1
 
-    await until("the follower's store built anew", repaired)
+    await until(repaired, "the follower's store built anew")
     scanned = await equal_scans(*nodes)
     assert [record for _, record in scanned] == records + more
     assert await health_is_good(roles, follower)
@@ -54,7 +55,7 @@ async def health_is_good(roles: Roles, name: str) -> bool:
     async def good() -> bool:
         return (await health(node)).get("degraded", "?") is None and not await roles.metric(node, "damaged")
 
-    await until(f"{name} not degraded", good)
+    await until(good, f"{name} not degraded")
     return True
 
 
@@ -78,7 +79,7 @@ async def test_a_sole_leader_refuses_what_it_cannot_decide_and_serves_reads_unti
             assert "another replica" in writer.texts[2]
             assert await writer.fetch(ids) == [("", record) for record in records]
         assert await roles.metric(node, "damaged") == 1
-        await until("what to do in the log", lambda: said(roles, leader))
+        await until(lambda: said(roles, leader), "what to do in the log")
         await roles.kill(leader)
     roles.start(leader, partition=0)
     roles.start(other, partition=0)

@@ -17,12 +17,13 @@ import pytest
 
 import pixiu
 from pixiu.cli.inbox import read_inbox
-from pixiu.client.mail_writer import MailReceipt, MailWriter
-from pixiu.wire.envelope import AGAIN, GAP, split
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
+from pixiu.wire.envelope import GAP, REDELIVERED, split
 from pixiu.wire.record import decode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
-from tests.support.roles import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "proxies", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -103,7 +104,7 @@ async def online(cluster: LocalCluster, *devices: Device) -> AsyncIterator[None]
                         task.result()
                 return all(event.is_set() for event in events)
 
-            await until("the devices are online", there)
+            await until(there, "the devices are online")
             yield
             for task in tasks:
                 assert not task.done() or task.result() is None
@@ -119,7 +120,7 @@ async def delivered(device: Device, count: int) -> None:
     async def enough() -> bool:
         return len(device.got) >= count
 
-    await until(f"{count} mails at {device.uin}", enough)
+    await until(enough, f"{count} mails at {device.uin}")
 
 
 async def acknowledged(cluster: LocalCluster, uin: int) -> None:
@@ -129,7 +130,7 @@ async def acknowledged(cluster: LocalCluster, uin: int) -> None:
         (lane,) = await read_inbox(cluster.target, uin, (LANE,), 0, 1, peek=False)
         return lane.floor == lane.last > 0
 
-    await until(f"the cursor of {uin} at the end", nothing_left)
+    await until(nothing_left, f"the cursor of {uin} at the end")
 
 
 def in_order(device: Device) -> bool:
@@ -169,7 +170,7 @@ async def test_what_came_while_a_device_was_away_comes_at_its_login(delivering: 
         await acknowledged(delivering, AWAY)
     assert device.ids == ids
     assert in_order(device)
-    assert not any(flags & AGAIN for flags in device.flags)
+    assert not any(flags & REDELIVERED for flags in device.flags)
     assert len(device.sessions) == 2
 
 
@@ -196,7 +197,7 @@ class Load:
         async def there() -> bool:
             return all(len(device.got) >= wanted[device.uin] for device in devices)
 
-        await until("new mail at every device", there)
+        await until(there, "new mail at every device")
 
 
 def sessions(process: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.waiting import until
 
 WAIT_S = 60.0
 BIG = 1000
@@ -107,16 +108,6 @@ async def members(ports: list[int], topic: str, uins: range) -> AsyncIterator[li
         yield found
     finally:
         await asyncio.gather(*(member.client.close() for member in found))
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(what) from None
 
 
 async def test_a_big_room_reaches_every_member_once_and_in_order(cluster: LocalCluster) -> None:

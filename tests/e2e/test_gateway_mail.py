@@ -18,11 +18,12 @@ from cluster.membership.devices import device_key
 from pixiu.discovery.node import Node
 from pixiu.ids import device_class_of_name, device_of_name
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, encode, split
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode, split
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, wire_pb2, wire_pb2_grpc
-from tests.support.roles import WAIT_S, Roles, at_least, until
+from tests.support.roles import WAIT_S, Roles, at_least
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 RELAY = 0xFEED
@@ -121,7 +122,7 @@ class Stage:
                             found.append(delivery_pb2.MailDevice(uin=uin, key=key, connect_time=value >> 3, device=NUMBER))
             return bool(found)
 
-        await until("a relay knows the device", known)
+        await until(known, "a relay knows the device")
         return found[-1]
 
     async def metric(self, name: str) -> float:
@@ -164,9 +165,9 @@ async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach
     await other.open()
     await other.send(mail(uin, 5, session=2), mail(uin, 65, session=2), devices=[device])
     again = await client.take(2)
-    assert [(item.seq, item.session, item.flags) for item in again] == [(5, 2, AGAIN), (65, 2, 0)]
+    assert [(item.seq, item.session, item.flags) for item in again] == [(5, 2, REDELIVERED), (65, 2, 0)]
     await relay.send(mail(uin, 66))
-    await other.send(mail(uin, 5, session=2, flags=AGAIN))
+    await other.send(mail(uin, 5, session=2, flags=REDELIVERED))
     await other.acknowledged((2, 1, 4, ((1 << 59) - 1) << 1))
     await client.acknowledge((1, 5, 65))
     await other.acknowledged((2, 1, 65, 0))
@@ -200,7 +201,7 @@ async def test_what_a_gateway_cannot_take_is_refused_with_a_clear_code(stage: St
     await newer.open()
     assert (await older.status())[0] is grpc.StatusCode.UNAVAILABLE
     await newer.send(mail(5, 1))
-    await until("it is dropped", lambda: at_least(stage.metric("mail_without_connection_total"), 1))
+    await until(lambda: at_least(stage.metric("mail_without_connection_total"), 1), "it is dropped")
 
     # Of a cluster that keeps no mail.
     await stage.roles.layout("/none", router=1, broker=1)
@@ -271,8 +272,8 @@ async def test_a_stock_mqtt_client_gets_mail_with_qos_1_and_acknowledges_it_in_a
         assert await stage.metric("mail_gaps_untold_total") == 1
 
         # The relay opened another session: what is unacknowledged comes again, marked by it or by the gateway.
-        again = [mail(uin, seq, session=2, flags=AGAIN if seq == 16_382 else 0) for seq in (16_382, 16_383, 16_385, 16_386)]
-        await relay.send(*again, mail(uin, 16_388, session=2), mail(uin, 16_382, session=2, flags=AGAIN))
+        again = [mail(uin, seq, session=2, flags=REDELIVERED if seq == 16_382 else 0) for seq in (16_382, 16_383, 16_385, 16_386)]
+        await relay.send(*again, mail(uin, 16_388, session=2), mail(uin, 16_382, session=2, flags=REDELIVERED))
         got = await asyncio.to_thread(stock.take, 5)
         seqs = (16_382, 16_383, 16_385, 16_386)
         assert got == [*(packet(uin, seq, dup=True) for seq in seqs), packet(uin, 16_388)]

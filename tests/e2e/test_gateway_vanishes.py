@@ -17,7 +17,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 import pixiu
 from tests.support.cluster import LocalCluster, wait_for
-from tests.support.fleet import Fleet, Player, until
+from tests.support.fleet import Fleet, Player
+from tests.support.waiting import until
 
 ROOMS = range(3000, 3040)
 """So that every partition and replica has some."""

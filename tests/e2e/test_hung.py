@@ -19,7 +19,8 @@ import pytest
 
 from pixiu.cli.http import samples
 from tests.support.cluster import LocalCluster
-from tests.support.fleet import WAIT_S, Fleet, Player, until
+from tests.support.fleet import WAIT_S, Fleet, Player
+from tests.support.waiting import until
 
 ROOMS = range(2000, 2040)
 """So that every partition and replica has some."""

@@ -12,9 +12,10 @@ import pytest
 import pixiu
 from pixiu.cli.inbox import read_inbox
 from pixiu.client.dead_letters import dead_letter_uin, decode
-from pixiu.client.inbox import Inbox, Mail
+from pixiu.client.inbox import Inbox
+from pixiu.client.inbox_mail import Mail
 from tests.support.cluster import LocalCluster, running_cluster
-from tests.support.roles import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -48,7 +49,7 @@ async def saved(cluster: LocalCluster, uin: int, lane: int = 1) -> None:
         (found,) = await read_inbox(cluster.target, uin, (lane,), 0, 1, peek=False)
         return found.floor == found.last > 0
 
-    await until(f"the cursor of {uin} at the end", nothing_left)
+    await until(nothing_left, f"the cursor of {uin} at the end")
 
 
 async def test_mail_sent_while_away_comes_at_the_login_once_and_in_order(receiving: LocalCluster) -> None:
@@ -90,7 +91,7 @@ async def test_what_was_not_acknowledged_comes_again_marked(receiving: LocalClus
                 (lane,) = await read_inbox(receiving.target, uin, (1,), 0, 10, peek=False)
                 return lane.floor >= 1
 
-            await until("the first one is acknowledged to Pi", kept)
+            await until(kept, "the first one is acknowledged to Pi")
         async with px.inbox(uin=uin, device="phone") as inbox:
             again = await take(inbox, 3)
             assert [(mail.payload, mail.again) for mail in again] == [(b"1", True), (b"2", True), (b"4", True)]
@@ -132,7 +133,7 @@ async def test_a_handler_that_fails_ends_in_the_dead_letter_inbox(receiving: Loc
         async def done() -> bool:
             return handled == [b"good", b"better"]
 
-        await until("all is handled", done)
+        await until(done, "all is handled")
         await saved(receiving, uin)
         assert (inbox.counters.dead_letters, inbox.counters.retries) == (1, 1)
         async with px.inbox(uin=dead_letter_uin(uin), device="operator") as dead:

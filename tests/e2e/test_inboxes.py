@@ -18,7 +18,7 @@ from pixiu.client.inbox_view import InboxView
 from pixiu.ids import device_of_name
 from pixiu.wire.inbox_operations import client_id
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
-from tests.support.roles import until
+from tests.support.waiting import until
 
 DESK, TABLET = (client_id(device_of_name(name)).hex() for name in ("desk", "tablet"))
 pytestmark = pytest.mark.e2e
@@ -100,7 +100,7 @@ async def test_a_device_that_comes_later_is_told_of_a_gap_where_mail_was_deleted
         async def saved() -> bool:
             return [device.unread for lane in await view.unread(9) for device in lane.devices] == [0, 0]
 
-        await until("Pi has the acknowledgements, of what was deleted too", saved)
+        await until(saved, "Pi has the acknowledgements, of what was deleted too")
         (back,) = await view.page(9, (1,), before=view.NEWEST)
         assert [entry.seq for entry in back.entries] == [4, 1]
 

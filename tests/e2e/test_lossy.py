@@ -26,8 +26,9 @@ import pixiu
 from cluster.links.head import RECORDS
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster
-from tests.support.fleet import WAIT_S, Fleet, Player, until
+from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.lossy import Counts, Faults, LossyNetwork, Path
+from tests.support.waiting import until
 
 TIMES = int(os.environ.get("PIXIU_LOSSY_TIMES", "1"))
 SEED = int(os.environ.get("PIXIU_LOSSY_SEED", "1"))

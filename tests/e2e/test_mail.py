@@ -13,9 +13,11 @@ import pytest
 
 import pixiu
 from pixiu.cli.inbox import Entry, read_inbox
-from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
@@ -118,7 +120,7 @@ class Load:
         async def confirmed() -> bool:
             return sum(receipt.done and receipt.error is None for receipt, _ in self.sent[begin:]) >= count
 
-        await until("mail is confirmed", confirmed)
+        await until(confirmed, "mail is confirmed")
 
 
 def leader(cluster: LocalCluster, role: str) -> int:

@@ -9,11 +9,12 @@ import signal
 import pytest
 
 from pi.keys import entry_key
-from pi.operations import AddDevice, Code
 from pixiu.discovery.node import Node
+from pixiu.wire.inbox_operations import AddDevice, Code
 from tests.support.disks import small_disk
 from tests.support.pi import Lost, PiClient, acknowledges, appends, message
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 UIN = 7
@@ -31,7 +32,7 @@ async def connect(roles: Roles, name: str = "pi-0") -> tuple[PiClient, int]:
         epoch = reply.epoch
         return bool(epoch)
 
-    await until("this replica leads", leads)
+    await until(leads, "this replica leads")
     return client, epoch
 
 
@@ -76,7 +77,7 @@ async def test_a_leaders_limits_are_in_force_when_it_has_taken_office(roles: Rol
         found = await client.read(UIN, await client.session(UIN), start=0)
         return sent > 3 and len(found.seqs) == 3 and found.gap == sent - 3
 
-    await until("an inbox at its cap", capped)
+    await until(capped, "an inbox at its cap")
     await client.close()
 
 
@@ -177,7 +178,7 @@ async def test_a_log_whose_tail_was_cut_is_not_served(roles: Roles) -> None:
     with open(segment, "r+b") as file:
         file.truncate(segment.stat().st_size - 300)
     roles.start("pi-0", partition=0, flush_interval_s=60)
-    await until("the damage is reported", lambda: asyncio.to_thread(lambda: "damaged" in roles.log("pi-0")))
+    await until(lambda: asyncio.to_thread(lambda: "damaged" in roles.log("pi-0")), "the damage is reported")
     client = PiClient(address_in_log(roles, "pi-0"))
     reply = await client.ask(appends(epoch + 1, (message(21), UIN)))
     assert (reply.code, reply.epoch) == ("NOT_LEADER", 0)
@@ -215,7 +216,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
             assert reply.code in ("", "DISK_FULL")
             return list(reply.results) == list(range(known + 1, known + 101))
 
-        await until("writes are taken again", taken)
+        await until(taken, "writes are taken again")
         await client.close()
         await stopped(roles, "pi-0")
         roles.start("pi-0", partition=0)

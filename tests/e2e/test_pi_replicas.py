@@ -15,8 +15,9 @@ from pi.keys import entry_key
 from pixiu.cli.main import application
 from tests.support.pi import UIN, PiClient, Sender, appends, inbox, message
 from tests.support.repairs import repair
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
 from tests.support.stores import figures, health, leader_of, wait_in_sync
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
@@ -91,7 +92,7 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, b
     async def set_aside() -> bool:
         return "pi_state_set_aside" in roles.log(other)
 
-    await until("the damaged state is set aside", set_aside)
+    await until(set_aside, "the damaged state is set aside")
     await wait_in_sync(roles, *NAMES)
     if command is not None:
         said = await command
@@ -105,7 +106,7 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, b
     async def other_leads() -> bool:
         return await leader_of(roles, other) == other
 
-    await until("the repaired replica leads", other_leads)
+    await until(other_leads, "the repaired replica leads")
     found = await inbox(roles, other)
     by_id = {msg_id: seq for seq, msg_id in found}
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
@@ -131,7 +132,7 @@ async def test_an_empty_replica_takes_a_snapshot_when_the_log_no_longer_begins_a
             sent += 1000
         return int((await health(node))["first"]) > 0
 
-    await until("a log that begins later", trimmed)
+    await until(trimmed, "a log that begins later")
     await client.close()
     roles.start("pi-b", **settings)
     assert await wait_in_sync(roles, "pi-a", "pi-b") == leader
@@ -141,7 +142,7 @@ async def test_an_empty_replica_takes_a_snapshot_when_the_log_no_longer_begins_a
     async def follower_leads() -> bool:
         return await leader_of(roles, "pi-b") == "pi-b"
 
-    await until("the new replica leads", follower_leads)
+    await until(follower_leads, "the new replica leads")
     found = await inbox(roles, "pi-b")
     first = found[0][0]  # at its cap an inbox has lost its oldest entries, in both
     assert found == [(number, message(number)) for number in range(first, sent + 1)]

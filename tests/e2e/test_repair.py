@@ -17,9 +17,10 @@ from pixiu.discovery.paths import partition_state
 from pixiu.wire.v1 import xiu_pb2
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, flip, repair
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
 from tests.support.roles import roles as roles
 from tests.support.stores import leader_of, wait_in_sync
+from tests.support.waiting import until
 from tests.support.zookeeper import own_server as own_server
 from tests.xiu.writer import Writer, mails
 
@@ -37,7 +38,7 @@ async def in_sync(roles: Roles, count: int) -> None:
         data, _ = await roles.zookeeper.get(partition_state("/pubsub", "xiu", 0))
         return len(json.loads(data)["in_sync"]) == count
 
-    await until(f"{count} in sync", enough)
+    await until(enough, f"{count} in sync")
 
 
 async def leads(node: Node) -> bool:
@@ -53,7 +54,7 @@ async def reads_come_right_and_the_store_is_repaired(roles: Roles, node: Node, i
         async def repaired() -> bool:
             return await roles.metric(node, "repairs_total") == 1
 
-        await until("the store built anew", repaired)
+        await until(repaired, "the store built anew")
         assert await roles.metric(node, "rows_repaired_total") > 0
         before = await roles.metric(node, "reads_repaired_total")
         assert await writer.fetch(ids) == [("", record) for record in records]
@@ -82,7 +83,7 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     await roles.end(leader)
     flip(roles.folder / leader / "store")
     nodes[leader] = await started(roles, leader)
-    await until("it leads again", lambda: leads(nodes[leader]))
+    await until(lambda: leads(nodes[leader]), "it leads again")
     async with Writer(nodes[leader]) as writer:
         codes = {code for code, _ in await writer.fetch(ids)}
         assert codes == {"", "STORE_DAMAGED"}, "nobody is there to ask"
@@ -160,7 +161,7 @@ async def test_an_entry_of_a_follower_that_is_another_than_the_leaders_is_found_
     async def other_leads() -> bool:
         return await leader_of(roles, follower) == follower
 
-    await until("the repaired replica leads", other_leads)
+    await until(other_leads, "the repaired replica leads")
     entries = await inbox(roles, follower)
     by_id = {msg_id: seq for seq, msg_id in entries}
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known

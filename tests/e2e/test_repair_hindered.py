@@ -14,8 +14,9 @@ import pytest
 from tests.support.disks import small_disk
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, damage_dedupe_window, flip, repair
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
 from tests.support.stores import Mailer, equal_scans, leader_of, wait_in_sync
+from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
@@ -208,7 +209,7 @@ async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_t
     async def other_leads() -> bool:
         return await leader_of(roles, other) == other
 
-    await until("the other replica leads", other_leads)
+    await until(other_leads, "the other replica leads")
     more = mails(500, 20)
     (node,) = await roles.running(other)
     async with Writer(node) as writer:

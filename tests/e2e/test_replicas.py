@@ -15,7 +15,7 @@ import pytest
 
 from registry.embedded import EmbeddedZooKeeper
 from tests.support.replicas import Replicas, Writers
-from tests.support.roles import until
+from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
@@ -126,7 +126,7 @@ async def test_sessions_that_end_make_new_incarnations(make: Make, own_server: E
         async def renewed() -> bool:
             return all(now > before[name] for name, now in (await incarnations(replicas)).items())
 
-        await until("new incarnations", renewed)
+        await until(renewed, "new incarnations")
         await replicas.wait_in_sync(2)
     writers.check(await replicas.wait_equal("a", "b"))
 
@@ -149,7 +149,7 @@ async def test_a_replica_that_was_away_for_long_takes_a_snapshot(make: Make) -> 
         async def trimmed() -> bool:
             return bool((await replicas.status(leader))["first"] > 1000)
 
-        await until("a log that begins later", trimmed)
+        await until(trimmed, "a log that begins later")
         replicas.start(away)
         await replicas.wait_in_sync(2)
         assert (await replicas.status(away))["first"] > 1000

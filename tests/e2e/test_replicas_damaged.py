@@ -16,7 +16,7 @@ from registry.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU
 from tests.support.disks import small_disk
 from tests.support.replicas import Replicas, Writers
-from tests.support.roles import until
+from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
 Make = Callable[..., Awaitable[Replicas]]
@@ -87,7 +87,7 @@ async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on
         async def refused() -> bool:
             return writers.refusals.get("DISK_FULL", 0) > 20
 
-        await until("refusals", refused)
+        await until(refused, "refusals")
         assert await replicas.leader() == "a"
         read = json.loads(await replicas.call("a", "Read"))
         assert writers.acknowledged.keys() <= read.keys()
@@ -121,7 +121,7 @@ async def test_a_damaged_replica_is_repaired_by_the_leader(make: Make) -> None:
         replicas.send_signal(other, signal.SIGKILL)
         flip_a_byte(replicas.folder / other / "replica/log")
         replicas.start(other)
-        await until("damage that is told", lambda: told(replicas, other))
+        await until(lambda: told(replicas, other), "damage that is told")
         await replicas.wait_in_sync(2)
         await writers.wait_more(50)
     writers.check(await replicas.wait_equal("a", "b"))
@@ -138,11 +138,11 @@ async def test_a_state_that_is_lost_is_taken_from_the_leader(make: Make) -> None
         async def trimmed() -> bool:
             return int((await replicas.status(other)).get("first", 0)) > 0
 
-        await until("a log that begins after the first entry", trimmed)
+        await until(trimmed, "a log that begins after the first entry")
         replicas.send_signal(other, signal.SIGKILL)
         (replicas.folder / other / "state/state.json").unlink()
         replicas.start(other)
-        await until("a loss that is told", lambda: told(replicas, other))
+        await until(lambda: told(replicas, other), "a loss that is told")
         await replicas.wait_in_sync(2)
     writers.check(await replicas.wait_equal("a", "b"))
 
@@ -160,7 +160,7 @@ async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says
     async def damaged() -> bool:
         return (await replicas.status("a")).get("state") == "Damaged"
 
-    await until("a replica that says that it is damaged", damaged)
+    await until(damaged, "a replica that says that it is damaged")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await replicas.call("a", "Append", b"x")
     assert str(refused.value.details()).startswith("NOT_LEADER")

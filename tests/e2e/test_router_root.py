@@ -10,7 +10,8 @@ import pytest
 import pixiu
 from pixiu.discovery import paths
 from tests.support.cluster import PIXIU
-from tests.support.roles import WAIT_S, Roles, at_least, until
+from tests.support.roles import WAIT_S, Roles, at_least
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -60,7 +61,7 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
 
     # The routers tell the brokers of both clusters who has left.
     for broker in brokers:
-        await until("nobody is left", lambda broker=broker: _has_none(roles.metric(broker, "members")))  # type: ignore[misc]
+        await until(lambda broker=broker: _has_none(roles.metric(broker, "members")), "nobody is left")  # type: ignore[misc]
         assert await at_least(roles.metric(broker, "records_in_total"), 1)
     # Numbers of workers, which make SnowflakeIDs unique, come from one place.
     assert await roles.zookeeper.children(paths.workers(FIRST))

@@ -11,7 +11,8 @@ import pixiu
 from pixiu.discovery import paths
 from pixiu.discovery.view import Layout, RoleLayout
 from registry.layout import read_layout
-from tests.support.roles import WAIT_S, Roles, at_least, until
+from tests.support.roles import WAIT_S, Roles, at_least
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -56,9 +57,9 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
         await send(5)
         newest = await write(roles, 2, 2)
         # Until the proxy knows of it, and beyond.
-        await until("the brokers know", lambda: at_least(roles.metric(broker, "layout_version"), newest.version))
+        await until(lambda: at_least(roles.metric(broker, "layout_version"), newest.version), "the brokers know")
         await send(50)
-        await until("the proxy knows", lambda: at_least(roles.metric(proxy, "layout_version"), newest.version))
+        await until(lambda: at_least(roles.metric(proxy, "layout_version"), newest.version), "the proxy knows")
         await send(50)
         assert px.stats().failed == 0
         got: dict[int, list[bytes]] = {room: [] for room in ROOMS}
@@ -73,7 +74,7 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
 
         # A room of the router partition that the gateway does not know of as its room's.
         async with px.subscribe(room=11) as late:
-            await until("the gateway knows", lambda: at_least(roles.metric(gateway, "layout_version"), newest.version))
+            await until(lambda: at_least(roles.metric(gateway, "layout_version"), newest.version), "the gateway knows")
             assert await roles.metric(router, "messages_stale_sender_total") > 0
             await px.room(11).send_and_wait(b"to the new partition")
             async with asyncio.timeout(WAIT_S):

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 import pixiu
-from tests.support.roles import WAIT_S, Roles, at_least, until
+from tests.support.roles import WAIT_S, Roles, at_least
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -47,11 +48,11 @@ async def test_a_broker_that_is_short_of_cpu_has_less_weight_until_it_is_well_ag
             return await roles.metric(proxy, "broker_weight") <= most
 
         starving = asyncio.create_task(starve())
-        await until("the starved broker weighs half", lambda: weighs(1.5))
+        await until(lambda: weighs(1.5), "the starved broker weighs half")
         starving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starving
-        await until("it weighs as much as the other again", lambda: at_least(roles.metric(proxy, "broker_weight"), 2.0))
+        await until(lambda: at_least(roles.metric(proxy, "broker_weight"), 2.0), "it weighs as much as the other again")
         await weighs(2.0)
         await px.flush()
         assert px.stats().failed == 0

@@ -13,8 +13,8 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from tests.support.cluster import running_cluster
-from tests.support.roles import until
 from tests.support.stores import figures
+from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
 ROUNDS = int(os.environ.get("PIXIU_KILL_ROUNDS", "3"))
@@ -64,7 +64,7 @@ async def test_xius_store_what_they_serve_and_survive_kill_9(tmp_path: Path) -> 
                     found = [node for node in discovery.view.replicas("xiu", 1) if node.pid != killed]
                     return found[0] if found and found[0].state is NodeState.RUNNING else None
 
-                await until("the Xiu is back", again)
+                await until(again, "the Xiu is back")
                 back = await again()
                 assert back is not None
                 nodes[1] = back

@@ -3,8 +3,6 @@ traffic arrives. `PIXIU_FUZZ_EXAMPLES` sets the number of examples (default 50).
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,10 +12,11 @@ from cluster.links.sender import Address
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.control_pb2 import Heartbeat
 from tests.cluster.links.world import Node, World, make_record
+from tests.support.effort import runs
 
 pytestmark = pytest.mark.fuzz
 
-EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "50"))
+EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=20, ci=50)
 FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 SECRET = b"0123456789abcdef"
 STRANGER: Address = ("192.0.2.66", 666)

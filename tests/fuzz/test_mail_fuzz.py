@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 
+from cluster.runtime.contract import END_OF_TURN, TICK
 from pixiu.ids import MAX_ID, snowflake
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode
+from proxy import mail_events as ev
 from proxy.mail import MailCore
-from proxy.mail_events import (
-    Appended,
-    Connect,
-    Disconnect,
-    EndWriter,
-    Event,
-    Level,
-    LinkDown,
-    LinkUp,
-    MailReceived,
-    SendAppend,
-    SendStore,
-    Store,
-    Stored,
-    StoredRun,
-    StoresChanged,
-    Tick,
-    Triple,
-    TurnEnded,
-    WriterClosed,
-    WriterOpened,
-)  # fmt: skip
+from tests.support.effort import runs
 
-SEEDS = max(int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "0")) // 100, 20)
+SEEDS = max(runs("PIXIU_FUZZ_EXAMPLES", local=500, ci=2000) // 100, 5)
 CODES = ("", "", "", "ID_REUSED", "OVERLOADED", "NOT_LEADER", "DISK_FULL", "STALE_WRITER", "nonsense")
 
 
@@ -60,18 +41,18 @@ class Stranger:
         self.core = MailCore(max_record_bytes=1 << 16, timeout_s=2.0)
         self.now, self.links, self.streams, self.ended = 0.0, 0, 0, 0
         self.positions: dict[int, int] = {}
-        self.sent: list[SendStore | SendAppend] = []
-        self.step(StoresChanged(2, 2))
+        self.sent: list[ev.SendStore | ev.SendAppend] = []
+        self.step(ev.StoresChanged(2, 2))
 
-    def step(self, event: Event) -> None:
+    def step(self, event: ev.Event) -> None:
         """One event; what it asks for is done sooner or later, or never."""
         for effect in self.core.step(event, self.now):
-            if isinstance(effect, SendStore | SendAppend):
+            if isinstance(effect, ev.SendStore | ev.SendAppend):
                 self.sent.append(effect)
-            elif isinstance(effect, Connect | Disconnect):
+            elif isinstance(effect, ev.Connect | ev.Disconnect):
                 self.links += 1
-                self.step(LinkUp(effect.store, self.links, 3))
-            elif isinstance(effect, EndWriter):
+                self.step(ev.LinkUp(effect.store, self.links, 3))
+            elif isinstance(effect, ev.EndWriter):
                 self.ended += 1
                 self.positions.pop(effect.stream, None)
 
@@ -83,42 +64,42 @@ class Stranger:
         if what == 0 or not self.positions:
             self.streams += 1
             self.positions[self.streams] = 1
-            self.step(WriterOpened(self.streams, chance.randrange(4), self.streams))
+            self.step(ev.WriterOpened(self.streams, chance.randrange(4), self.streams))
         elif what <= 3:
             stream = chance.choice(list(self.positions))
             data, count = batch(chance)
             position = self.positions[stream] + (chance.random() < 0.02)
             self.positions[stream] += count
             more = {chance.randrange(4): [chance.choice((0, 1, 5, MAX_ID + 9)) for _ in range(chance.randrange(3))]}
-            self.step(MailReceived(stream, data, count, position, Level(chance.randrange(3)), more))
+            self.step(ev.MailReceived(stream, data, count, position, Level(chance.randrange(3)), more))
         elif what <= 5 and self.sent:
             self.answer(self.sent.pop(chance.randrange(len(self.sent))))
         elif what == 6:
-            self.step(TurnEnded() if chance.random() < 0.8 else Tick())
+            self.step(END_OF_TURN if chance.random() < 0.8 else TICK)
         elif chance.random() < 0.2:
             stream = chance.choice(list(self.positions))
             del self.positions[stream]
-            self.step(WriterClosed(stream))
+            self.step(ev.WriterClosed(stream))
 
-    def answer(self, sent: SendStore | SendAppend) -> None:
+    def answer(self, sent: ev.SendStore | ev.SendAppend) -> None:
         """A store answers, rightly or not."""
         chance, triple = self.chance, Triple(1, self.chance.choice((3, 3, 3, 3, 4)), 9)
         code = chance.choice(CODES)
-        if isinstance(sent, SendStore):
+        if isinstance(sent, ev.SendStore):
             runs = [
-                StoredRun(
+                ev.StoredRun(
                     sent.position + chance.choice((0, 0, 0, 1, 70)), chance.choice((sent.count, 1, 1 << 20)), chance.choice((1, 5)),
                     chance.choice((0, 0, 77)), code, "x",
                 )
                 for _ in range(chance.choice((1, 1, 2)))
             ]  # fmt: skip
-            self.step(Stored(sent.partition, sent.link, runs, triple, 2))
+            self.step(ev.Stored(sent.partition, sent.link, runs, triple, 2))
         else:
             some = (1, 2, 3, -1, -2, -8)
             results = [chance.choice(some) if chance.random() < 0.1 else 1 for _ in range(chance.choice((1, 2, 4, 9)))]
-            self.step(Appended(sent.partition, sent.link, sent.request, results, code, "x", triple, 2))
+            self.step(ev.Appended(sent.partition, sent.link, sent.request, results, code, "x", triple, 2))
         if chance.random() < 0.05:
-            self.step(LinkDown(Store(isinstance(sent, SendAppend), sent.partition), sent.link, "x"))
+            self.step(ev.LinkDown(ev.Store(isinstance(sent, ev.SendAppend), sent.partition), sent.link, "x"))
 
 
 @pytest.mark.fuzz
@@ -131,7 +112,7 @@ def test_nothing_raises_and_nothing_is_kept_for_ever(seed: int) -> None:
     assert stranger.core.counters.confirmed + stranger.core.counters.refused > 50
     assert stranger.ended > 10
     stranger.now += 60
-    stranger.step(Tick())
+    stranger.step(TICK)
     stranger.now += 60
-    stranger.step(Tick())
+    stranger.step(TICK)
     assert (stranger.core.under_way, stranger.core.waiting_bytes) == (0, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,8 +31,9 @@ from pixiu.mqtt.packets import (
     Will,
 )
 from pixiu.mqtt.server import ServerSession, SessionLimits, State
+from tests.support.effort import runs
 
-EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "300"))
+EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz
 fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived
+from gateway.core import MALFORMED
 from gateway.core import Core as GatewayCore
-from gateway.events import EndOfTurn, RecordsArrived
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Record, crc_ok, decode, encode, offsets, split
+from proxy import events as ev
 from proxy.core import Core as ProxyCore
-from proxy.events import BatchForwarded, BrokersChanged, Replica
+from tests.proxy.driver import forward
+from tests.support.effort import runs
 
-EXAMPLES = int(os.environ.get("PIXIU_FUZZ_EXAMPLES", "300"))
+EXAMPLES = runs("PIXIU_FUZZ_EXAMPLES", local=100, ci=300)
 pytestmark = pytest.mark.fuzz
 
 ids = st.integers(0, (1 << 63) - 1)
@@ -43,7 +44,7 @@ def damaged(draw: st.DrawFn) -> tuple[bytes, int]:
 
 def proxy() -> ProxyCore:
     core = ProxyCore(max_record_bytes=1 << 20)
-    core.step(BrokersChanged(1, (Replica(EndpointID(1), 0),)), 0.0)
+    core.step(ev.BrokersChanged(1, (ev.Replica(EndpointID(1), 0),)), 0.0)
     return core
 
 
@@ -58,9 +59,9 @@ def test_every_parser_gives_the_same_verdict_on_a_batch(batch: tuple[bytes, int]
         parts = []
         assert found is None
     core, gateway = proxy(), GatewayCore(instance=0, generation=1)
-    core.step(BatchForwarded(data, 0, len(data), count), 0.0)
-    whole = gateway.records_arrived(RecordsArrived(data, 0, len(data), count))
-    gateway.step(EndOfTurn(), 0.0)
+    forward(core, data, count)
+    whole = gateway.step(RecordsReceived(EndpointID(1), data, 0, len(data), count), 0.0) != [MALFORMED]
+    gateway.step(END_OF_TURN, 0.0)
     assert whole == (found is not None) == (core.counters.batches_malformed == 0)
     for part in parts:
         try:
@@ -76,5 +77,5 @@ def test_an_honest_batch_passes_whole(batch: tuple[bytes, int]) -> None:
     data, count = batch
     assert b"".join(split(data, count)) == data
     core = proxy()
-    core.step(BatchForwarded(data, 0, len(data), count), 0.0)
+    forward(core, data, count)
     assert core.counters.records_in == count

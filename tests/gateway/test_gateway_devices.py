@@ -8,82 +8,50 @@ from cluster.membership.anti_entropy import Puller
 from cluster.membership.devices import Devices, connection_of, device_key
 from cluster.membership.digest import bucket_of
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import SendControl, Settled, Tick
+from gateway import events as ev
 from gateway.core import Core
-from gateway.events import (
-    Answer,
-    Closed,
-    Confirmed,
-    Deliver,
-    Disconnect,
-    Effect,
-    EndOfTurn,
-    HealingReceived,
-    Join,
-    Leave,
-    Opened,
-    RecordsArrived,
-    RelaysChanged,
-    Replaced,
-    Replica,
-    RoutersChanged,
-    SendControl,
-    SendMembership,
-    Settled,
-    Tick,
-)
 from gateway.hybrid_clock import COUNT_BITS
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import control_pb2
+from tests.gateway.world import arrive, fan_out, of, turn
 
 ROUTER, R1, R2 = EndpointID(101), EndpointID(201), EndpointID(202)
 WALL_MS = 1_700_000_000_000
 KEY = device_key(1, 9)
 
 
-def gateway(relays: tuple[Replica, ...] = (Replica(R1, 0),), partitions: int = 1) -> Core:
+def gateway(relays: tuple[ev.Replica, ...] = (ev.Replica(R1, 0),), partitions: int = 1) -> Core:
     core = Core(instance=3, generation=5)
-    core.step(RoutersChanged(1, (Replica(ROUTER, 0),)), 0.0)
-    core.step(RelaysChanged(partitions, relays), 0.0)
+    core.step(ev.RoutersChanged(1, (ev.Replica(ROUTER, 0),)), 0.0)
+    core.step(ev.RelaysChanged(partitions, relays), 0.0)
     return core
 
 
-def turn(core: Core, *events: object, now: float = 1.0) -> list[Effect]:
-    effects: list[Effect] = []
-    for event in events:
-        effects += core.step(event, now)  # type: ignore[arg-type]
-    return effects + core.step(EndOfTurn(), now)
+def opened(connection: int, uin: int = 7, device: int = 1, packets: bool = True, wall_ms: int = WALL_MS) -> ev.Opened:
+    return ev.Opened(connection, uin, packets, device, 9, wall_ms)
 
 
-def opened(connection: int, uin: int = 7, device: int = 1, packets: bool = True, wall_ms: int = WALL_MS) -> Opened:
-    return Opened(connection, uin, packets, device, 9, wall_ms)
+def to_relays(effects: list[ev.Effect]) -> list[ev.SendMembership]:
+    return [effect for effect in of(ev.SendMembership, effects) if effect.peer != ROUTER]
 
 
-def to_relays(effects: list[Effect]) -> list[SendMembership]:
-    return [effect for effect in effects if isinstance(effect, SendMembership) and effect.peer != ROUTER]
-
-
-def said(effects: list[Effect]) -> list[Update]:
+def said(effects: list[ev.Effect]) -> list[Update]:
     return [message for effect in to_relays(effects) for message in effect.messages]
 
 
 def pair(change: Update) -> tuple[int, int]:
-    return change.room, change.uin
+    return change.group, change.member
 
 
-def confirmed(core: Core, changes: list[Update], newer: dict[int, int] | None = None, peer: EndpointID = R1) -> list[Effect]:
-    event = Confirmed(peer, [change.id for change in changes], list((newer or {}).items()))
+def confirmed(core: Core, changes: list[Update], newer: dict[int, int] | None = None, peer: EndpointID = R1) -> list[ev.Effect]:
+    event = ev.Confirmed(peer, [change.id for change in changes], list((newer or {}).items()))
     return turn(core, event, now=1.5)
 
 
 def chat(uin: int, number: int, body: bytes = b"hi") -> bytes:
     return encode(Kind.CHAT, uin, body, number)
-
-
-def arrive(core: Core, *records: bytes) -> list[Deliver]:
-    data = b"".join(records)
-    assert core.records_arrived(RecordsArrived(data, 0, len(data), len(records)))
-    return [effect for effect in core.step(EndOfTurn(), 2.0) if isinstance(effect, Deliver)]
 
 
 def test_a_device_that_connects_is_told_with_its_connect_time() -> None:
@@ -97,12 +65,12 @@ def test_a_device_that_connects_is_told_with_its_connect_time() -> None:
 
 
 def test_it_is_said_again_until_a_relay_confirms_it() -> None:
-    core = gateway((Replica(R1, 0), Replica(R2, 0)))
+    core = gateway((ev.Replica(R1, 0), ev.Replica(R2, 0)))
     (first,) = to_relays(turn(core, opened(1)))
     again = turn(core, Settled([(first.token, False)]), now=1.2) + turn(core, Tick(), now=1.4)
     assert said(again) == first.messages
     other = R2 if first.peer == R1 else R1
-    effects = turn(core, RelaysChanged(1, (Replica(other, 0),)), now=1.6)
+    effects = turn(core, ev.RelaysChanged(1, (ev.Replica(other, 0),)), now=1.6)
     assert [e.peer for e in to_relays(effects)] == [other]
     assert said(turn(core, Tick(), now=3.0)) == first.messages
 
@@ -112,8 +80,8 @@ def test_the_last_connection_of_a_device_disconnects_it() -> None:
     first = said(turn(core, opened(1)))
     second = said(turn(core, opened(2)))
     assert connection_of(second[0]).connect_time > connection_of(first[0]).connect_time
-    assert said(turn(core, Closed(1, 2))) == []
-    (gone,) = said(turn(core, Closed(2, 2)))
+    assert said(turn(core, ev.Closed(1, 2))) == []
+    (gone,) = said(turn(core, ev.Closed(2, 2)))
     assert (gone.login, gone.reason, pair(gone)) == (False, 2, (7, KEY))
     assert len(core.devices) == 0
 
@@ -128,88 +96,88 @@ def test_a_connection_that_wants_messages_says_so_with_the_old_connect_time() ->
     core = gateway()
     before = said(turn(core, opened(1)))
     confirmed(core, before)
-    effects = turn(core, Join(1, 50, [], chat=True))
+    effects = turn(core, ev.Join(1, 50, [], chat=True))
     (change,) = said(effects)
     assert connection_of(change)[2:] == (connection_of(before[0]).connect_time, True, True, False)
     assert change.id > before[0].id
-    assert not [e for e in effects if isinstance(e, Answer)]
-    assert confirmed(core, [change]) == [Answer(1, 50, True)]
+    assert not of(ev.Answer, effects)
+    assert confirmed(core, [change]) == [ev.Answer(1, 50, True)]
 
 
 @pytest.mark.parametrize("routers_first", [True, False])
 def test_a_join_of_rooms_and_the_user_is_answered_when_routers_and_relays_know(routers_first: bool) -> None:
     core = gateway()
     confirmed(core, said(turn(core, opened(1))))
-    effects = turn(core, Join(1, 50, [(42, None)], chat=True))
-    (member,) = [m for e in effects if isinstance(e, SendMembership) and e.peer == ROUTER for m in e.messages]
-    by_router = Confirmed(ROUTER, [member.id])
-    by_relay = Confirmed(R1, [change.id for change in said(effects)])
+    effects = turn(core, ev.Join(1, 50, [(42, None)], chat=True))
+    (member,) = [m for e in of(ev.SendMembership, effects) if e.peer == ROUTER for m in e.messages]
+    by_router = ev.Confirmed(ROUTER, [member.id])
+    by_relay = ev.Confirmed(R1, [change.id for change in said(effects)])
     first, second = (by_router, by_relay) if routers_first else (by_relay, by_router)
     assert turn(core, first) == []
-    assert turn(core, second) == [Answer(1, 50, True)]
+    assert turn(core, second) == [ev.Answer(1, 50, True)]
 
 
 def test_a_join_that_no_relay_confirms_is_answered_as_unknown_in_the_end() -> None:
     core = gateway(())
     turn(core, opened(1))
-    effects = turn(core, Join(1, 50, [], chat=True))
+    effects = turn(core, ev.Join(1, 50, [], chat=True))
     assert said(effects) == []
-    assert [e for e in turn(core, Tick(), now=60.0) if isinstance(e, Answer)] == [Answer(1, 50, False)]
+    assert of(ev.Answer, turn(core, Tick(), now=60.0)) == [ev.Answer(1, 50, False)]
 
 
 def test_messages_reach_every_connection_of_the_user_that_wants_them_once() -> None:
     core = gateway()
     turn(core, opened(1), opened(2, device=2), opened(3, packets=False), opened(4, device=3), opened(5, uin=8))
-    turn(core, *[Join(n, 1, [], chat=True) for n in (1, 2, 3, 5)])
+    turn(core, *[ev.Join(n, 1, [], chat=True) for n in (1, 2, 3, 5)])
     record = chat(7, 1)
-    found = {deliver.connections: deliver.data for deliver in arrive(core, record, record)}
+    found = {deliver.connections: deliver.data for deliver in fan_out(core, record, record)}
     assert found == {(1, 2): b"0\x0a\x00\x06user/7hi", (3,): record}
-    assert arrive(core, chat(9, 2)) == []
+    assert fan_out(core, chat(9, 2)) == []
     assert core.counters.without_members == 1
 
 
 def test_a_user_and_a_room_of_the_same_number_are_two() -> None:
     core = gateway()
-    turn(core, opened(1), opened(2, uin=8), Join(1, 1, [], chat=True), Join(2, 1, [(7, None)]))
+    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [(7, None)]))
     room = encode(Kind.ROOM, 7, b"room", 2, flags=Flag.TO_ROOM)
-    deliveries = arrive(core, chat(7, 1, b"user"), room)
+    deliveries = fan_out(core, chat(7, 1, b"user"), room)
     assert {d.connections: d.data for d in deliveries} == {(1,): b"0\x0c\x00\x06user/7user", (2,): b"0\x0c\x00\x06room/7room"}
 
 
 def test_a_signal_goes_where_its_flag_says() -> None:
     core = gateway()
-    turn(core, opened(1), opened(2, uin=8), Join(1, 1, [], chat=True), Join(2, 1, [(7, None)]))
-    assert arrive(core, encode(Kind.SIGNAL, 7, b"s", 1))[0].connections == (1,)
-    assert arrive(core, encode(Kind.SIGNAL, 7, b"s", 2, flags=Flag.TO_ROOM))[0].connections == (2,)
-    assert arrive(core, encode(Kind.MAIL, 7, b"s", 3)) == []
+    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [(7, None)]))
+    assert fan_out(core, encode(Kind.SIGNAL, 7, b"s", 1))[0].connections == (1,)
+    assert fan_out(core, encode(Kind.SIGNAL, 7, b"s", 2, flags=Flag.TO_ROOM))[0].connections == (2,)
+    assert fan_out(core, encode(Kind.MAIL, 7, b"s", 3)) == []
 
 
 def test_nothing_comes_after_unsubscribing_or_closing() -> None:
     core = gateway()
-    turn(core, opened(1), opened(2), Join(1, 1, [], chat=True), Join(2, 1, [], chat=True))
-    assert said(turn(core, Leave(1, [], chat=True))) == []
-    assert [d.connections for d in arrive(core, chat(7, 1))] == [(2,)]
-    (change,) = said(turn(core, Closed(2, 1)))
+    turn(core, opened(1), opened(2), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [], chat=True))
+    assert said(turn(core, ev.Leave(1, [], chat=True))) == []
+    assert [d.connections for d in fan_out(core, chat(7, 1))] == [(2,)]
+    (change,) = said(turn(core, ev.Closed(2, 1)))
     assert (change.login, connection_of(change).chat) == (True, False)
-    assert arrive(core, chat(7, 2)) == []
+    assert fan_out(core, chat(7, 2)) == []
     assert core.index.users == {}
 
 
 def test_a_new_connection_that_a_relay_knows_a_newer_one_of_is_said_once_more_above_it() -> None:
     core = gateway()
-    first = said(turn(core, opened(1), Join(1, 50, [], chat=True)))
+    first = said(turn(core, opened(1), ev.Join(1, 50, [], chat=True)))
     ahead = (WALL_MS + 5_000) << COUNT_BITS
     effects = confirmed(core, first, {first[0].id: ahead})
     (again,) = said(effects)
     assert connection_of(again).connect_time == ahead + 1
-    assert not [e for e in effects if isinstance(e, Answer)]
+    assert not of(ev.Answer, effects)
     # Once: what is above it now is a connection that came later.
-    assert confirmed(core, [again], {again.id: ahead + 100}) == [Answer(1, 50, True)]
+    assert confirmed(core, [again], {again.id: ahead + 100}) == [ev.Answer(1, 50, True)]
     assert connection_of(said(turn(core, opened(2, device=2)))[0]).connect_time > ahead
 
 
 def test_while_relays_double_the_one_that_knows_of_a_newer_connection_is_heard_also_after_the_other() -> None:
-    core = gateway((Replica(R1, 1), Replica(R2, 3)), partitions=2)
+    core = gateway((ev.Replica(R1, 1), ev.Replica(R2, 3)), partitions=2)
     first = said(turn(core, opened(1)))
     assert said(confirmed(core, first[:1], peer=R2)) == []
     ahead = (WALL_MS + 5_000) << COUNT_BITS
@@ -220,20 +188,20 @@ def test_while_relays_double_the_one_that_knows_of_a_newer_connection_is_heard_a
 def test_what_is_no_new_connection_never_raises_its_connect_time() -> None:
     core = gateway()
     confirmed(core, said(turn(core, opened(1))))
-    refresh = said(turn(core, Join(1, 50, [], chat=True)))
+    refresh = said(turn(core, ev.Join(1, 50, [], chat=True)))
     effects = confirmed(core, refresh, {refresh[0].id: (WALL_MS + 5_000) << COUNT_BITS})
     assert said(effects) == []
-    assert effects == [Answer(1, 50, True)]
+    assert effects == [ev.Answer(1, 50, True)]
 
 
 def test_without_relays_what_is_here_is_noted_and_relays_that_come_find_it() -> None:
     core = gateway((), partitions=0)
-    assert said(turn(core, opened(1), opened(2, uin=8), opened(3, uin=9), Closed(3, 1))) == []
+    assert said(turn(core, opened(1), opened(2, uin=8), opened(3, uin=9), ev.Closed(3, 1))) == []
     assert core.unconfirmed == 0
-    turn(core, RelaysChanged(2, (Replica(R1, 0), Replica(R2, 1))), now=2.0)
+    turn(core, ev.RelaysChanged(2, (ev.Replica(R1, 0), ev.Replica(R2, 1))), now=2.0)
     assert [core.heartbeat(partition, 2, relay=True).digest.count for partition in (0, 1)] == [1, 1]
     assert core.heartbeat(0, 1).digest.count == 0  # of rooms
-    core.step(Closed(1, 1), 3.0)
+    core.step(ev.Closed(1, 1), 3.0)
     assert [core.heartbeat(partition, 2, relay=True).digest.count for partition in (0, 1)] == [1, 0]
 
 
@@ -243,7 +211,7 @@ def test_a_relay_that_lists_what_is_here_gets_it_with_connect_times() -> None:
     relay = Devices()
     request = control_pb2.ListingRequest(partition=0, partitions=1, instance=3)
     request.buckets.add(bucket=bucket_of(7))
-    (answer,) = core.step(HealingReceived(R1, control_pb2.Control(listing_request=request), relay=True), 2.0)
+    (answer,) = core.step(ev.HealingReceived(R1, control_pb2.Control(listing_request=request), relay=True), 2.0)
     assert isinstance(answer, SendControl)
     keeper = Puller(relay, 1.0)
     for message in answer.messages:
@@ -254,9 +222,8 @@ def test_a_relay_that_lists_what_is_here_gets_it_with_connect_times() -> None:
 def test_a_message_for_a_user_who_is_not_here_is_told_to_the_relay_once_a_second() -> None:
     core = gateway()
     turn(core, opened(1))
-    for record in (chat(9, 1), chat(7, 2)):  # user 7 is here, and takes no messages
-        core.records_arrived(RecordsArrived(record, 0, len(record), 1))
-    (told,) = [e for e in core.step(EndOfTurn(), 2.0) if isinstance(e, SendControl)]
+    # User 7 is here, and takes no messages.
+    (told,) = of(SendControl, arrive(core, chat(9, 1), chat(7, 2)))
     (message,) = told.messages
     assert (told.peer, list(control_pb2.Control.FromString(message).absence.rooms)) == (R1, [9])
 
@@ -264,14 +231,14 @@ def test_a_message_for_a_user_who_is_not_here_is_told_to_the_relay_once_a_second
 def test_a_connection_that_a_newer_login_replaced_is_ended_and_one_that_came_later_is_not() -> None:
     core = gateway()
     first = connection_of(said(turn(core, opened(1)))[0])
-    assert core.step(Replaced(7, KEY, first.connect_time, 5), 2.0) == [Disconnect(1, 5)]
+    assert core.step(ev.Replaced(7, KEY, first.connect_time, 5), 2.0) == [ev.Disconnect(1, 5)]
     turn(core, opened(2))
-    assert core.step(Replaced(7, KEY, first.connect_time, 5), 2.0) == []
-    assert core.step(Replaced(8, KEY, first.connect_time, 5), 2.0) == []
+    assert core.step(ev.Replaced(7, KEY, first.connect_time, 5), 2.0) == []
+    assert core.step(ev.Replaced(8, KEY, first.connect_time, 5), 2.0) == []
 
 
 def test_a_connection_that_is_no_device_is_told_to_nobody() -> None:
     core = gateway()
     assert said(turn(core, opened(1, device=0))) == []
     assert len(core.devices) == 0
-    assert said(turn(core, Closed(1, 1))) == []
+    assert said(turn(core, ev.Closed(1, 1))) == []

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.links.api import Outcome
 from cluster.membership.digest import Rule
 from cluster.membership.lww_map import LwwMap, Update
+from cluster.runtime.contract import SendControl
+from gateway import events as ev
 from gateway.core import Core
-from gateway.events import (
-    Closed,
-    Effect,
-    EndOfTurn,
-    Fenced,
-    FenceReceived,
-    HealingReceived,
-    Join,
-    Leave,
-    Opened,
-    RecordsArrived,
-    Replica,
-    RoutersChanged,
-    SendControl,
-    SendMembership,
-)
 from gateway.feedback import MAX_ROOMS, Feedback
 from gateway.membership_reporter import FEW_MEMBERS, REPEAT_S
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import control_pb2
+from tests.gateway.world import arrive, hand_over, of, turn
 
 R1, R2 = EndpointID(101), EndpointID(102)
 INSTANCE, GENERATION = 3, 5
@@ -35,29 +23,17 @@ INSTANCE, GENERATION = 3, 5
 
 def gateway() -> Core:
     core = Core(instance=INSTANCE, generation=GENERATION)
-    core.step(RoutersChanged(2, (Replica(R1, 0), Replica(R2, 1))), 0.0)
+    core.step(ev.RoutersChanged(2, (ev.Replica(R1, 0), ev.Replica(R2, 1))), 0.0)
     return core
 
 
-def turn(core: Core, *events: object, now: float = 1.0) -> list[Effect]:
-    effects: list[Effect] = []
-    for event in events:
-        effects += core.step(event, now)  # type: ignore[arg-type]
-    return effects + core.step(EndOfTurn(), now)
+def join(core: Core, uin: int, room: int, now: float = 1.0) -> list[ev.Effect]:
+    return turn(core, ev.Opened(uin, uin, True), ev.Join(uin, 1, [(room, None)]), now=now)
 
 
-def join(core: Core, uin: int, room: int, now: float = 1.0) -> list[Effect]:
-    return turn(core, Opened(uin, uin, True), Join(uin, 1, [(room, None)]), now=now)
-
-
-def memberships(effects: list[Effect]) -> list[SendMembership]:
-    return [effect for effect in effects if isinstance(effect, SendMembership)]
-
-
-def arrive(core: Core, room: int, number: int, now: float) -> list[SendControl]:
-    record = encode(Kind.ROOM, room, b"hi", number)
-    assert core.records_arrived(RecordsArrived(record, 0, len(record), 1))
-    return [effect for effect in core.step(EndOfTurn(), now) if isinstance(effect, SendControl)]
+def absences(core: Core, room: int, number: int, now: float) -> list[SendControl]:
+    """What a gateway says that gets a message to a room."""
+    return of(SendControl, arrive(core, encode(Kind.ROOM, room, b"hi", number), now=now))
 
 
 def absent_rooms(effect: SendControl) -> tuple[int, list[int]]:
@@ -70,30 +46,30 @@ def absent_rooms(effect: SendControl) -> tuple[int, list[int]]:
 
 def test_a_change_of_a_room_with_few_members_goes_twice_ten_milliseconds_apart() -> None:
     core = gateway()
-    (first,) = memberships(join(core, 7, 42))
+    (first,) = of(ev.SendMembership, join(core, 7, 42))
     assert core.next_deadline() == 1.0 + REPEAT_S
-    assert memberships(turn(core, now=1.009)) == []
-    (second,) = memberships(turn(core, now=1.0 + REPEAT_S))
+    assert of(ev.SendMembership, turn(core, now=1.009)) == []
+    (second,) = of(ev.SendMembership, turn(core, now=1.0 + REPEAT_S))
     assert (second.peer, second.messages, second.token) == (first.peer, first.messages, 0)
-    assert memberships(turn(core, now=1.05)) == []
+    assert of(ev.SendMembership, turn(core, now=1.05)) == []
 
 
 def test_a_leave_goes_twice_too() -> None:
     core = gateway()
     join(core, 7, 42)
     turn(core, now=1.5)
-    (first,) = memberships(turn(core, Leave(7, [(42, None)]), now=2.0))
-    (second,) = memberships(turn(core, now=2.0 + REPEAT_S))
+    (first,) = of(ev.SendMembership, turn(core, ev.Leave(7, [(42, None)]), now=2.0))
+    (second,) = of(ev.SendMembership, turn(core, now=2.0 + REPEAT_S))
     assert [m.login for m in second.messages] == [False]
     assert second.messages == first.messages
 
 
 def test_a_change_of_a_room_with_enough_members_goes_once() -> None:
     core = gateway()
-    sent = [len(memberships(join(core, uin, 42))) for uin in range(1, FEW_MEMBERS + 2)]
+    sent = [len(of(ev.SendMembership, join(core, uin, 42))) for uin in range(1, FEW_MEMBERS + 2)]
     assert sent == [1] * (FEW_MEMBERS + 1)
-    (again,) = memberships(turn(core, now=1.0 + REPEAT_S))
-    assert [m.uin for m in again.messages] == list(range(1, FEW_MEMBERS))
+    (again,) = of(ev.SendMembership, turn(core, now=1.0 + REPEAT_S))
+    assert [m.member for m in again.messages] == list(range(1, FEW_MEMBERS))
 
 
 # --- what is on this gateway
@@ -103,7 +79,7 @@ def test_the_answer_to_a_heartbeat_tells_what_is_here_of_the_routers_rooms() -> 
     core = gateway()
     for uin, room in ((7, 42), (8, 42), (7, 43)):
         join(core, uin, room)
-    turn(core, Closed(8, 2))
+    turn(core, ev.Closed(8, 2))
     twin = LwwMap()
     own = [(gateway_msg_id(INSTANCE, GENERATION, n), room) for n, room in ((1, 42), (3, 43))]
     twin.apply([Update(id_, room, 7, True) for id_, room in own], 0.0)
@@ -121,13 +97,13 @@ def test_a_listing_is_as_of_the_last_id() -> None:
     asked = control_pb2.ListingRequest(partition=0, partitions=1, instance=INSTANCE)
     for bucket in range(64):
         asked.buckets.add(bucket=bucket)
-    (sent,) = core.step(HealingReceived(R1, control_pb2.Control(listing_request=asked)), 1.0)
+    (sent,) = core.step(ev.HealingReceived(R1, control_pb2.Control(listing_request=asked)), 1.0)
     assert isinstance(sent, SendControl)
     pages = [control_pb2.Control.FromString(message).listing_page for message in sent.messages]
     assert {page.as_of for page in pages} == {gateway_msg_id(INSTANCE, GENERATION, 1)}
     assert sum(len(page.entries) for page in pages) == 24
     asked.instance = INSTANCE + 1
-    (sent,) = core.step(HealingReceived(R1, control_pb2.Control(listing_request=asked)), 1.0)
+    (sent,) = core.step(ev.HealingReceived(R1, control_pb2.Control(listing_request=asked)), 1.0)
     assert isinstance(sent, SendControl)
     assert {control_pb2.Control.FromString(m).listing_page.as_of for m in sent.messages} == {0}
 
@@ -140,8 +116,8 @@ def test_a_process_that_may_be_a_router_or_a_relay_is_not_told_what_is_here() ->
     assert state.subscribed
     assert not state.HasField("digest")
     asked = control_pb2.Control(digest_request=control_pb2.DigestRequest(partition=0, partitions=1, instances=[INSTANCE]))
-    assert core.step(HealingReceived(R1, asked, relay=False), 1.0)
-    assert core.step(HealingReceived(R1, asked, relay=None), 1.0) == []
+    assert core.step(ev.HealingReceived(R1, asked, relay=False), 1.0)
+    assert core.step(ev.HealingReceived(R1, asked, relay=None), 1.0) == []
 
 
 # --- negative feedback
@@ -150,34 +126,34 @@ def test_a_process_that_may_be_a_router_or_a_relay_is_not_told_what_is_here() ->
 def test_a_record_for_a_room_without_members_is_answered_to_its_router_once_a_second() -> None:
     core = gateway()
     join(core, 7, 42)
-    turn(core, Leave(7, [(42, None)]))
-    (said,) = arrive(core, 43, 1, 2.0)
+    turn(core, ev.Leave(7, [(42, None)]))
+    (said,) = absences(core, 43, 1, 2.0)
     assert (said.peer, absent_rooms(said)) == (R2, (gateway_msg_id(INSTANCE, GENERATION, 2), [43]))
-    assert arrive(core, 43, 2, 2.9) == []
-    assert [effect.peer for effect in arrive(core, 42, 3, 2.9)] == [R1]
-    assert arrive(core, 43, 4, 3.1) == [], "noted while it was within its second: its next record says it"
-    assert [effect.peer for effect in arrive(core, 43, 5, 3.2)] == [R2]
+    assert absences(core, 43, 2, 2.9) == []
+    assert [effect.peer for effect in absences(core, 42, 3, 2.9)] == [R1]
+    assert absences(core, 43, 4, 3.1) == [], "noted while it was within its second: its next record says it"
+    assert [effect.peer for effect in absences(core, 43, 5, 3.2)] == [R2]
 
 
 def test_a_record_for_a_room_with_members_is_not_answered() -> None:
     core = gateway()
     join(core, 7, 42)
-    assert arrive(core, 42, 1, 2.0) == []
+    assert absences(core, 42, 1, 2.0) == []
     assert core.rooms.feedback.said == 0
 
 
 def test_a_free_topic_without_subscriber_in_a_room_with_members_is_not_answered() -> None:
     core = gateway()
-    turn(core, Opened(7, 7, True), Join(7, 1, [(42, b"home/kitchen")]))
-    assert arrive(core, 42, 1, 2.0) == []
+    turn(core, ev.Opened(7, 7, True), ev.Join(7, 1, [(42, b"home/kitchen")]))
+    assert absences(core, 42, 1, 2.0) == []
     assert core.counters.without_members == 1
 
 
 def test_who_joins_before_it_is_said_is_not_said_to_be_absent() -> None:
     core = gateway()
     record = encode(Kind.ROOM, 42, b"hi", 1)
-    assert core.records_arrived(RecordsArrived(record, 0, len(record), 1))
-    assert [e for e in join(core, 7, 42) if isinstance(e, SendControl)] == []
+    assert hand_over(core, record) is Outcome.TAKEN
+    assert of(SendControl, join(core, 7, 42)) == []
 
 
 def test_feedback_is_bounded() -> None:
@@ -201,5 +177,5 @@ def test_feedback_is_bounded() -> None:
 )
 def test_a_gateway_whose_generation_is_over_ends(instance: int, generation: int, over: bool) -> None:
     core = gateway()
-    effects = core.step(FenceReceived(R1, gateway_msg_id(instance, generation, 0)), 1.0)
-    assert effects == ([Fenced()] if over else [])
+    effects = core.step(ev.FenceReceived(R1, gateway_msg_id(instance, generation, 0)), 1.0)
+    assert effects == ([ev.Fenced()] if over else [])

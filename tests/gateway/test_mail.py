@@ -7,36 +7,17 @@ import random
 import pytest
 
 from cluster.membership.devices import connection_of, device_key
+from gateway import events as ev
 from gateway.core import Core
-from gateway.events import (
-    AcknowledgementsDue,
-    Answer,
-    Closed,
-    Effect,
-    EndMailStream,
-    EndOfTurn,
-    Join,
-    Leave,
-    MailAcknowledged,
-    MailArrived,
-    MailDevice,
-    MailStreamClosed,
-    MailStreamOpened,
-    Opened,
-    PacketsAcknowledged,
-    RelaysChanged,
-    Replica,
-    SendMembership,
-    WriteMail,
-)
 from gateway.mail import SPARE_DEVICES, Acknowledgement, read_batch
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.mqtt.mail import packet_id_of
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, Envelope
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
 from pixiu.wire.v1 import delivery_pb2
+from tests.gateway.world import enveloped, of, turn, updates
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3
 WALL_MS = 1_700_000_000_000
@@ -44,9 +25,9 @@ FIRST, SECOND = 11, 12
 """Streams."""
 
 
-def item(seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, msg_id: int | None = None, uin: int = UIN) -> Delivery:
+def item(seq: int, *, session: int = 1, lane: int = 1, flags: int = 0, msg_id: int | None = None, uin: int = UIN) -> Envelope:
     record = b"" if flags & GAP else record_of(Kind.MAIL, uin, b"%d" % seq, 100 + seq)
-    return Delivery(1000 + seq if msg_id is None else msg_id, seq, uin, session, NUMBER, lane, flags, record)
+    return enveloped(1000 + seq if msg_id is None else msg_id, seq, uin, session, NUMBER, lane, flags, record)
 
 
 class Gateway:
@@ -54,43 +35,40 @@ class Gateway:
 
     def __init__(self) -> None:
         self.core = Core(instance=3, generation=5)
-        self.core.step(RelaysChanged(1, (Replica(EndpointID(201), 0),)), 0.0)
+        self.core.step(ev.RelaysChanged(1, (ev.Replica(EndpointID(201), 0),)), 0.0)
         self.connect_time: dict[tuple[int, int], int] = {}
         self.takes_mail: dict[tuple[int, int], bool] = {}
-        self.core.step(MailStreamOpened(FIRST, EndpointID(201)), 0.0)
-        self.core.step(MailStreamOpened(SECOND, EndpointID(202)), 0.0)
+        self.core.step(ev.MailStreamOpened(FIRST, EndpointID(201)), 0.0)
+        self.core.step(ev.MailStreamOpened(SECOND, EndpointID(202)), 0.0)
 
-    def step(self, *events: object) -> list[Effect]:
-        effects: list[Effect] = []
-        for event in (*events, EndOfTurn()):
-            effects += self.core.step(event, 1.0)  # type: ignore[arg-type]
-        for effect in effects:
-            for change in effect.messages if isinstance(effect, SendMembership) else ():
-                found = connection_of(change)
-                self.connect_time[change.room, change.uin] = found.connect_time
-                self.takes_mail[change.room, change.uin] = change.login and found.mail
-        return [effect for effect in effects if not isinstance(effect, SendMembership | Answer)]
+    def step(self, *events: ev.Event) -> list[ev.Effect]:
+        effects = turn(self.core, *events)
+        for change in updates(effects):
+            found = connection_of(change)
+            self.connect_time[change.group, change.member] = found.connect_time
+            self.takes_mail[change.group, change.member] = change.login and found.mail
+        return [effect for effect in effects if not isinstance(effect, ev.SendMembership | ev.Answer)]
 
     def connect(self, connection: int, *, uin: int = UIN, packets: bool = False, mail: bool = True) -> None:
-        self.step(Opened(connection, uin, packets, 1, 9, WALL_MS))
+        self.step(ev.Opened(connection, uin, packets, 1, 9, WALL_MS))
         if mail:
-            self.step(Join(connection, 1, [], mail=True))
+            self.step(ev.Join(connection, 1, [], mail=True))
 
-    def bound(self, *, uin: int = UIN) -> MailDevice:
-        return MailDevice(uin, KEY, self.connect_time[uin, KEY], NUMBER)
+    def bound(self, *, uin: int = UIN) -> ev.MailDevice:
+        return ev.MailDevice(uin, KEY, self.connect_time[uin, KEY], NUMBER)
 
-    def take(self, *items: Delivery, stream: int = FIRST, bind: bool = True) -> list[WriteMail]:
+    def take(self, *items: Envelope, stream: int = FIRST, bind: bool = True) -> list[ev.WriteMail]:
         devices = [self.bound()] if bind else []
-        effects = self.step(MailArrived(stream, devices, items))
-        return [effect for effect in effects if isinstance(effect, WriteMail)]
+        effects = self.step(ev.MailArrived(stream, devices, items))
+        return of(ev.WriteMail, effects)
 
-    def seqs(self, *items: Delivery, stream: int = FIRST, bind: bool = True) -> list[tuple[int, int, int, int]]:
+    def seqs(self, *items: Envelope, stream: int = FIRST, bind: bool = True) -> list[tuple[int, int, int, int]]:
         """What is written: (connection, InboxSeq, session, flags)."""
         writes = self.take(*items, stream=stream, bind=bind)
         return [(write.connection, one.seq, one.session, one.flags) for write in writes for one in write.deliveries]
 
-    def acknowledge(self, *ranges: tuple[int, int, int], connection: int = 1) -> list[Effect]:
-        return self.step(MailAcknowledged(connection, ranges))
+    def acknowledge(self, *ranges: tuple[int, int, int], connection: int = 1) -> list[ev.Effect]:
+        return self.step(ev.MailAcknowledged(connection, ranges))
 
     def said(self, stream: int = FIRST) -> list[Acknowledgement]:
         return self.core.mail.take_acknowledgements(stream, 100)
@@ -111,7 +89,7 @@ def ack(up_to: int, bits: int = 0, *, lane: int = 1, session: int = 1) -> Acknow
 def test_mail_goes_to_its_connection_in_order_and_its_acknowledgements_back(gateway: Gateway) -> None:
     assert gateway.seqs(item(1), item(2), item(3)) == [(1, 1, 1, 0), (1, 2, 1, 0), (1, 3, 1, 0)]
     assert gateway.said() == []
-    assert gateway.acknowledge((1, 3, 3)) == [AcknowledgementsDue(FIRST)]
+    assert gateway.acknowledge((1, 3, 3)) == [ev.AcknowledgementsDue(FIRST)]
     assert gateway.said() == [ack(0, 0b100)]
     gateway.acknowledge((1, 1, 1))
     gateway.acknowledge((1, 2, 2))
@@ -130,8 +108,8 @@ def test_what_is_not_above_what_was_written_is_dropped_and_answered_with_what_is
     gateway.take(item(1), item(2))
     gateway.acknowledge((1, 2, 2))
     gateway.said()
-    effects = gateway.step(MailArrived(FIRST, [], [item(2), item(1, flags=AGAIN)]))
-    assert effects == [AcknowledgementsDue(FIRST)]
+    effects = gateway.step(ev.MailArrived(FIRST, [], [item(2), item(1, flags=REDELIVERED)]))
+    assert effects == [ev.AcknowledgementsDue(FIRST)]
     assert gateway.said() == [ack(0, 0b10)]
     assert gateway.core.mail.counters.repeats_dropped == 2
 
@@ -149,11 +127,11 @@ def test_a_higher_session_begins_anew_and_marks_what_the_connection_was_written_
     gateway.acknowledge((1, 1, 2))
     (write,) = gateway.take(item(3, session=2), item(4, session=2), item(5, session=2), stream=SECOND)
     assert write.anew
-    assert [(one.seq, one.flags) for one in write.deliveries] == [(3, AGAIN), (4, AGAIN), (5, 0)]
+    assert [(one.seq, one.flags) for one in write.deliveries] == [(3, REDELIVERED), (4, REDELIVERED), (5, 0)]
     assert gateway.core.mail.unacknowledged == 3
     gateway.acknowledge((1, 3, 5))
     assert (gateway.said(), gateway.said(SECOND)) == ([], [ack(5, session=2)]), "to the relay whose session it is"
-    assert gateway.seqs(item(5, session=3), item(6, session=3, lane=0)) == [(1, 5, 3, AGAIN), (1, 6, 3, 0)]
+    assert gateway.seqs(item(5, session=3), item(6, session=3, lane=0)) == [(1, 5, 3, REDELIVERED), (1, 6, 3, 0)]
 
 
 def test_acknowledgements_of_unknown_numbers_are_counted_and_ignored(gateway: Gateway) -> None:
@@ -173,7 +151,7 @@ def test_acknowledgements_of_unknown_numbers_are_counted_and_ignored(gateway: Ga
 def test_what_a_client_acknowledges_last_is_told_although_its_connection_ends(gateway: Gateway) -> None:
     gateway.take(item(1), item(2))
     gateway.acknowledge((1, 1, 1))
-    assert AcknowledgementsDue(FIRST) in gateway.step(Closed(1, 1))
+    assert ev.AcknowledgementsDue(FIRST) in gateway.step(ev.Closed(1, 1))
     assert gateway.said() == [ack(1)]
     assert gateway.core.mail.unacknowledged == 0
     assert gateway.take(item(3), bind=False) == []
@@ -190,41 +168,41 @@ def test_a_second_connection_of_the_device_gets_the_mail_by_a_new_connect_time(g
     assert gateway.seqs(item(3), bind=False) == [], "of a connect time that is over"
     assert gateway.seqs(item(1, session=2), item(2, session=2), item(3, session=2))[-1] == (1, 3, 2, 0)
     # The newest that takes mail gets it: relays are to begin a new session for it, else it would miss what is under way.
-    gateway.step(Join(2, 1, [], mail=True))
+    gateway.step(ev.Join(2, 1, [], mail=True))
     assert gateway.bound().connect_time > between.connect_time
     assert gateway.take(item(4, session=2), bind=False) == []
     assert gateway.seqs(item(1, session=3), item(4, session=3)) == [(2, 1, 3, 0), (2, 4, 3, 0)]
     # And when it goes, the older one again, with what it was written before marked.
     last = gateway.bound()
-    gateway.step(Closed(2, 1))
+    gateway.step(ev.Closed(2, 1))
     assert gateway.bound().connect_time > last.connect_time
     assert gateway.takes_mail[UIN, KEY]
-    assert gateway.seqs(item(3, session=4), item(4, session=4)) == [(1, 3, 4, AGAIN), (1, 4, 4, 0)]
+    assert gateway.seqs(item(3, session=4), item(4, session=4)) == [(1, 3, 4, REDELIVERED), (1, 4, 4, 0)]
 
 
 def test_who_takes_mail_again_is_told_with_a_new_connect_time() -> None:
     gateway = Gateway()
     gateway.connect(1, mail=False)
     first = gateway.bound()
-    gateway.step(Join(1, 1, [], mail=True))
+    gateway.step(ev.Join(1, 1, [], mail=True))
     assert (gateway.bound(), gateway.takes_mail[UIN, KEY]) == (first, True)
     gateway.take(item(1))
-    gateway.step(Leave(1, [], mail=True))
+    gateway.step(ev.Leave(1, [], mail=True))
     assert (gateway.bound(), gateway.takes_mail[UIN, KEY]) == (first, False)
     assert gateway.take(item(2)) == []
-    gateway.step(Join(1, 2, [], mail=True))
+    gateway.step(ev.Join(1, 2, [], mail=True))
     assert gateway.bound().connect_time > first.connect_time
     assert gateway.core.devices.mail_connections == 1
-    gateway.step(Closed(1, 1))
+    gateway.step(ev.Closed(1, 1))
     assert gateway.core.devices.mail_connections == 0
 
 
 def test_a_join_with_mail_is_answered_when_relays_know_the_device() -> None:
     gateway = Gateway()
     gateway.connect(1, mail=False)
-    effects = gateway.core.step(Join(1, 5, [], chat=True, mail=True), 1.0)
+    effects = gateway.core.step(ev.Join(1, 5, [], chat=True, mail=True), 1.0)
     assert effects == []
-    (said,) = [e for e in gateway.core.step(EndOfTurn(), 1.0) if isinstance(e, SendMembership)]
+    (said,) = of(ev.SendMembership, turn(gateway.core))
     found = connection_of(said.messages[-1])
     assert (found.chat, found.mail) == (True, True)
 
@@ -243,16 +221,16 @@ def test_for_an_mqtt_client_the_gateway_acknowledges_markers_itself() -> None:
     gateway.connect(1, packets=True)
     assert gateway.seqs(item(1), item(2, flags=GAP), item(3)) == [(1, 1, 1, 0), (1, 3, 1, 0)]
     assert gateway.said() == [ack(0, 0b10)]
-    gateway.step(PacketsAcknowledged(1, [packet_id_of(1, 3), packet_id_of(1, 1), packet_id_of(1, 9), packet_id_of(0, 1)]))
+    gateway.step(ev.PacketsAcknowledged(1, [packet_id_of(1, 3), packet_id_of(1, 1), packet_id_of(1, 9), packet_id_of(0, 1)]))
     assert gateway.said() == [ack(3)]
     counters = gateway.core.mail.counters
     assert (counters.gaps_untold, counters.acknowledgements_unknown) == (1, 2)
-    gateway.step(PacketsAcknowledged(5, [1]))
+    gateway.step(ev.PacketsAcknowledged(5, [1]))
     assert counters.acknowledgements_unknown == 3
 
 
 def test_nothing_is_written_behind_what_was_damaged_until_it_has_come_again(gateway: Gateway) -> None:
-    damaged = item(2)._replace(record=item(2).record[:-1] + b"?")
+    damaged = item(2)._replace(data=item(2).data[:-1] + b"?")
     assert gateway.seqs(item(1), damaged, item(3)) == [(1, 1, 1, 0)]
     gateway.acknowledge((1, 1, 1))
     assert gateway.said() == [ack(1)]
@@ -270,27 +248,27 @@ def test_a_relay_cannot_make_more_wait_than_the_windows_hold(gateway: Gateway) -
 
 def test_the_streams_of_a_relay_that_ended_get_nothing_and_a_repeat_on_the_next_one_is_answered(gateway: Gateway) -> None:
     gateway.take(item(1), item(2))
-    gateway.step(MailStreamClosed(FIRST))
+    gateway.step(ev.MailStreamClosed(FIRST))
     assert gateway.acknowledge((1, 1, 2)) == []
-    assert gateway.step(MailArrived(FIRST, [gateway.bound()], [item(3)])) == []
-    gateway.step(MailStreamOpened(13, EndpointID(201)))
+    assert gateway.step(ev.MailArrived(FIRST, [gateway.bound()], [item(3)])) == []
+    gateway.step(ev.MailStreamOpened(13, EndpointID(201)))
     assert gateway.take(item(1), stream=13, bind=False) == [], "it has not said which connection it means"
     assert gateway.take(item(1), stream=13) == []
     assert gateway.said(13) == [ack(2)]
 
 
 def test_a_relay_that_opens_another_stream_loses_the_older_one(gateway: Gateway) -> None:
-    (end,) = gateway.step(MailStreamOpened(13, EndpointID(201)))
-    assert isinstance(end, EndMailStream)
+    (end,) = gateway.step(ev.MailStreamOpened(13, EndpointID(201)))
+    assert isinstance(end, ev.EndMailStream)
     assert (end.stream, end.at_fault, gateway.core.mail.streams) == (FIRST, False, 2)
 
 
 def test_a_relay_that_names_devices_without_end_loses_its_stream(gateway: Gateway) -> None:
-    gone = [MailDevice(UIN, KEY, 5, number) for number in range(3 * SPARE_DEVICES)]
-    assert gateway.step(MailArrived(FIRST, gone, [])) == [], "what is not here is not kept"
+    gone = [ev.MailDevice(UIN, KEY, 5, number) for number in range(3 * SPARE_DEVICES)]
+    assert gateway.step(ev.MailArrived(FIRST, gone, [])) == [], "what is not here is not kept"
     many = [gateway.bound()._replace(device=number) for number in range(3 * SPARE_DEVICES)]
-    (end,) = gateway.step(MailArrived(FIRST, many, [item(1)]))
-    assert isinstance(end, EndMailStream)
+    (end,) = gateway.step(ev.MailArrived(FIRST, many, [item(1)]))
+    assert isinstance(end, ev.EndMailStream)
     assert (end.stream, end.at_fault, gateway.core.mail.streams) == (FIRST, True, 1)
 
 
@@ -298,16 +276,16 @@ def test_devices_that_left_are_forgotten_where_there_are_many() -> None:
     gateway = Gateway()
     for number in range(1, SPARE_DEVICES + 10):
         gateway.connect(number, uin=number)
-        gateway.step(MailArrived(FIRST, [gateway.bound(uin=number)], []), Closed(number, 1))
+        gateway.step(ev.MailArrived(FIRST, [gateway.bound(uin=number)], []), ev.Closed(number, 1))
     gateway.connect(9999)
     assert gateway.seqs(item(1)) == [(9999, 1, 1, 0)]
 
 
 def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
-    data = encode(*item(1)) + encode(*item(2, flags=GAP))
+    data = item(1).data + item(2, flags=GAP).data
     device = delivery_pb2.MailDevice(uin=UIN, key=KEY, connect_time=5, device=NUMBER)
     batch = delivery_pb2.DeliveryBatch(devices=[device], deliveries=data, count=2)
-    assert read_batch(batch) == ([MailDevice(UIN, KEY, 5, NUMBER)], [item(1), item(2, flags=GAP)])
+    assert read_batch(batch) == ([ev.MailDevice(UIN, KEY, 5, NUMBER)], [item(1), item(2, flags=GAP)])
     assert read_batch(delivery_pb2.DeliveryBatch()) == ([], [])
     for wrong in (
         delivery_pb2.DeliveryBatch(deliveries=data, count=3),
@@ -315,13 +293,14 @@ def test_batches_are_read_as_a_whole_or_not_at_all() -> None:
         delivery_pb2.DeliveryBatch(deliveries=data, count=1),
         delivery_pb2.DeliveryBatch(deliveries=data[:-1], count=2),
         delivery_pb2.DeliveryBatch(count=1),
-        *(delivery_pb2.DeliveryBatch(deliveries=encode(*one), count=1) for one in (item(1, lane=4), item(0), item(1, session=0))),
+        *(delivery_pb2.DeliveryBatch(deliveries=one.data, count=1) for one in (item(1, lane=4), item(0), item(1, session=0))),
     ):
         with pytest.raises(MalformedData):
             read_batch(wrong)
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
 def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> None:
     rng = random.Random(seed)
     gateway = Gateway()
@@ -333,20 +312,20 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
         some = [
             item(
                 rng.choice(seqs), session=rng.choice(sessions), lane=rng.randrange(4), uin=rng.choice((7, 8, 9)),
-                flags=rng.choice((0, AGAIN, GAP)), msg_id=rng.choice((0, 5)),
+                flags=rng.choice((0, REDELIVERED, GAP)), msg_id=rng.choice((0, 5)),
             )
             for _ in range(rng.randrange(5))
         ]  # fmt: skip
         devices = [gateway.bound(uin=uin) for uin in (7, 8) if rng.random() < 0.5]
-        events: list[object] = [
-            MailArrived(rng.choice((FIRST, SECOND, 99)), devices, some),
-            MailAcknowledged(rng.choice((1, 2, 5)), [(rng.randrange(4), seq, seq + rng.randrange(100)) for seq in seqs[:4]]),
-            PacketsAcknowledged(rng.choice((1, 2, 5)), [rng.randrange(1 << 16), packet_id_of(1, 2)]),
-            rng.choice((MailStreamClosed(FIRST), MailStreamOpened(FIRST, EndpointID(201)), Leave(1, [], mail=True))),
-            Join(1, number, [], mail=True),
+        events: list[ev.Event] = [
+            ev.MailArrived(rng.choice((FIRST, SECOND, 99)), devices, some),
+            ev.MailAcknowledged(rng.choice((1, 2, 5)), [(rng.randrange(4), seq, seq + rng.randrange(100)) for seq in seqs[:4]]),
+            ev.PacketsAcknowledged(rng.choice((1, 2, 5)), [rng.randrange(1 << 16), packet_id_of(1, 2)]),
+            rng.choice((ev.MailStreamClosed(FIRST), ev.MailStreamOpened(FIRST, EndpointID(201)), ev.Leave(1, [], mail=True))),
+            ev.Join(1, number, [], mail=True),
         ]
         rng.shuffle(events)
-        for write in [effect for effect in gateway.step(*events) if isinstance(effect, WriteMail)]:
+        for write in of(ev.WriteMail, gateway.step(*events)):
             for one in write.deliveries:
                 place = write.connection, one.session, one.lane
                 assert one.seq > last.get(place, 0) or write.connection == 1, "in order, but for who took mail anew"
@@ -358,5 +337,5 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
                 assert len(said) <= 8
                 assert all(one.bits < 1 << 64 for one in said)
     assert gateway.core.mail.counters.delivered > 50
-    gateway.step(Closed(1, 1), Closed(2, 1))
+    gateway.step(ev.Closed(1, 1), ev.Closed(2, 1))
     assert gateway.core.mail.unacknowledged == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from gateway.mail_lane import MailLane
 
 
@@ -90,6 +92,7 @@ def test_packet_identifiers_name_what_waits() -> None:
     assert lane.seq_of(1 << 14) == 0, "the identifier of no InboxSeq"
 
 
+@pytest.mark.slow
 def test_at_random_it_says_what_a_list_of_all_entries_says() -> None:
     rng = random.Random(7)
     for _ in range(300):

@@ -16,13 +16,15 @@ from pixiu.mqtt import codec
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Connack, ConnackCode, Connect, Publish, Side
 from pixiu.mqtt.server import ServerSession
-from pixiu.wire.envelope import AGAIN, Delivery, split
+from pixiu.rpc.duplex import Duplex
+from pixiu.wire.envelope import REDELIVERED, Envelope, split
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import wire_pb2
+from tests.gateway.world import World, enveloped
 
 
-def item(seq: int, size: int = 10, flags: int = 0) -> Delivery:
-    return Delivery(5000 + seq, seq, 7, 1, 3, 1, flags, encode(Kind.MAIL, 7, bytes(size), 100 + seq))
+def item(seq: int, size: int = 10, flags: int = 0) -> Envelope:
+    return enveloped(5000 + seq, seq, 7, 1, 3, 1, flags, encode(Kind.MAIL, 7, bytes(size), 100 + seq))
 
 
 def said(lane: int, first: int, last: int) -> wire_pb2.MailAcknowledgement:
@@ -62,53 +64,31 @@ def test_ranges_without_end_are_refused() -> None:
         acknowledged_ranges([said(0, 1, 1)] * (MAX_RANGES + 1))
 
 
-class Options:
-    connection_buffer_bytes = 1 << 20
-    slow_consumer_timeout_s = 10.0
-
-
-class Slow:
-    def now(self) -> float:
-        return 0.0
-
-    def add(self, _: object) -> None: ...
-    def discard(self, _: object) -> None: ...
-
-
-class Hub:
-    options = Options()
-    slow = Slow()
-    reason: CloseReason | None = None
-
-    def now(self) -> float:
-        return 1.0
-
-    def arrived(self, _: object) -> int:
-        return 1
-
-    def gone(self, *_: object) -> None: ...
-    def closed(self, *_: object) -> None: ...
-
-    def count_closed(self, reason: CloseReason) -> None:
-        self.reason = reason
-
-
 class Call:
     """A call whose client reads when it is told to."""
+
+    serves = True
 
     def __init__(self) -> None:
         self.written: list[Any] = []
         self.reads = asyncio.Semaphore(0)
 
-    async def write(self, reply: Any) -> None:
-        self.written.append(reply)
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> wire_pb2.SubscribeRequest | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def write(self, message: wire_pb2.SubscribeReply) -> None:
+        self.written.append(message)
         await self.reads.acquire()
 
 
 async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read() -> None:
-    hub: Any = Hub()
-    stream, call = _Stream(hub), Call()
-    writer = asyncio.create_task(stream.write_all(call))  # type: ignore[arg-type]
+    stream, call = _Stream(World().clients), Call()
+    duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
+    running = asyncio.create_task(duplex.run())
     stream.deliver_mail([item(1)], True)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -125,8 +105,9 @@ async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read(
     assert max(len(reply.mail) for reply in call.written) <= MAX_BATCH_BYTES
     stream.deliver_mail([item(seq) for seq in range(100, 101 + MAX_WAITING)], False)
     assert stream.closing == OVERRUN
-    stream.end()
-    await writer
+    duplex.end("")
+    call.reads.release()
+    await running
 
 
 class Transport:
@@ -147,16 +128,15 @@ class Transport:
     def close(self) -> None: ...
 
 
-def mqtt_client(most: int) -> tuple[MQTTConnection, Transport, Hub]:
-    hub: Any = Hub()
-    connection = MQTTConnection.__new__(MQTTConnection)
-    MQTTConnection.__init__(connection, hub)
+def mqtt_client(most: int) -> tuple[MQTTConnection, Transport, World]:
+    world = World()
+    connection = MQTTConnection(world.clients)
     transport: Any = Transport(connection, most)
     connection.uin = 7
     connection._transport = transport
     connection._session = session = ServerSession(0.0, "assigned")
     session.receive(codec.encode(Connect("phone", False, 0, "7")), 0.0)
-    return connection, transport, hub
+    return connection, transport, world
 
 
 def packets(data: bytes) -> list[Publish]:
@@ -166,8 +146,8 @@ def packets(data: bytes) -> list[Publish]:
 
 
 async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_is_dropped() -> None:
-    connection, transport, hub = mqtt_client(100)
-    connection.deliver_mail([item(seq, 1000, AGAIN if seq == 3 else 0) for seq in range(1, 65)], True)
+    connection, transport, world = mqtt_client(100)
+    connection.deliver_mail([item(seq, 1000, REDELIVERED if seq == 3 else 0) for seq in range(1, 65)], True)
     connection.deliver_mail([item(seq, 1000) for seq in range(65, 129)], False)
     first = len(packets(transport.data))
     assert 0 < first <= WRITE_BYTES // 1000
@@ -178,15 +158,15 @@ async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_i
     assert [packet.packet_id for packet in got] == [1 << 14 | seq + 1 for seq in range(1, 129)]
     assert [packet.packet_id for packet in got if packet.dup] == [1 << 14 | 4]
     assert {(packet.topic, packet.qos, packet.payload) for packet in got} == {("user/7", 1, bytes(1000))}
-    assert hub.reason is None
+    assert world.closed_for == []
 
 
 async def test_an_overrun_ends_an_mqtt_connection() -> None:
-    connection, transport, hub = mqtt_client(1)
+    connection, transport, world = mqtt_client(1)
     connection.deliver_mail([item(0)], True)
     assert transport.data
     connection.deliver_mail([item(seq) for seq in range(1, MAX_WAITING + 2)], False)
-    assert hub.reason is CloseReason.MAIL_OVERRUN
+    assert world.closed_for == [CloseReason.MAIL_OVERRUN.value]
     connection.deliver_mail([item(1)], False)
     assert isinstance(connection._backlog, Backlog)
     assert not connection._backlog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.events import Deliver
-from gateway.paced_fanout import LEAST_WRITES, MAX_WAITING, SHARE, PatientDeliveries
+from gateway import events as ev
+from gateway.paced_fanout import MAX_WAITING, MIN_WRITES, SHARE, PacedFanout
 
 
 class Loop:
@@ -15,7 +15,7 @@ class Loop:
         self.timers: list[Callable[[], None]] = []
         self.written: list[tuple[int, bytes, int]] = []
         self.dropped = 0
-        self.queue = PatientDeliveries(self._write, lambda _, function: self.timers.append(function), self._drop)
+        self.queue = PacedFanout(self._write, lambda _, function: self.timers.append(function), self._drop)
 
     def _write(self, number: int, data: bytes, count: int) -> None:
         self.written.append((number, data, count))
@@ -33,19 +33,19 @@ class Loop:
 def test_everybody_is_written_to_once_in_order() -> None:
     loop = Loop()
     for body in (b"a", b"b"):
-        loop.queue.put(Deliver(tuple(range(100)), body, 1, True))
+        loop.queue.put(ev.Deliver(tuple(range(100)), body, 1, True))
     while loop.timers:
         assert len(loop.timers) == 1
-        assert loop.turn() <= max(LEAST_WRITES, 200 // SHARE)
+        assert loop.turn() <= max(MIN_WRITES, 200 // SHARE)
     assert loop.written == [(number, body, 1) for body in (b"a", b"b") for number in range(100)]
     assert len(loop.queue) == 0
 
 
 def test_the_more_waits_the_more_is_written_at_a_time() -> None:
     loop = Loop()
-    loop.queue.put(Deliver(tuple(range(10_000)), b"a", 1, True))
+    loop.queue.put(ev.Deliver(tuple(range(10_000)), b"a", 1, True))
     assert loop.turn() == 10_000 // SHARE
-    loop.queue.put(Deliver((1,), b"b", 1, True))
+    loop.queue.put(ev.Deliver((1,), b"b", 1, True))
     turns = 0
     while loop.timers:
         loop.turn()
@@ -56,21 +56,21 @@ def test_the_more_waits_the_more_is_written_at_a_time() -> None:
 
 def test_nothing_is_written_at_once_and_nothing_runs_when_idle() -> None:
     loop = Loop()
-    loop.queue.put(Deliver((1, 2), b"a", 3, True))
+    loop.queue.put(ev.Deliver((1, 2), b"a", 3, True))
     assert loop.written == []
     assert loop.turn() == 2
     assert loop.timers == []
-    loop.queue.put(Deliver((3,), b"b", 1, True))
+    loop.queue.put(ev.Deliver((3,), b"b", 1, True))
     assert loop.turn() == 1
 
 
 def test_beyond_the_bound_the_oldest_goes_and_is_counted() -> None:
     loop = Loop()
-    loop.queue.put(Deliver(tuple(range(40)), b"old", 2, True))
-    assert loop.turn() == LEAST_WRITES
+    loop.queue.put(ev.Deliver(tuple(range(40)), b"old", 2, True))
+    assert loop.turn() == MIN_WRITES
     for number in range(MAX_WAITING):
-        loop.queue.put(Deliver((number,), b"new", 1, True))
-    assert loop.dropped == 2 * (40 - LEAST_WRITES)
+        loop.queue.put(ev.Deliver((number,), b"new", 1, True))
+    assert loop.dropped == 2 * (40 - MIN_WRITES)
     assert len(loop.queue) == MAX_WAITING
     while loop.timers:
         loop.turn()

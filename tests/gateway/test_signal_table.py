@@ -143,6 +143,7 @@ for start in range(0, 1_000_000, 7):
 """
 
 
+@pytest.mark.process
 def test_what_was_added_survives_a_kill_at_any_instant(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway import events as ev
 from gateway.core import MAX_ANSWERED_A_MESSAGE, Core
-from gateway.events import (
-    Deliver,
-    Effect,
-    EndOfTurn,
-    Join,
-    Leave,
-    Opened,
-    ProxiesChanged,
-    RecordsArrived,
-    Replica,
-    SendDelivered,
-)
 from gateway.signals import MAX_SIGNALS_A_TURN, Identity, MemoryTable, SignalTable
 from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
+from tests.gateway.world import arrive, hand_over, of, turn
 
 P1, P2 = EndpointID(201), EndpointID(202)
 
@@ -38,10 +28,10 @@ class Transactions(MemoryTable):
 
 def gateway(table: SignalTable | None = None, rooms: Sequence[int] = (42,), packets: bool = True) -> Core:
     core = Core(instance=3, generation=5, signals=table)
-    core.step(ProxiesChanged((Replica(P1, 0), Replica(P2, 0, usable=False))), 0.0)
-    core.step(Opened(1, 7, packets), 0.0)
-    core.step(Join(1, 1, [(room, None) for room in rooms]), 0.0)
-    core.step(EndOfTurn(), 0.0)
+    core.step(ev.ProxiesChanged((ev.Replica(P1, 0), ev.Replica(P2, 0, usable=False))), 0.0)
+    core.step(ev.Opened(1, 7, packets), 0.0)
+    core.step(ev.Join(1, 1, [(room, None) for room in rooms]), 0.0)
+    turn(core, now=0.0)
     return core
 
 
@@ -49,33 +39,27 @@ def signal(number: int, key: int = 42, flags: int = Flag.TO_ROOM, body: bytes = 
     return encode(Kind.SIGNAL, key, body, number, flags=flags)
 
 
-def arrive(core: Core, *records: bytes) -> list[Effect]:
-    for record in records:
-        assert core.records_arrived(RecordsArrived(record, 0, len(record), 1))
-    return core.step(EndOfTurn(), 1.0)
-
-
-def answered(effects: list[Effect]) -> list[int]:
-    return [number for effect in effects if isinstance(effect, SendDelivered) for number in effect.signals]
+def answered(effects: list[ev.Effect]) -> list[int]:
+    return [number for effect in of(ev.SendDelivered, effects) for number in effect.signals]
 
 
 def test_the_first_copy_is_delivered_and_every_proxy_is_told_after_it() -> None:
     core = gateway()
     deliver, told = arrive(core, signal(5), signal(5), signal(5))
-    assert deliver == Deliver((1,), b"0\x0b\x00\x07room/42go", 1)
-    assert told == SendDelivered((P1, P2), [5])
+    assert deliver == ev.Deliver((1,), b"0\x0b\x00\x07room/42go", 1)
+    assert told == ev.SendDelivered((P1, P2), [5])
     assert (core.counters.signals_delivered, core.counters.signals_repeated) == (1, 2)
 
 
 def test_a_later_copy_is_not_delivered_and_answered_again() -> None:
     core = gateway()
     arrive(core, signal(5))
-    assert arrive(core, signal(5)) == [SendDelivered((P1, P2), [5])]
+    assert arrive(core, signal(5)) == [ev.SendDelivered((P1, P2), [5])]
 
 
 def test_subscribers_of_records_get_the_record() -> None:
     deliver = arrive(gateway(packets=False), signal(5))[0]
-    assert deliver == Deliver((1,), signal(5), 1)
+    assert deliver == ev.Deliver((1,), signal(5), 1)
 
 
 def test_after_a_restart_with_the_same_table_nothing_is_delivered_again() -> None:
@@ -83,7 +67,7 @@ def test_after_a_restart_with_the_same_table_nothing_is_delivered_again() -> Non
     arrive(gateway(table), signal(5))
     again = gateway(table)
     effects = arrive(again, signal(5), signal(6))
-    assert [effect.count for effect in effects if isinstance(effect, Deliver)] == [1]
+    assert [effect.count for effect in of(ev.Deliver, effects)] == [1]
     assert answered(effects) == [5, 6]
     assert len(arrive(gateway(MemoryTable()), signal(5))) == 2, "without the table it would be"
 
@@ -92,9 +76,9 @@ def test_without_members_nothing_is_answered_nor_remembered() -> None:
     core = gateway()
     assert arrive(core, signal(5, key=43)) == []
     assert core.counters.without_members == 1
-    core.step(Join(1, 2, [(43, None)]), 1.0)
+    core.step(ev.Join(1, 2, [(43, None)]), 1.0)
     assert answered(arrive(core, signal(5, key=43))) == [5]
-    core.step(Leave(1, [(43, None)]), 1.0)
+    core.step(ev.Leave(1, [(43, None)]), 1.0)
     assert answered(arrive(core, signal(5, key=43))) == []
 
 
@@ -111,7 +95,7 @@ def test_the_same_id_in_another_room_or_key_space_is_another_signal() -> None:
     core = gateway(rooms=(42, 43))
     derived = Flag.TO_ROOM | Flag.DERIVED_ID
     effects = arrive(core, signal(5), signal(5, key=43), signal(5, flags=derived))
-    assert sum(effect.count for effect in effects if isinstance(effect, Deliver)) == 3
+    assert sum(effect.count for effect in of(ev.Deliver, effects)) == 3
 
 
 def test_a_turn_is_one_transaction_and_room_messages_cost_none() -> None:
@@ -125,13 +109,13 @@ def test_a_turn_is_one_transaction_and_room_messages_cost_none() -> None:
 
 def test_a_room_message_and_a_signal_of_one_turn_are_one_write() -> None:
     effects = arrive(gateway(), encode(Kind.ROOM, 42, b"hi", 3), signal(4))
-    assert [effect.count for effect in effects if isinstance(effect, Deliver)] == [2]
+    assert [effect.count for effect in of(ev.Deliver, effects)] == [2]
 
 
 def test_a_signal_on_a_topic_reaches_its_subscribers() -> None:
     key = topic_room("home/a")
     core = gateway()
-    core.step(Join(1, 2, [(key, b"home/a")]), 0.0)
+    core.step(ev.Join(1, 2, [(key, b"home/a")]), 0.0)
     topic = Flag.TO_ROOM | Flag.TOPIC
     assert answered(arrive(core, signal(5, key, topic, with_topic("home/a", b"x")))) == [5]
     assert answered(arrive(core, signal(6, key, topic, with_topic("home/b", b"x")))) == []
@@ -139,7 +123,7 @@ def test_a_signal_on_a_topic_reaches_its_subscribers() -> None:
 
 def test_answers_fit_datagrams() -> None:
     effects = arrive(gateway(), *(signal(number) for number in range(1, 301)))
-    sizes = [len(effect.signals) for effect in effects if isinstance(effect, SendDelivered)]
+    sizes = [len(effect.signals) for effect in of(ev.SendDelivered, effects)]
     assert sizes == [MAX_ANSWERED_A_MESSAGE, MAX_ANSWERED_A_MESSAGE, 300 - 2 * MAX_ANSWERED_A_MESSAGE]
 
 
@@ -147,7 +131,7 @@ def test_a_turn_takes_a_bounded_number_of_signals() -> None:
     core = gateway()
     record = signal(5)
     for _ in range(MAX_SIGNALS_A_TURN + 7):
-        core.records_arrived(RecordsArrived(record, 0, len(record), 1))
+        hand_over(core, record)
     assert (len(core.signals), core.signals.overflows) == (MAX_SIGNALS_A_TURN, 7)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -13,36 +11,35 @@ from gateway import subscriber
 from gateway.subscriber import SubscriberService, _Stream
 from pixiu.errors import InvalidArgument
 from pixiu.wire.v1 import wire_pb2
+from tests.gateway.world import World
 
 HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
 HOPS = 20
 """Turns of the loop between the bytes of a request and the request."""
 
 
-class Options:
-    connection_buffer_bytes = 1 << 20
-    slow_consumer_timeout_s = 10.0
+class Carrier:
+    """A stream whose hello comes when `there` is set."""
 
+    serves = True
 
-class Hub:
-    """As much of the service as a stream needs before its hello."""
+    def __init__(self, there: asyncio.Event) -> None:
+        self._there = there
 
-    options = Options()
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+    async def write(self, message: wire_pb2.SubscribeReply) -> None: ...
 
-    def arrived(self, _stream: object) -> int:
-        return 1
-
-
-async def requests(there: asyncio.Event) -> AsyncIterator[wire_pb2.SubscribeRequest]:
-    await there.wait()
-    for _ in range(HOPS):
-        await asyncio.sleep(0)
-    yield HELLO
+    async def read(self) -> wire_pb2.SubscribeRequest | None:
+        await self._there.wait()
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+        return HELLO
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
-    hub: Any = Hub()
-    return await SubscriberService(hub)._first(_Stream(hub), requests(there))
+    clients = World().clients
+    return await SubscriberService(clients)._first(_Stream(clients), Carrier(there))
 
 
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

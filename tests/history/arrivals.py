@@ -1,6 +1,6 @@
 """What devices and their applications got: whose it is, how often, in which order, marked how.
 
-Source: DESIGN sections 2, 9 ("Delivery of mail").
+Source: docs/promises.md, docs/delivery.md.
 """
 
 from __future__ import annotations

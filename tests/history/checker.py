@@ -6,7 +6,7 @@
 It knows what was recorded and nothing of the cluster. What may or may not have happened (unknown calls) it accepts either way; what
 it cannot tell for want of numbers, as a copy by MQTT whose InboxSeq nobody said, it leaves out.
 
-Source: DESIGN sections 2, 9, 11, 14.
+Source: docs/promises.md, docs/architecture.md, docs/stores.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A forgery replaces events and never changes them, so that a history can be forged again and again.
 
-Source: DESIGN sections 2, 9, 11.
+Source: docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations

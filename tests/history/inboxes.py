@@ -1,6 +1,6 @@
 """What inboxes were seen to be: their numbers, their order, their lists and cursors.
 
-Source: DESIGN sections 4 ("InboxSeq"), 11 ("Pi").
+Source: docs/identifiers.md, docs/pi.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     play(17).history    # some 2,000 events; the same seed plays the same
 
-Source: DESIGN sections 2, 9, 11.
+Source: docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations
@@ -389,5 +389,5 @@ class Play:
 
 
 def play(seed: int, steps: int = 900, users: int = 5) -> Play:
-    """A correct history. Source: DESIGN section 2."""
+    """A correct history. Source: docs/promises.md."""
     return Play(seed, steps, users).run()

@@ -1,6 +1,6 @@
 """What senders were promised: everything that was sent is with every device, or is kept for it, or it is told that it is gone.
 
-Source: DESIGN sections 2, 9, 14 (rule 1).
+Source: docs/promises.md, docs/architecture.md, docs/promises.md, "Failure rules" 1.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A call is invoked once and ends at most once. *Fail* says that it certainly had 
 may have had. A retry is another call of the same message. A process is whoever does one thing after the other: a sender's writer,
 or one run of an application; who starts again is another process. Numbers that are not known where something was seen are 0.
 
-Source: DESIGN sections 2, 9.
+Source: docs/promises.md, docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Places in the history are indexes of its events, which is also the order of time. Whatever is looked up later is in a dict or in a
 sorted list, so that the rules stay linear or n log n.
 
-Source: DESIGN sections 4, 9, 11.
+Source: docs/identifiers.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations

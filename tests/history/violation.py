@@ -1,6 +1,6 @@
 """What a history can be found guilty of.
 
-Source: DESIGN sections 2, 9, 11.
+Source: docs/promises.md, docs/architecture.md, docs/stores.md.
 """
 
 from __future__ import annotations

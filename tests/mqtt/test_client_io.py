@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,18 +12,12 @@ from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MAX_UNSENT_BYTES, MQTTClient, SubscriptionRefused
 from pixiu.mqtt.events import CloseReason, Connected
 from pixiu.mqtt.packets import ConnackCode
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Hub
 
 PATIENCE_S = 30.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, for as long as a loaded machine may need."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 class Listener:

@@ -112,6 +112,7 @@ def test_requests_get_different_identifiers_and_their_own_answers() -> None:
     assert session.unanswered == 0
 
 
+@pytest.mark.slow
 def test_an_identifier_that_waits_is_not_given_again() -> None:
     session = connected()
     kept, _ = session.publish("a", b"", 1, 0.0)

@@ -49,8 +49,8 @@ def packets(effects: list[Effect]) -> list[Packet]:
     return [codec.decode(data, Side.CLIENT) for data in effect.packets]
 
 
-def mails(*seqs: int, lane: int = 1, again: bool = False) -> list[Mail]:
-    return [Mail(lane, seq, b"%d" % seq, again) for seq in seqs]
+def mails(*seqs: int, lane: int = 1, redelivered: bool = False) -> list[Mail]:
+    return [Mail(lane, seq, b"%d" % seq, redelivered) for seq in seqs]
 
 
 def closed(effects: list[Effect]) -> Close:
@@ -73,7 +73,7 @@ def test_a_packet_identifier_is_the_mails_place_and_never_0() -> None:
 
 def test_mail_leaves_with_qos_1_and_dup_where_it_may_have_arrived() -> None:
     session = taking()
-    found = packets(session.deliver_mail(TOPIC, mails(4) + mails(4, lane=0, again=True), 2.0))
+    found = packets(session.deliver_mail(TOPIC, mails(4) + mails(4, lane=0, redelivered=True), 2.0))
     assert found == [
         Publish(TOPIC, b"4", 1, packet_id=1 << 14 | 5),
         Publish(TOPIC, b"4", 1, dup=True, packet_id=5),
@@ -143,7 +143,7 @@ def test_a_lane_that_waits_for_nothing_begins_anew_with_its_next_mail() -> None:
 def test_a_new_session_waits_for_nothing_of_the_older_one() -> None:
     session = taking()
     session.deliver_mail(TOPIC, mails(1, 2), 10.0)
-    (effect,) = session.deliver_mail(TOPIC, mails(2, again=True), 30.0, anew=True)
+    (effect,) = session.deliver_mail(TOPIC, mails(2, redelivered=True), 30.0, anew=True)
     assert isinstance(effect, SendMail)
     assert effect.anew
     assert session.next_deadline() == 60.0

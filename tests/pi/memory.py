@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.replication.model import Entry
-from pi.operations import ENTRY_KIND, Operation, encode
 from pi.state import Results, State
 from pi.unwritten import Store
+from pixiu.wire.inbox_operations import ENTRY_KIND, Operation, encode
 
 HOUR = 3600
 START_S = 100 * 24 * HOUR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pi.operations import (
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DELETE,

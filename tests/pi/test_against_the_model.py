@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import pytest
 
 from cluster.replication.model import Entry
-from pi.operations import (
+from pi.state import State
+from pi.store import StateStore
+from pi.unwritten import Store
+from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DELETE,
@@ -32,13 +34,13 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.state import State
-from pi.store import StateStore
-from pi.unwritten import Store
 from tests.pi.memory import HOUR, START_S, MemoryStore, at_us
 from tests.pi.model import Model
+from tests.support.effort import runs
 
-SEEDS = int(os.environ.get("PIXIU_PI_SEEDS", "60"))
+pytestmark = pytest.mark.sim
+
+SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=60)
 LIMITS = Limits(cap=12, refuse_full=0, dedupe_s=5 * HOUR, history_s=0, age_s=20 * HOUR, device_age_s=30 * HOUR)
 UINS = (3, 7, 11)
 
@@ -137,7 +139,7 @@ class World:
         """Reads, of everything."""
         for uin in UINS:
             for lane in range(2):
-                inbox, head = self.model.inbox(uin, lane), self.state.head(uin, lane)
+                inbox, head = self.model.inbox(uin, lane), self.state.inboxes.head(uin, lane)
                 assert (head.last, head.floor, head.gap, head.dropped) == (
                     len(inbox.entries), inbox.floor, inbox.gap, inbox.dropped,
                 ), (uin, lane)  # fmt: skip

@@ -2,195 +2,200 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import pytest
 
+from cluster.runtime.contract import NEVER
 from pi import core as module
-from pi.core import Core
-from pi.events import (
-    Effect,
-    EntryApplied,
-    Event,
-    LayoutChanged,
-    LeaderChanged,
-    Level,
-    LogPersisted,
-    Notify,
-    ProposalAccepted,
-    ProposalRejected,
-    Propose,
-    ReadRequest,
-    Reply,
-    Requested,
-    StreamClosed,
-    Tick,
-    TurnEnded,
+from pixiu.wire.inbox_operations import (
+    MAX_OPERATIONS,
+    MAX_OPERATIONS_BYTES,
+    U64,
+    USER_DEVICE,
+    AddDevice,
+    Clock,
+    Code,
+    Deletes,
+    DropDevices,
+    Fanout,
+    Limits,
+    OpenSessions,
+    Operation,
+    Trims,
+    Writer,
+    decode,
+    encode,
+    encode_delete,
 )
-from pi.operations import U64, Clock, Code, Fanout, Limits, Operation, Writer, decode, encode
-from pi.state import Read, Refusal
-from pixiu.errors import StateDamaged
+from pixiu.wire.levels import Level
+from tests.pi.world import Pi
 from tests.support.pi import acknowledges, appends, message
-
-T = TypeVar("T")
-
-
-class Shelf:
-    """Answers reads by the device's number."""
-
-    lease = True
-
-    def may_read(self) -> bool:
-        return self.lease
-
-    def read(self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, *_: object) -> Read:
-        if number == 1:
-            raise Refusal(Code.OLD_SESSION)
-        if number == 2:
-            raise StateDamaged("broken")
-        return Read([(4, 44)], 3, 2, 4, 2, 0)
-
-
-def leader(epoch: int = 5) -> Core:
-    core = Core(partition=1, inboxes=Shelf(), limits=Limits(cap=9), clock_interval_s=10.0)
-    core.step(LayoutChanged(3, 2, {0: "there:1"}), 0.0)
-    core.step(LeaderChanged(epoch, "here:1" if epoch else "other:1"), 0.0)
-    return core
-
-
-def ask(
-    core: Core, *operations: Operation, request: int = 1, stream: int = 1, level: Level = Level.REPLICATED, reads: int = 0,
-) -> list[Effect]:  # fmt: skip
-    wanted = [ReadRequest(7, device, 1, 1, None, 10) for device in range(reads)]
-    return core.step(Requested(stream, request, encode(operations), level, wanted), 1.0)
-
-
-def all_of(effects: list[Effect], kind: type[T]) -> list[T]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def one(effects: list[Effect], kind: type[T]) -> T:
-    (found,) = all_of(effects, kind)
-    return found
-
-
-def step(core: Core, event: Event) -> list[Effect]:
-    return core.step(event, 2.0)
 
 
 def test_what_came_in_one_turn_is_one_entry_and_is_answered_when_it_is_applied() -> None:
-    core = leader()
-    assert not ask(core, appends(5, (message(1), 7), (message(2), 9)))
-    assert not ask(core, acknowledges(7, 1, 1), appends(5, (message(3), 7)), request=2, stream=2)
-    propose = one(step(core, TurnEnded()), Propose)
-    assert decode(propose.payload) == [
+    pi = Pi()
+    assert not pi.ask(appends(5, (message(1), 7), (message(2), 9)))
+    assert not pi.ask(acknowledges(7, 1, 1), appends(5, (message(3), 7)), request=2, stream=2)
+    entry = pi.turn()
+    assert entry is not None
+    assert decode(entry.payload) == [
         appends(5, (message(1), 7), (message(2), 9)), acknowledges(7, 1, 1), appends(5, (message(3), 7)),
     ]  # fmt: skip
-    assert propose.replicated
-    assert not step(core, ProposalAccepted(propose.token, 5, 100))
-    assert not step(core, LogPersisted(100))
-    assert core.under_way == 2
-    out = step(core, EntryApplied(100, [[1, -Code.INBOX_FULL], [0], [2]], 3))
-    first, second = all_of(out, Reply)
+    assert entry.replicated
+    assert not pi.accept(100)
+    assert not pi.persist(100)
+    assert pi.core.under_way == 2
+    first, second = pi.apply(100, [[1, -Code.INBOX_FULL], [0], [2]], 3)
     assert (first.request, list(first.results), first.copies) == (1, [1, -Code.INBOX_FULL], 3)
-    assert (first.epoch, first.committed, first.layout_version) == (5, 100, 3)
+    assert first.triple == (3, 5, 100)
     assert (second.request, second.stream, list(second.results)) == (2, 2, [0, 2])
-    assert one(out, Notify).appended == [(7, 1, 1, message(1)), (7, 1, 2, message(3))]
-    assert core.under_way == 0
+    assert pi.core.counters["appends"] == 3
+    assert pi.core.under_way == 0
 
 
-def test_lower_levels_are_answered_earlier_without_results_and_notified_all_the_same() -> None:
-    core = leader()
+def test_lower_levels_are_answered_earlier_without_results() -> None:
+    pi = Pi()
     for request, level in ((1, Level.ACCEPTED), (2, Level.PERSISTED), (3, Level.REPLICATED)):
-        ask(core, appends(5, (message(request), 7)), request=request, level=level)
-    token = one(step(core, TurnEnded()), Propose).token
-    assert one(step(core, ProposalAccepted(token, 5, 100)), Reply).request == 1
-    assert not step(core, LogPersisted(99))
-    assert one(step(core, LogPersisted(100)), Reply).request == 2
-    out = step(core, EntryApplied(100, [[1], [2], [3]], 1))
-    assert (one(out, Reply).request, one(out, Reply).results) == (3, [3])
-    assert len(one(out, Notify).appended) == 3
+        pi.ask(appends(5, (message(request), 7)), request=request, level=level)
+    assert pi.turn() is not None
+    assert [reply.request for reply in pi.accept(100)] == [1]
+    assert not pi.persist(99)
+    assert [reply.request for reply in pi.persist(100)] == [2]
+    (last,) = pi.apply(100, [[1], [2], [3]])
+    assert (last.request, last.results) == (3, [3])
 
 
-def test_a_user_of_another_partition_is_refused_with_the_one_that_serves_him() -> None:
-    core = leader()
-    for operation in (appends(5, (message(1), 8)), acknowledges(8, 1, 1), Fanout(Writer(2, 1, 5), message(1), U64.pack(8))):
-        reply = one(ask(core, operation), Reply)
-        assert (reply.code, reply.server) == ("WRONG_PARTITION", (0, 2, "there:1"))
+def test_a_callers_bytes_go_into_the_log_as_they_came() -> None:
+    pi = Pi()
+    one, two = encode([appends(5, (message(1), 7)), AddDevice(7, b"x")]), encode([acknowledges(9, 1, 1)])
+    pi.ask(raw=one)
+    pi.ask(raw=two, stream=2)
+    entry = pi.turn()
+    assert entry is not None
+    assert entry.payload == one + two
+
+
+def test_an_entry_holds_no_more_operations_than_replicas_read() -> None:
+    pi = Pi()
+    nothing = encode([OpenSessions(b"")])
+    assert not pi.ask(raw=nothing * (MAX_OPERATIONS - 1))
+    assert not pi.ask(raw=nothing)
+    assert not pi.proposals
+    assert not pi.ask(raw=nothing * 2)
+    assert pi.turn() is not None
+    assert [len(decode(entry.payload)) for entry in pi.proposals] == [MAX_OPERATIONS, 2]
+
+
+OF_USER_8: list[Operation] = [
+    appends(5, (message(1), 7), (message(2), 8)),
+    Fanout(Writer(2, 1, 5), message(1), U64.pack(7) + U64.pack(8)),
+    acknowledges(8, 1, 1),
+    OpenSessions(USER_DEVICE.pack(7, 0) + USER_DEVICE.pack(8, 0)),
+    AddDevice(8, b"phone"),
+    DropDevices(USER_DEVICE.pack(8, 1)),
+    *decode(encode([Trims(U64.pack(8) + bytes(9))])),
+    Deletes(encode_delete(8, 1, 1, 2)[5:]),
+]
+
+
+@pytest.mark.parametrize("operation", OF_USER_8, ids=lambda operation: type(operation).__name__)
+def test_a_user_of_another_partition_is_refused_with_the_one_that_serves_him(operation: Operation) -> None:
+    pi = Pi()
+    (reply,) = pi.ask(operation)
+    assert (reply.code, reply.server) == ("WRONG_PARTITION", (0, 2, "there:1"))
+    assert pi.turn() is None
 
 
 @pytest.mark.parametrize(
     ("operation", "code"),
     [
         (Fanout(Writer(1, 1, 5), message(1), U64.pack(7) * 1001), "TOO_MANY_RECEIVERS"),
+        (Fanout(Writer(1, 1, 5), 0, U64.pack(7)), "INVALID_ARGUMENT"),
         (Clock(Limits()), "INVALID_ARGUMENT"),
         (appends(5, (0, 7)), "INVALID_ARGUMENT"),
         (appends(5, (1 << 63, 7)), "INVALID_ARGUMENT"),
         (appends(5, (message(1), (1 << 63) + 1)), "INVALID_ARGUMENT"),
+        (AddDevice((1 << 63) + 1, b""), "INVALID_ARGUMENT"),
     ],
 )  # fmt: skip
 def test_what_can_never_be_is_refused_before_the_log(operation: Operation, code: str) -> None:
-    core = leader()
-    assert one(ask(core, operation), Reply).code == code
-    assert not step(core, TurnEnded())
+    pi = Pi()
+    assert pi.code(operation) == code
+    assert pi.turn() is None
+
+
+def test_before_the_layout_is_known_every_user_is_taken_but_none_that_cannot_be() -> None:
+    pi = Pi(partitions=0)
+    assert pi.code(appends(5, (message(1), 8))) == ""
+    assert pi.code(appends(5, (message(1), 0))) == "INVALID_ARGUMENT"
 
 
 def test_broken_bytes_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = leader()
-    assert one(core.step(Requested(1, 1, b"\xff", Level.REPLICATED, ()), 0.0), Reply).code == "MALFORMED"
-    large = bytes(module.MAX_REQUEST_BYTES + 1)
-    assert one(core.step(Requested(1, 2, large, Level.REPLICATED, ()), 0.0), Reply).code == "INVALID_ARGUMENT"
+    pi = Pi()
+    assert pi.code(raw=b"\xff") == "MALFORMED"
+    assert pi.code(raw=bytes(MAX_OPERATIONS_BYTES + 1)) == "INVALID_ARGUMENT"
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
-    assert not ask(core, *[acknowledges(7, 1, 1)] * 2)
-    assert one(ask(core, acknowledges(7, 1, 1)), Reply).code == "OVERLOADED"
+    assert not pi.ask(*[acknowledges(7, 1, 1)] * 2)
+    assert pi.code(acknowledges(7, 1, 1)) == "OVERLOADED"
 
 
 def test_after_a_refusal_a_writers_stream_is_over_until_a_higher_generation() -> None:
-    core = leader()
-    ask(core, appends(5, (message(1), 7)))
-    token = one(step(core, TurnEnded()), Propose).token
-    assert one(step(core, ProposalRejected(token, "DISK_FULL", "full")), Reply).code == "DISK_FULL"
-    assert one(ask(core, appends(5, (message(2), 7))), Reply).code == "STALE_WRITER"
-    assert not ask(core, appends(5, (message(2), 7), worker=2))
-    assert not ask(core, appends(5, (message(1), 7), generation=2))
-    assert not ask(core, appends(5, (message(3), 7)), stream=2)
-    step(core, StreamClosed(1))
-    assert not ask(core, appends(5, (message(4), 7)))
+    pi = Pi()
+    pi.ask(appends(5, (message(1), 7)))
+    pi.turn()
+    assert [reply.code for reply in pi.reject("DISK_FULL", "full")] == ["DISK_FULL"]
+    assert pi.code(appends(5, (message(2), 7))) == "STALE_WRITER"
+    assert pi.code(appends(5, (message(2), 7), worker=2)) == ""
+    assert pi.code(appends(5, (message(1), 7), generation=2)) == ""
+    assert pi.code(appends(5, (message(3), 7)), stream=2) == ""
+    pi.closed(1)
+    assert pi.code(appends(5, (message(4), 7))) == ""
 
 
 def test_a_replica_that_does_not_lead_says_who_does() -> None:
-    reply = one(ask(leader(0), appends(5, (message(1), 7))), Reply)
+    (reply,) = Pi(0).ask(appends(5, (message(1), 7)))
     assert (reply.code, reply.server) == ("NOT_LEADER", (1, 2, "other:1"))
 
 
 def test_who_is_deposed_says_that_the_outcome_is_unknown() -> None:
-    core = leader()
-    ask(core, appends(5, (message(1), 7)))
-    step(core, ProposalAccepted(one(step(core, TurnEnded()), Propose).token, 5, 100))
-    ask(core, appends(5, (message(2), 7)), request=2)
-    step(core, TurnEnded())
-    ask(core, appends(5, (message(3), 7)), request=3)
-    replies = all_of(step(core, LeaderChanged(0, "other:1")), Reply)
-    assert [(reply.request, reply.code) for reply in replies] == [(number, "OUTCOME_UNKNOWN") for number in (1, 2, 3)]
-    assert core.under_way == 0
-    assert not step(core, EntryApplied(100, [[1]], 1))
-    step(core, LeaderChanged(7, "here:1"))
-    assert one(ask(core, appends(7, (message(1), 7))), Reply).code == "STALE_WRITER"
+    pi = Pi()
+    pi.ask(appends(5, (message(1), 7)))
+    pi.turn()
+    pi.accept(100)
+    pi.ask(appends(5, (message(2), 7)), request=2)
+    pi.turn()
+    pi.ask(appends(5, (message(3), 7)), request=3)
+    assert [(reply.request, reply.code) for reply in pi.lead(0)] == [(number, "OUTCOME_UNKNOWN") for number in (1, 2, 3)]
+    assert pi.core.under_way == 0
+    assert not pi.apply(100, [[1]])
+    pi.lead(7)
+    assert pi.code(appends(7, (message(1), 7))) == "STALE_WRITER"
 
 
-def test_reads_need_the_lease_and_each_has_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = leader()
-    found = one(ask(core, reads=3), Reply).reads
+def test_reads_need_the_lease_and_each_has_its_own_error() -> None:
+    pi = Pi()
+    (reply,) = pi.ask(reads=3)
+    found = reply.reads
     assert [(read.entries, read.code) for read in found] == [([(4, 44)], ""), ([], "OLD_SESSION"), ([], "STATE_DAMAGED")]
     assert (found[0].floor, found[0].gap, found[0].last, found[0].dropped) == (3, 2, 4, 2)
-    assert core.damaged == "broken"
-    monkeypatch.setattr(Shelf, "lease", False)
-    assert [(read.entries, read.code) for read in one(ask(core, reads=1), Reply).reads] == [([], "UNAVAILABLE")]
+    assert pi.core.damaged == "broken"
+    pi.shelf.lease = False
+    (reply,) = pi.ask(reads=1)
+    assert [(read.entries, read.code) for read in reply.reads] == [([], "UNAVAILABLE")]
 
 
 def test_the_leader_alone_appends_the_clock_with_its_limits() -> None:
-    core = leader()
-    assert decode(one(core.step(Tick(), 50.0), Propose).payload) == [Clock(Limits(cap=9))]
-    assert not core.step(Tick(), 59.0)
-    assert core.step(Tick(), 72.0)
-    assert not leader(0).step(Tick(), 50.0)
+    pi = Pi()
+    pi.now = 50.0
+    clock = pi.tick()
+    assert clock is not None
+    assert decode(clock.payload) == [Clock(Limits(cap=9))]
+    assert pi.core.next_deadline() == 60.0
+    pi.now = 59.0
+    assert pi.tick() is None
+    pi.now = 72.0
+    assert pi.tick() is not None
+    other = Pi(0)
+    assert other.core.next_deadline() == NEVER
+    assert other.tick() is None
+    other.lead(6)
+    assert other.core.next_deadline() < other.now, "a new leader's clock entry, with its limits, is due at once"

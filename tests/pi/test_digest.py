@@ -13,7 +13,10 @@ from pi import expiry
 from pi.digest import NOBODY, RANGES, Digest, range_of, range_of_user
 from pi.keys import deleted_key, entry_key, index_key, seal, time_key, user_key, writer_key
 from pi.machine import Machine
-from pi.operations import (
+from pi.state import State
+from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
+from pixiu.errors import Overloaded, Unavailable
+from pixiu.wire.inbox_operations import (
     DELETE,
     ENTRY_KIND,
     TRIM,
@@ -28,11 +31,11 @@ from pi.operations import (
     Trims,
     encode,
 )
-from pi.state import State
-from pi.view import MARK_KIND, MAX_VIEWS, PART_ROWS, Views
-from pixiu.errors import Overloaded, Unavailable
 from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
+from tests.support.effort import runs
 from tests.support.pi import acknowledges, appends, message
+
+SEEDS = runs("PIXIU_PI_SEEDS", local=5, ci=20)
 
 
 def of(values: dict[bytes, bytes]) -> list[int]:
@@ -80,7 +83,7 @@ def some_operations(random: Random, sent: int) -> list[Operation]:
     return random.choices(choices, [8, 1, 1, 1, 4, 1, 1, 2], k=random.randint(1, 3))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_replica_that_remembers_nothing_comes_to_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "SWEEP_ENTRIES", 7)
     random = Random(seed)

@@ -13,9 +13,18 @@ from pi import export as export_module
 from pi.export import Export
 from pi.keys import EPOCH_S, entry_key
 from pi.machine import Machine
-from pi.operations import ACKNOWLEDGE, ENTRY_KIND, USER_DEVICE, Acknowledges, AddDevice, OpenSessions, Operation, encode
 from pixiu.errors import StateDamaged
 from pixiu.wire.export_tables import columns_of
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    ENTRY_KIND,
+    USER_DEVICE,
+    Acknowledges,
+    AddDevice,
+    OpenSessions,
+    Operation,
+    encode,
+)
 from tests.pi.memory import START_S, at_us
 from tests.pi.test_machine import machine
 from tests.support.pi import appends, message
@@ -52,7 +61,7 @@ async def test_rows_are_what_the_state_holds(tmp_path: Path) -> None:
         lane = entries[0]["lane"]
         for row in entries:
             assert row["pi_partition"] == 2
-            assert one.state.entry(row["uin"], lane, row["inbox_seq"])[0] == row["msg_id"]
+            assert one.state.inboxes.entry(row["uin"], lane, row["inbox_seq"])[0] == row["msg_id"]
             assert round(row["appended_at"].timestamp()) == START_S + EPOCH_S
         heads = rows_of(export(one, "heads"))
         assert [(row["uin"], row["last"], row["floor"], row["dropped"]) for row in heads] == [(uin, 5, 0, 0) for uin in USERS]

@@ -7,9 +7,15 @@ import pytest
 from pi import ranges
 from pi.digest import Digest
 from pi.inbox import Head
-from pi.operations import (
+from pi.options import Options
+from pi.ranges import Ranges
+from pi.reading import unread_by
+from pixiu.errors import MalformedData
+from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import (
     DEFAULT_LIMITS,
     DELETE,
+    HEAD,
     LIMITS,
     TRIM,
     USER_DEVICE,
@@ -21,16 +27,10 @@ from pi.operations import (
     Op,
     OpenSessions,
     Trims,
-    body_of,
     decode,
     encode,
 )
-from pi.options import Options
-from pi.ranges import Ranges
-from pi.reading import unread_by
-from pixiu.errors import MalformedData
-from pixiu.wire.cursor import Cursor
-from relay.delivery.events import Listing
+from relay.delivery import events as ev
 from relay.delivery.window import Lane
 from tests.pi.memory import HOUR, MemoryStore, Replica
 from tests.support.pi import acknowledges, appends, message
@@ -69,7 +69,7 @@ def test_a_further_device_begins_with_the_history_or_from_now_on_as_the_leaders_
     assert seqs(replica, session=2, device=1)[-1] == 4
     replica.flush()
     replica.restart()
-    assert replica.state.limits.from_now == from_now
+    assert replica.state.inboxes.limits.from_now == from_now
     assert replica.state.read(UIN, 1, 1, 2, None, 10).unread == (1 if from_now else 4)
 
 
@@ -94,7 +94,7 @@ def test_options_say_it_and_limits_of_older_logs_and_stores_are_read() -> None:
     assert Options.__dataclass_fields__["new_device_history"].default is True
     old = LIMITS.pack(*DEFAULT_LIMITS[:6])
     assert Limits.decode(old) == DEFAULT_LIMITS
-    assert body_of(Clock(DEFAULT_LIMITS)) == (Op.CLOCK, old), "what is not used is not written"
+    assert encode([Clock(DEFAULT_LIMITS)]) == HEAD.pack(Op.CLOCK, len(old)) + old, "what is not used is not written"
     other = Limits(from_now=1)
     assert decode(encode([Clock(other)])) == [Clock(other)]
     for body in (old[:-1], old + b"\1\1"):
@@ -176,13 +176,13 @@ def test_what_is_deleted_nobody_reads_and_it_keeps_its_number_and_its_message_id
 def test_what_is_deleted_at_the_floor_raises_it_and_is_not_counted_as_dropped() -> None:
     replica = filled(9)
     assert delete(replica, 3, 4) == 2
-    assert replica.state.head(UIN, 1).floor == 0
+    assert replica.state.inboxes.head(UIN, 1).floor == 0
     assert delete(replica, 1, 2) == 2
-    head = replica.state.head(UIN, 1)
+    head = replica.state.inboxes.head(UIN, 1)
     assert (head.floor, head.gap, head.dropped) == (4, 0, 0)
     assert delete(replica, 6, 6) == 1
     replica.apply(acknowledges(UIN, 1, 5))
-    assert replica.state.head(UIN, 1).floor == 6
+    assert replica.state.inboxes.head(UIN, 1).floor == 6
     assert delete(replica, 8, 8) == 1
     replica.apply(Trims(TRIM.pack(UIN, 1, 8)))
     assert (head.floor, head.gap, head.dropped) == (8, 8, 1), "7 was dropped, 8 was not"
@@ -219,9 +219,9 @@ def test_too_many_separate_deletions_are_refused_and_change_nothing(monkeypatch:
 # --- how a relay takes it
 
 
-def listing(replica: Replica, start: int | None, num: int) -> Listing:
+def listing(replica: Replica, start: int | None, num: int) -> ev.Listing:
     read = replica.state.read(UIN, 0, 1, 1, start, num)
-    return Listing(read.entries, read.floor, read.gap, read.last, read.up_to)
+    return ev.Listing(read.entries, read.floor, read.gap, read.last, read.up_to)
 
 
 def test_a_relay_tells_a_gap_for_what_was_deleted_and_its_device_comes_over_it() -> None:

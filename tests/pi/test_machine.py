@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator
@@ -14,12 +13,13 @@ import pytest
 
 from cluster.replication.model import Entry
 from pi.machine import Machine
-from pi.operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from pi.store import FILE_NAME
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
+from pixiu.wire.inbox_operations import ENTRY_KIND, USER_DEVICE, OpenSessions, encode
 from tests.pi.memory import START_S, at_us
 from tests.support.disks import small_disk
 from tests.support.pi import appends, message
+from tests.support.waiting import until
 
 UIN = 7
 WAIT_S = 60.0
@@ -45,13 +45,6 @@ async def machine(folder: Path, map_mb: int = 64, failed: list[PixiuError] | Non
         await made.close()
 
 
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
         one.start(100_000)
@@ -60,7 +53,7 @@ async def test_what_was_flushed_is_there_after_a_restart(tmp_path: Path) -> None
         await until(lambda: one.scrubbed)
         assert one.damaged == ""
     async with machine(tmp_path) as again:
-        assert (again.applied, again.flushed, again.state.head(UIN, 1).last) == (5, 5, 50)
+        assert (again.applied, again.flushed, again.state.inboxes.head(UIN, 1).last) == (5, 5, 50)
 
 
 async def test_a_snapshot_is_a_whole_state_and_can_be_put_in_the_place_of_another(tmp_path: Path) -> None:
@@ -89,7 +82,7 @@ async def test_a_broken_snapshot_is_not_taken(tmp_path: Path) -> None:
         with pytest.raises(PixiuError):
             await one.load(tmp_path / "snapshot")
         assert one.applied == 1
-        assert one.state.head(UIN, 1).last == 10
+        assert one.state.inboxes.head(UIN, 1).last == 10
 
 
 async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,15 +98,16 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         one.apply(entries(1, 3))
         await until(lambda: one.full)
         one.apply(entries(4, 4))
-        assert (one.state.head(UIN, 1).last, one.flushed) == (40, 0)
+        assert (one.state.inboxes.head(UIN, 1).last, one.flushed) == (40, 0)
         monkeypatch.setattr(one.store, "write", write)
         await until(lambda: one.flushed == 4)
         assert one.full == ""
         assert not failed
     async with machine(tmp_path) as again:
-        assert again.state.head(UIN, 1).last == 40
+        assert again.state.inboxes.head(UIN, 1).last == 40
 
 
+@pytest.mark.process
 async def test_a_write_that_was_taken_in_part_is_a_full_disk_if_the_disk_is_full(tmp_path: Path) -> None:
     short = lmdb.Error("mdb_txn_commit: Input/output error")  # all that LMDB says of a short write
     with small_disk(tmp_path / "small", "4m") as disk:

@@ -7,7 +7,10 @@ import pytest
 from cluster.replication.model import Entry, EntryKind
 from pi import expiry
 from pi.keys import entry_key, index_key
-from pi.operations import (
+from pi.state import Refusal
+from pixiu.errors import MalformedData, StateDamaged
+from pixiu.wire.cursor import Cursor
+from pixiu.wire.inbox_operations import (
     ENTRY_KIND,
     MAX_RECEIVERS,
     TRIM,
@@ -25,9 +28,6 @@ from pi.operations import (
     decode,
     encode,
 )
-from pi.state import Refusal
-from pixiu.errors import MalformedData, StateDamaged
-from pixiu.wire.cursor import Cursor
 from tests.pi.memory import HOUR, MemoryStore, Replica
 from tests.support.pi import acknowledges, appends, message
 
@@ -99,7 +99,7 @@ def test_over_the_age_entries_go_with_a_gap_that_says_how_many() -> None:
     assert replica.apply(Clock(Limits())) == [[1]]
     read = replica.state.read(UIN, 0, 1, 2, None, 10)
     assert ([seq for seq, _ in read.entries], read.floor, read.gap, read.dropped) == ([6], 5, 5, 3)
-    assert replica.state.dropped == 3
+    assert replica.state.inboxes.dropped == 3
     assert stored(replica, b"E") == stored(replica, b"T") == 1
 
 
@@ -120,7 +120,7 @@ def test_a_full_inbox_drops_its_oldest_or_refuses() -> None:
     replica = Replica()
     replica.apply(Clock(Limits(cap=3)))
     assert replica.apply(appends(1, *((message(number), UIN) for number in range(1, 6)))) == [[1, 2, 3, 4, 5]]
-    head = replica.state.head(UIN, 1)
+    head = replica.state.inboxes.head(UIN, 1)
     assert (head.floor, head.gap, head.dropped) == (2, 2, 2)
     replica.apply(Clock(Limits(cap=3, refuse_full=1)))
     refused = replica.apply(appends(1, (message(6), UIN), (message(5), UIN), (message(7), UIN + 1)))
@@ -144,8 +144,8 @@ def test_sweeps_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         assert rounds < 1000
     assert rounds > 10
     assert stored(replica, b"E") == stored(replica, b"I") == stored(replica, b"T") == 0
-    assert replica.state.dropped == 140
-    assert replica.state.head(20, 1).last == 7
+    assert replica.state.inboxes.dropped == 140
+    assert replica.state.inboxes.head(20, 1).last == 7
 
 
 def test_a_ninth_device_takes_the_place_of_one_that_was_not_seen_for_long() -> None:
@@ -154,7 +154,7 @@ def test_a_ninth_device_takes_the_place_of_one_that_was_not_seen_for_long() -> N
     replica.now_s += 31 * DAY
     assert replica.apply(AddDevice(UIN, b"1")) == [[2]]
     assert replica.apply(AddDevice(UIN, b"new")) == [[9]]
-    assert sorted(replica.state.user(UIN).devices) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert sorted(replica.state.inboxes.user(UIN).devices) == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_sessions_grow_over_a_device_that_was_dropped_and_came_back() -> None:
@@ -170,12 +170,12 @@ def test_the_slowest_device_holds_entries_back() -> None:
     replica = filled(4)
     replica.apply(AddDevice(UIN, b"tablet"), OpenSessions(USER_DEVICE.pack(UIN, 1)))
     replica.apply(acknowledges(UIN, 1, 4))
-    assert replica.state.head(UIN, 1).floor == 0
+    assert replica.state.inboxes.head(UIN, 1).floor == 0
     replica.apply(acknowledges(UIN, 2, 1, bits=0b10, device=1))
-    assert replica.state.head(UIN, 1).floor == 1
+    assert replica.state.inboxes.head(UIN, 1).floor == 1
     assert [seq for seq, _ in replica.state.read(UIN, 1, 1, 2, None, 10).entries] == [2, 4]
     replica.apply(acknowledges(UIN, 2, 2, device=1))
-    assert replica.state.head(UIN, 1).floor == 3
+    assert replica.state.inboxes.head(UIN, 1).floor == 3
 
 
 def test_more_than_a_thousand_receivers_are_refused() -> None:

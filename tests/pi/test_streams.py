@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from pi import streams
-from pi.events import NO_DEVICE, Level, ReadFound, Reply
+from pi.events import NO_DEVICE, ReadFound, Reply
 from pi.streams import Stream, level_of, message_of, reads_of
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.v1 import pi_pb2
 
 
@@ -34,9 +35,12 @@ def test_an_unknown_level_is_the_safest() -> None:
 
 
 def test_a_reply_travels_whole() -> None:
-    reply = Reply(1, 9, 3, 5, 100, results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2, 1)], copies=2, server=(1, 2, "a:1"))
+    reply = Reply(
+        1, 9, Triple(3, 5, 100), results=[1, -2], reads=[ReadFound([(4, 44)], 3, 2, 4, 2, 1)], copies=2, server=(1, 2, "a:1")
+    )
     message = message_of(reply)
-    assert (message.request, list(message.results), message.copies, message.committed) == (9, [1, -2], 2, 100)
+    assert (message.request, list(message.results), message.copies) == (9, [1, -2], 2)
+    assert (message.layout_version, message.epoch, message.committed) == (3, 5, 100)
     assert (message.server.partition, message.server.partitions, message.server.address) == (1, 2, "a:1")
     read = message.reads[0]
     assert read.up_to == 1
@@ -46,18 +50,41 @@ def test_a_reply_travels_whole() -> None:
 @pytest.mark.parametrize(("limit", "value"), [("WINDOW_REQUESTS", 2), ("WINDOW_BYTES", 10)])
 async def test_who_does_not_read_replies_is_not_read_from(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
     monkeypatch.setattr(streams, limit, value)
-    stream = Stream()
-    waiting = asyncio.create_task(_fill(stream))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    stream.end()
-    replies = stream.replies()
-    assert [reply.request async for reply in replies] == [1, 2]
-    await waiting
+    caller = Caller(5)
+    taken: list[int] = []
+
+    def take(request: pi_pb2.PiRequest) -> None:
+        taken.append(request.request)
+        stream.answer(pi_pb2.PiReply(request=request.request))
+
+    stream = Stream(caller, take, lambda: taken.append(0))
+    running = asyncio.create_task(stream.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert taken == [1, 2]  # the first reply is on its way, and is not read
+    caller.reads.set()
+    async with asyncio.timeout(10):
+        await running
+    assert caller.got == [1, 2, 3, 4, 5]
+    assert taken == [1, 2, 3, 4, 5, 0]
 
 
-async def _fill(stream: Stream) -> None:
-    for number in (1, 2):
-        stream.took()
-        stream.answer(pi_pb2.PiReply(request=number))
-    await stream.room()
+class Caller:
+    """Sends some requests, then its last word; reads replies when it is told to."""
+
+    serves = True
+
+    def __init__(self, requests: int) -> None:
+        self._requests = [pi_pb2.PiRequest(request=number) for number in range(1, requests + 1)]
+        self.reads = asyncio.Event()
+        self.got: list[int] = []
+
+    async def opened(self, timeout_s: float) -> None: ...
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> pi_pb2.PiRequest | None:
+        return self._requests.pop(0) if self._requests else None
+
+    async def write(self, message: pi_pb2.PiReply) -> None:
+        await self.reads.wait()
+        self.got.append(message.request)

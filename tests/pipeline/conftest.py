@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,23 +55,21 @@ class Store:
 
     def send(self, users: Sequence[int], bodies: Sequence[bytes], **options: Any) -> dict[int, Record]:
         """Mail to users in turn; MsgID → record of what this call sent."""
-        with pixiu.connect_sync(self.target, mail_timeout_s=120) as px:
 
-            async def send() -> dict[int, Record]:
-                client = px._connected()
-                found: dict[int, Record] = {}
-                async with client.mail_writer() as writer:
-                    receipts = []
-                    for number, body in enumerate(bodies):
-                        await writer.room()
-                        receipt = writer.send(users[number % len(users)], body, **options)
-                        receipts.append((receipt, receipt.record))
-                    await writer.wait_finished()
-                for receipt, record in receipts:
-                    found[receipt.stored_as] = decode(record)
-                return found
+        async def send() -> dict[int, Record]:
+            found: dict[int, Record] = {}
+            async with pixiu.connect(self.target, mail_timeout_s=120) as px, px.mail_writer() as writer:
+                receipts = []
+                for number, body in enumerate(bodies):
+                    await writer.room()
+                    receipt = writer.send(users[number % len(users)], body, **options)
+                    receipts.append((receipt, receipt.record))
+                await writer.wait_finished()
+            for receipt, record in receipts:
+                found[receipt.stored_as] = decode(record)
+            return found
 
-            found = px.run(send())
+        found = asyncio.run(send())
         self.sent |= found
         return found
 

@@ -20,8 +20,7 @@ from pipeline.jobs.skew import Load, verdict
 from pipeline.report import Bars, Report, Section
 from pixiu.client.stores import Stores
 from pixiu.ids import msg_id, snowflake
-from pixiu.wire.inbox_appends import encode_appends
-from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens
+from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
 from tests.pipeline.conftest import Store

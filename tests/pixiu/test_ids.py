@@ -78,6 +78,13 @@ def test_a_gateway_message_id_holds_instance_generation_and_counter() -> None:
     assert ids.gateway_generation(made) == 1023
 
 
+@pytest.mark.parametrize("lane", range(4))
+def test_a_mails_lane_is_the_top_of_its_type(lane: int) -> None:
+    made = ids.msg_id(127, lane << 6 | 63, (1 << 48) - 1)
+    assert ids.msg_lane(made) == lane
+    assert ids.msg_type(made) >> 6 == lane
+
+
 @pytest.mark.parametrize(("name", "uin"), [("7", 7), (str((1 << 63) - 1), (1 << 63) - 1)])
 def test_a_decimal_name_is_the_uin(name: str, uin: int) -> None:
     assert ids.uin_of_name(name) == uin

@@ -6,58 +6,32 @@ that changes has a new epoch; what it had answered stays.
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pi.operations import APPEND, U64, Appends, Code, Fanout, decode
+from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
 from pixiu.client.events import CloseStream, Failure, Writable
 from pixiu.client.mail import Effect as SenderEffect
-from pixiu.client.mail import MailBatch, MailLevel, MailOutcome, MailSender, MailTicket, OpenMailStream
+from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
-from pixiu.ids import msg_id, snowflake
+from pixiu.ids import msg_id, msg_lane, snowflake
+from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, decode
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
+from proxy import mail_events as ev
 from proxy.mail import MailCore
-from proxy.mail_events import (
-    Answer,
-    Appended,
-    Connect,
-    Disconnect,
-    Effect,
-    EndWriter,
-    Event,
-    InboxesGrew,
-    Level,
-    LinkDown,
-    LinkUp,
-    MailReceived,
-    SendAppend,
-    SendStore,
-    Store,
-    Stored,
-    StoredRun,
-    StoresChanged,
-    Tick,
-    Triple,
-    TurnEnded,
-    WriterClosed,
-    WriterOpened,
-)  # fmt: skip
+from tests.support.simulation import Simulation
 
 START_MS = 1_750_000_000_000
 
 
-class World:
-    """Events in the order of their times; the same seed gives the same run."""
+class World(Simulation):
+    """Senders, proxies and models of stores; the same seed gives the same run."""
 
     def __init__(self, seed: int, xius: int = 2, pis: int = 2, proxies: int = 2, senders: int = 2, lossy: bool = True) -> None:
-        self.chance = random.Random(seed)
+        super().__init__(seed, now=1000.0)
         self.lossy = lossy
-        self.now = 1000.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self.xius = [XiuModel(self, partition) for partition in range(xius)]
         self.pis = [PiModel(self, partition) for partition in range(pis)]
         self.proxies = [ProxyModel(self, number) for number in range(proxies)]
@@ -65,29 +39,13 @@ class World:
         self.refused: dict[str, int] = {}
         """What the models refused, by code."""
 
-    def after(self, delay: float, what: Callable[[], None]) -> None:
-        """Do something later."""
-        self._count += 1
-        heapq.heappush(self._heap, (self.now + delay, self._count, what))
-
     def soon(self, what: Callable[[], None], least: float = 0.0005) -> None:
         """Do something after a random while."""
-        self.after(least + self.chance.expovariate(400), what)
+        self.after(least + self.rng.expovariate(400), what)
 
-    def run(self, seconds: float) -> None:
-        """Let so much time pass."""
-        end = self.now + seconds
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, what = heapq.heappop(self._heap)
-            what()
-        self.now = end
-
-    def run_until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
-        """Let time pass until something holds."""
-        end = self.now + limit_s
-        while not condition():
-            assert self.now < end, "it did not come"
-            self.run(0.05)
+    def all_sent(self) -> bool:
+        """Whether every sender knows what became of its mail."""
+        return all(sender.done() for sender in self.senders)
 
     def refuse(self, code: str) -> None:
         """Count one."""
@@ -117,14 +75,14 @@ class Pipe:
     def cut(self) -> None:
         """Break it: a first part of what is under way may still arrive, late."""
         self.broken = True
-        keep = self._world.chance.randrange(len(self._items) + 1) if self._items else 0
+        keep = self._world.rng.randrange(len(self._items) + 1) if self._items else 0
         while len(self._items) > keep:
             self._items.pop()
 
     def _next(self) -> None:
         if self._items and not self._busy:
             self._busy = True
-            self._world.after(self._world.chance.expovariate(300 if not self.broken else 3), self._arrive)
+            self._world.after(self._world.rng.expovariate(300 if not self.broken else 3), self._arrive)
 
     def _arrive(self) -> None:
         self._busy = False
@@ -143,18 +101,18 @@ class XiuModel:
         self._last = 0
         self.refusing = ""
 
-    def answer(self, link: int, request: SendStore) -> Stored | None:
+    def answer(self, link: int, request: ev.SendStore) -> ev.Stored | None:
         """None: nobody answers."""
         if not self.leads:
             return None
         triple = Triple(1, self.epoch, self._last)
-        refusal = self.refusing if self._world.chance.random() < 0.5 else ""
+        refusal = self.refusing if self._world.rng.random() < 0.5 else ""
         if request.epoch not in (0, self.epoch):
             refusal = "STALE_STREAM"
         if refusal:
             self._world.refuse(refusal)
-            runs = [StoredRun(request.position, request.count, 0, 0, refusal, "the model says so")]
-            return Stored(self.partition, link, runs, triple, 1)
+            runs = [ev.StoredRun(request.position, request.count, 0, 0, refusal, "the model says so")]
+            return ev.Stored(self.partition, link, runs, triple, 1)
         runs = []
         for index, record in enumerate(split(request.data, request.count)):
             identity, key = int.from_bytes(record[16:24], "little"), int.from_bytes(record[24:32], "little")
@@ -164,12 +122,12 @@ class XiuModel:
                 self._last += 1
                 sequence = self.epoch << 32 | self._last
                 self.stored[identity] = (msg_id(self.partition, record[6], sequence), record)
-                runs.append(StoredRun(request.position + index, 1, sequence, 0, "", ""))
+                runs.append(ev.StoredRun(request.position + index, 1, sequence, 0, "", ""))
             elif known[1][12:16] != record[12:16]:
-                runs.append(StoredRun(request.position + index, 1, 0, 0, "ID_REUSED", "another mail has this ID"))
+                runs.append(ev.StoredRun(request.position + index, 1, 0, 0, "ID_REUSED", "another mail has this ID"))
             else:
-                runs.append(StoredRun(request.position + index, 1, 0, known[0], "", ""))
-        return Stored(self.partition, link, runs, triple, 2)
+                runs.append(ev.StoredRun(request.position + index, 1, 0, known[0], "", ""))
+        return ev.Stored(self.partition, link, runs, triple, 2)
 
 
 class PiModel:
@@ -185,13 +143,13 @@ class PiModel:
         self.full: set[int] = set()
         """UINs whose inboxes refuse."""
 
-    def answer(self, link: int, request: SendAppend) -> Appended | None:
+    def answer(self, link: int, request: ev.SendAppend) -> ev.Appended | None:
         """None: nobody answers."""
         if not self.leads:
             return None
         triple = Triple(1, self.epoch, 0)
         operations = decode(request.operations)
-        code = self.refusing if self._world.chance.random() < 0.5 else ""
+        code = self.refusing if self._world.rng.random() < 0.5 else ""
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             if self._ended.get((link, operation.writer.worker), -1) >= operation.writer.generation:
@@ -201,14 +159,14 @@ class PiModel:
             for operation in operations:
                 assert isinstance(operation, Appends | Fanout)
                 self._ended[link, operation.writer.worker] = operation.writer.generation
-            return Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0)
+            return ev.Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0)
         results: list[int] = []
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             results += self._append(operation)
         if request.level is not Level.REPLICATED:
             results = []
-        return Appended(self.partition, link, request.request, results, "", "", triple, 2)
+        return ev.Appended(self.partition, link, request.request, results, "", "", triple, 2)
 
     def _append(self, operation: Appends | Fanout) -> list[int]:
         if isinstance(operation, Appends):
@@ -224,7 +182,7 @@ class PiModel:
         results = []
         for number, uin in pairs:
             assert uin % len(self._world.pis) == self.partition
-            inbox = self.inboxes.setdefault((uin, number >> 54 & 3), [])
+            inbox = self.inboxes.setdefault((uin, msg_lane(number)), [])
             if number in inbox:
                 results.append(inbox.index(number) + 1)
             elif uin in self.full:
@@ -265,11 +223,11 @@ class ProxyModel:
         """A new process."""
         self.alive = True
         self.core = MailCore(max_record_bytes=1 << 20, timeout_s=5.0)
-        self.stores: dict[Store, _StoreStream] = {}
+        self.stores: dict[ev.Store, _StoreStream] = {}
         self._writers: dict[int, _WriterStream] = {}
         self._turn = False
-        self.step(StoresChanged(len(self._world.xius), len(self._world.pis)))
-        self._tick(self.core)
+        self._rings_at = NEVER
+        self.step(ev.StoresChanged(len(self._world.xius), len(self._world.pis)))
 
     def kill(self) -> None:
         """As kill -9 does."""
@@ -281,46 +239,55 @@ class ProxyModel:
             self._world.soon(lambda writer=writer: writer.sender.died(writer.stream))  # type: ignore[misc]
         self._writers = {}
 
-    def _tick(self, core: MailCore) -> None:
-        if core is self.core and self.alive:
-            self.step(Tick())
-            self._world.after(0.05, lambda: self._tick(core))
+    def _set_timer(self, core: MailCore) -> None:
+        """As the shell's: it rings at the earliest deadline that it was given."""
+        deadline = max(core.next_deadline(), self._world.now + 0.001)
+        if deadline < self._rings_at:
+            self._rings_at = deadline
+            self._world.after(deadline - self._world.now, lambda: self._ring(core, deadline))
 
-    def step(self, event: Event) -> None:
+    def _ring(self, core: MailCore, deadline: float) -> None:
+        if core is self.core and self.alive and self._rings_at == deadline:
+            self._rings_at = NEVER
+            self.step(TICK)
+
+    def step(self, event: ev.Event) -> None:
         """Give the core an event."""
+        self._world.note(self.name.encode(), type(event).__name__.encode())
         self._perform(self.core.step(event, self._world.now))
         if not self._turn:
             self._turn = True
-            self._world.after(0.0, lambda core=self.core: self._end_turn(core))  # type: ignore[misc]
+            self._world.after(0.0, self._end_turn, self.core)
 
     def _end_turn(self, core: MailCore) -> None:
         if core is self.core and self.alive:
             self._turn = False
-            self._perform(self.core.step(TurnEnded(), self._world.now))
+            self._perform(self.core.step(END_OF_TURN, self._world.now))
+            self._set_timer(core)
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Answer | EndWriter):
+            if isinstance(effect, ev.Answer | ev.EndWriter):
                 writer = self._writers.get(effect.stream)
                 if writer is not None:
                     writer.back.put(effect)
-                    if isinstance(effect, EndWriter):
+                    if isinstance(effect, ev.EndWriter):
                         del self._writers[effect.stream]
-            elif isinstance(effect, SendStore | SendAppend):
-                self.stores[Store(isinstance(effect, SendAppend), effect.partition)].there.put(effect)
-            elif isinstance(effect, Connect):
+            elif isinstance(effect, ev.SendStore | ev.SendAppend):
+                self.stores[ev.Store(isinstance(effect, ev.SendAppend), effect.partition)].there.put(effect)
+            elif isinstance(effect, ev.Connect):
                 self._connect(effect.store, self.core)
-            elif isinstance(effect, Disconnect):
+            elif isinstance(effect, ev.Disconnect):
                 self._lost(effect.store, effect.link, tell=False)
-            elif isinstance(effect, InboxesGrew):
+            elif isinstance(effect, ev.InboxesGrew):
                 self.grown += effect.items()
 
-    def _connect(self, store: Store, core: MailCore) -> None:
+    def _connect(self, store: ev.Store, core: MailCore) -> None:
         if core is not self.core or not self.alive:
             return
         model = (self._world.pis if store.pi else self._world.xius)[store.partition]
         if not model.leads:
-            self.step(LinkDown(store, 0, "nobody leads"))
+            self.step(ev.LinkDown(store, 0, "nobody leads"))
             self._world.after(0.2, lambda: self._connect(store, core))
             return
         self._numbers += 1
@@ -328,30 +295,30 @@ class ProxyModel:
 
         def back(reply: object) -> None:
             if core is self.core and self.alive:
-                assert isinstance(reply, Stored | Appended)
+                assert isinstance(reply, ev.Stored | ev.Appended)
                 self.step(reply)
 
         replies = Pipe(self._world, back)
 
         def there(request: object) -> None:
             if isinstance(model, PiModel):
-                assert isinstance(request, SendAppend)
-                reply: Stored | Appended | None = model.answer(number, request)
+                assert isinstance(request, ev.SendAppend)
+                reply: ev.Stored | ev.Appended | None = model.answer(number, request)
             else:
-                assert isinstance(request, SendStore)
+                assert isinstance(request, ev.SendStore)
                 reply = model.answer(number, request)
             if reply is not None:
                 replies.put(reply)
 
         self.stores[store] = _StoreStream(number, Pipe(self._world, there), replies)
-        self.step(LinkUp(store, number, model.epoch))
+        self.step(ev.LinkUp(store, number, model.epoch))
 
-    def lose(self, store: Store) -> None:
+    def lose(self, store: ev.Store) -> None:
         """A stream to a store breaks."""
         if store in self.stores and self.alive:
             self._lost(store, self.stores[store].number, tell=True)
 
-    def _lost(self, store: Store, number: int, *, tell: bool) -> None:
+    def _lost(self, store: ev.Store, number: int, *, tell: bool) -> None:
         stream = self.stores.get(store)
         if stream is None or stream.number != number:
             return
@@ -359,7 +326,7 @@ class ProxyModel:
         stream.there.cut()
         stream.back.cut()
         if tell:
-            self.step(LinkDown(store, number, "the stream broke"))
+            self.step(ev.LinkDown(store, number, "the stream broke"))
         core = self.core
         self._world.soon(lambda: self._connect(store, core))
 
@@ -373,12 +340,12 @@ class ProxyModel:
                 return
             if isinstance(item, MailBatch):
                 more = dict(item.more)
-                self.step(MailReceived(number, item.data, item.count, item.position, Level(int(item.level)), more))
+                self.step(ev.MailReceived(number, item.data, item.count, item.position, item.level, more))
             elif item is None:
                 self._writers.pop(number, None)
-                self.step(WriterClosed(number))
+                self.step(ev.WriterClosed(number))
             else:
-                self.step(WriterOpened(number, effect.worker, effect.generation))
+                self.step(ev.WriterOpened(number, effect.worker, effect.generation))
 
         to, back = Pipe(self._world, there), Pipe(self._world, lambda item: sender.heard(effect.stream, item))
         self._writers[number] = _WriterStream(number, sender, effect.stream, to, back)
@@ -399,16 +366,14 @@ class SenderModel:
         options = ClientOptions(batch_records=10, window_records=60, mail_timeout_s=120.0)
         names = [proxy.name for proxy in self.world.proxies]
         self.worker = self.number + 1
-        self.core = MailSender(
-            options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.chance.random
-        )
+        self.core = MailSender(options, names, lambda: self.worker, lambda: START_MS / 1000 + self.world.now, self.world.rng.random)
         self._pipe: Pipe | None = None
         self._stream = 0
         self._made = 0
         self.generations: list[int] = []
         self._tick()
 
-    def send(self, *receivers: int, level: MailLevel = MailLevel.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
+    def send(self, *receivers: int, level: Level = Level.REPLICATED, lane: int = 1, identity: int = 0) -> MailTicket:
         """Offer a mail."""
         self._made += 1
         identity = identity or snowflake(START_MS + self._made, self.worker, 0)
@@ -430,13 +395,13 @@ class SenderModel:
     def heard(self, stream: int, item: object) -> None:
         """A reply."""
         now = self.world.now
-        if isinstance(item, Answer):
+        if isinstance(item, ev.Answer):
             outcomes = [
                 MailOutcome(r.position, r.count, r.copies, r.msg_ids, Failure(r.code, r.text) if r.code else None, r.open)
                 for r in item.results
             ]
             self._apply(self.core.reply(stream, now, outcomes))
-        elif isinstance(item, EndWriter):
+        elif isinstance(item, ev.EndWriter):
             self._apply(self.core.ended(stream, now, Failure(item.code, item.text, item.retry_after_ms)))
 
     def _tick(self) -> None:

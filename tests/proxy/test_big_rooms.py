@@ -1,29 +1,20 @@
-"""Big rooms in the proxy: 64 copies, their pace, what is refused, and when a publisher is told (seed 004 §2.2.2)."""
+"""Big rooms in the proxy: 64 copies, their pace, what is refused, and when a publisher is told (PiXiu §2.2.2)."""
 
 from __future__ import annotations
 
 import pytest
 
+from cluster.runtime.contract import NEVER, SendRecords, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of, with_key
 from pixiu.wire.record import Kind, encode
+from proxy import events as ev
 from proxy.big_rooms import MAX_SWEEP_BYTES
 from proxy.core import Core
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Effect,
-    PublisherOpened,
-    Replica,
-    Reply,
-    SendRecords,
-    Settled,
-    Tick,
-)
+from tests.proxy.driver import forward, publish, replies, sends, settle
 
 A, B = EndpointID(1001), EndpointID(1002)
-BROKERS = BrokersChanged(2, (Replica(A, 0), Replica(B, 1)))
+BROKERS = ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1)))
 BIG = 1000
 
 
@@ -31,37 +22,27 @@ def room(key: int, number: int, type: int = 64, body: bytes = b"payload") -> byt
     return encode(Kind.ROOM, key, body, number, type=type)
 
 
-def core_with(brokers: BrokersChanged = BROKERS, vrooms_per_s: float = 250.0) -> Core:
+def core_with(brokers: ev.BrokersChanged = BROKERS, vrooms_per_s: float = 250.0) -> Core:
     core = Core(max_record_bytes=1 << 20, vrooms=VRooms(BIG, BIG + 10), vrooms_per_s=vrooms_per_s)
     core.step(brokers, 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
     return core
 
 
-def publish(core: Core, records: list[bytes], position: int = 1, now: float = 0.0) -> list[Effect]:
-    return core.step(BatchPublished(1, b"".join(records), len(records), position), now)
-
-
-def sends(effects: list[Effect]) -> list[SendRecords]:
-    return [effect for effect in effects if isinstance(effect, SendRecords)]
-
-
-def replies(effects: list[Effect]) -> list[Reply]:
-    return [effect for effect in effects if isinstance(effect, Reply)]
-
-
-def run(core: Core, effects: list[Effect], now: float = 0.0, handled: bool = True) -> tuple[list[tuple[float, SendRecords]], float]:
+def run(
+    core: Core, effects: list[ev.Effect], now: float = 0.0, handled: bool = True
+) -> tuple[list[tuple[float, SendRecords]], float]:
     """Let time pass until nothing is left to do. Returns what was sent and when, and the end; settles at once."""
     sent: list[tuple[float, SendRecords]] = []
     for _ in range(100_000):
         found = sends(effects)
         sent += [(now, send) for send in found]
         if found:
-            effects = core.step(Settled([(send.token, handled) for send in found]), now)
+            effects = settle(core, found, now, handled=handled)
             run_replies.extend(replies(effects))
             continue
         due = core.next_deadline()
-        if due is None:
+        if due == NEVER:
             return sent, now
         now = max(due, now)
         effects = core.step(Tick(), now)
@@ -69,7 +50,7 @@ def run(core: Core, effects: list[Effect], now: float = 0.0, handled: bool = Tru
     raise AssertionError("it does not end")
 
 
-run_replies: list[Reply] = []
+run_replies: list[ev.Reply] = []
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +64,7 @@ def test_a_message_leaves_once_for_each_vroom_with_the_same_id() -> None:
     copies = [copy for _, send in sent for copy in send.records]
     assert copies == [with_key(record, vroom) for vroom in vrooms_of(BIG)]
     assert all(send.peer == (A, B)[int.from_bytes(send.records[0][24:32], "little") % 2] for _, send in sent)
-    assert run_replies == [Reply(1, 1, [])]
+    assert run_replies == [ev.Reply(1, 1, [])]
     assert core.under_way == 0
 
 
@@ -92,14 +73,14 @@ def test_the_publisher_is_told_when_all_copies_are_settled_and_not_before() -> N
     effects = publish(core, [room(BIG, 7)])
     tokens: list[int] = []
     now = 0.0
-    while (due := core.next_deadline()) is not None:
+    while (due := core.next_deadline()) != NEVER:
         now = due
         tokens += [send.token for send in sends(effects)]
         effects = core.step(Tick(), now)
     tokens += [send.token for send in sends(effects)]
     assert len(tokens) == VROOMS
     assert core.step(Settled([(token, True) for token in tokens[1:]]), now) == []
-    assert core.step(Settled([(tokens[0], True)]), now) == [Reply(1, 1, [])]
+    assert core.step(Settled([(tokens[0], True)]), now) == [ev.Reply(1, 1, [])]
 
 
 def test_copies_keep_the_pace_and_other_rooms_overtake_them() -> None:
@@ -133,7 +114,7 @@ def test_messages_that_wait_share_a_sweep_and_keep_their_order() -> None:
         got = [copy for _, send in sent for copy in send.records if copy[24:32] == vroom.to_bytes(8, "little")]
         assert got == [with_key(record, vroom) for record in records]
     assert end < 3 * VROOMS / 250.0
-    assert run_replies[-1] == Reply(1, 20, [])
+    assert run_replies[-1] == ev.Reply(1, 20, [])
 
 
 def test_lane_0_leaves_first() -> None:
@@ -166,11 +147,11 @@ def test_a_copy_that_is_lost_makes_the_position_fail_once() -> None:
 
 
 def test_what_has_no_broker_is_told() -> None:
-    core = core_with(BrokersChanged(2, (Replica(A, 0),)))
+    core = core_with(ev.BrokersChanged(2, (ev.Replica(A, 0),)))
     sent, _ = run(core, publish(core, [room(BIG, 1)]))
     assert len(sent) == VROOMS // 2
     assert [f.code for f in run_replies[0].failures] == ["DROPPED"]
-    (reply,) = replies(publish(core_with(BrokersChanged(2, ())), [room(BIG, 1)]))
+    (reply,) = replies(publish(core_with(ev.BrokersChanged(2, ())), [room(BIG, 1)]))
     assert reply.failures[0].code == "UNAVAILABLE"
 
 
@@ -206,17 +187,17 @@ def test_too_much_is_refused_with_a_retry_after_and_another_room_still_gets_in()
 
 def test_what_gateways_forward_is_split_too_and_nobody_is_told() -> None:
     core, record = core_with(), room(BIG, 1)
-    sent, _ = run(core, core.step(BatchForwarded(record, 0, len(record), 1), 0.0))
+    sent, _ = run(core, forward(core, record))
     assert sum(len(send.records) for _, send in sent) == VROOMS
     assert run_replies == []
 
 
 def test_copies_wait_for_a_change_of_routes_and_go_to_the_new_brokers() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0),)))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
     (first, *_) = sends(publish(core, [room(BIG, 1)]))
-    core.step(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))), 0.01)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 0.01)
     assert sends(core.step(Tick(), 0.05)) == []
-    effects = core.step(Settled([(first.token, True)]), 0.06)
+    effects = settle(core, [first], 0.06)
     sent, _ = run(core, effects, now=0.06)
     assert {send.peer for _, send in sent} == {A, B}
     assert first.records[0] not in [copy for _, send in sent for copy in send.records]

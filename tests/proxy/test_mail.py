@@ -7,43 +7,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pi.operations import APPEND, Appends, Fanout, decode
-from pi.operations import Writer as PiWriter
-from pi.operations import encode as encode_operations
+from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
-from pixiu.wire import inbox_appends
+from pixiu.wire.inbox_operations import APPEND, Appends, Fanout, decode
+from pixiu.wire.inbox_operations import Writer as PiWriter
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
-from proxy import mail
+from proxy import mail, mail_requests
+from proxy import mail_events as ev
 from proxy.mail import MailCore
-from proxy.mail_events import (
-    Answer,
-    Appended,
-    Connect,
-    Disconnect,
-    Effect,
-    EndWriter,
-    Event,
-    InboxesGrew,
-    Level,
-    LinkDown,
-    LinkUp,
-    MailReceived,
-    Result,
-    SendAppend,
-    SendStore,
-    Store,
-    Stored,
-    StoredRun,
-    StoresChanged,
-    Tick,
-    Triple,
-    TurnEnded,
-    WriterClosed,
-    WriterOpened,
-)  # fmt: skip
 
-XIU, PI = Store(False, 0), Store(True, 0)
+XIU, PI = ev.Store(False, 0), ev.Store(True, 0)
 TIMEOUT_S = 15.0
 Kept = TypeVar("Kept")
 
@@ -59,116 +34,102 @@ class Pipeline:
     def __init__(self, xius: int = 1, pis: int = 1, *, linked: bool = True, taken: bool = True) -> None:
         self.core = MailCore(max_record_bytes=1 << 16, timeout_s=TIMEOUT_S, taken=taken)
         self.now = 100.0
-        self.effects: list[Effect] = []
+        self.effects: list[ev.Effect] = []
         self._linked = linked
         self._links = 0
-        self.links: dict[Store, int] = {}
-        self.epochs: dict[Store, int] = {}
-        self.step(StoresChanged(xius, pis))
-        self.step(WriterOpened(1, 9, 70))
+        self.links: dict[ev.Store, int] = {}
+        self.epochs: dict[ev.Store, int] = {}
+        self.step(ev.StoresChanged(xius, pis))
+        self.step(ev.WriterOpened(1, 9, 70))
 
-    def step(self, event: Event) -> None:
+    def step(self, event: ev.Event) -> None:
         """An event; links come up at once where they are wanted."""
         found = self.core.step(event, self.now)
         self.effects += found
         if self._linked:
             for effect in found:
-                if isinstance(effect, Connect | Disconnect):
+                if isinstance(effect, ev.Connect | ev.Disconnect):
                     self.up(effect.store)
 
-    def up(self, store: Store, epoch: int = 3) -> None:
+    def up(self, store: ev.Store, epoch: int = 3) -> None:
         """A link is open."""
         self._links += 1
         self.links[store], self.epochs[store] = self._links, epoch
-        self.step(LinkUp(store, self._links, epoch))
+        self.step(ev.LinkUp(store, self._links, epoch))
 
     def turn(self) -> None:
         """The turn ends."""
-        self.step(TurnEnded())
-        self.step(TurnEnded())
+        self.step(END_OF_TURN)
+        self.step(END_OF_TURN)
 
     def mail(self, *records: bytes, position: int, level: Level = Level.REPLICATED, stream: int = 1, **more: Sequence[int]) -> None:
         """A batch; `more`: m0=[…] for the further receivers of record 0."""
         receivers = {int(name[1:]): uins for name, uins in more.items()}
-        self.step(MailReceived(stream, b"".join(records), len(records), position, level, receivers))
+        self.step(ev.MailReceived(stream, b"".join(records), len(records), position, level, receivers))
         self.turn()
 
     def take(self, kind: type[Kept]) -> list[Kept]:
         """Effects of a kind since the last time."""
         found: list[Any] = [effect for effect in self.effects if isinstance(effect, kind)]
-        kept: list[Effect] = [effect for effect in self.effects if not isinstance(effect, kind)]
+        kept: list[ev.Effect] = [effect for effect in self.effects if not isinstance(effect, kind)]
         self.effects = kept
         return found
 
-    def stored(self, *runs: StoredRun, partition: int = 0, epoch: int = 0, copies: int = 2) -> None:
+    def stored(self, *runs: ev.StoredRun, partition: int = 0, epoch: int = 0, copies: int = 2) -> None:
         """A Xiu answers."""
-        store = Store(False, partition)
+        store = ev.Store(False, partition)
         triple = Triple(1, epoch or self.epochs[store], 50)
-        self.step(Stored(partition, self.links[store], runs, triple, copies))
+        self.step(ev.Stored(partition, self.links[store], runs, triple, copies))
         self.turn()
 
     def store_all(self, first: int = 1, partition: int = 0) -> None:
         """The Xiu stores what it was sent, under sequences from `first` on."""
-        for sent in self.take(SendStore):
+        for sent in self.take(ev.SendStore):
             if sent.partition == partition:
-                self.stored(StoredRun(sent.position, sent.count, first, 0, "", ""), partition=partition)
+                self.stored(ev.StoredRun(sent.position, sent.count, first, 0, "", ""), partition=partition)
                 first += sent.count
             else:
                 self.effects.append(sent)
 
     def appended(
-        self, sent: SendAppend, results: Sequence[int] = (), *, code: str = "", epoch: int = 0, copies: int = 2
+        self, sent: ev.SendAppend, results: Sequence[int] = (), *, code: str = "", epoch: int = 0, copies: int = 2
     ) -> None:  # fmt: skip
         """A Pi answers."""
-        store = Store(True, sent.partition)
+        store = ev.Store(True, sent.partition)
         triple = Triple(1, epoch or self.epochs[store], 60)
-        self.step(Appended(sent.partition, self.links[store], sent.request, results, code, "says the test", triple, copies))
+        self.step(ev.Appended(sent.partition, self.links[store], sent.request, results, code, "says the test", triple, copies))
         self.turn()
 
-    def results(self, stream: int = 1) -> list[Result]:
+    def results(self, stream: int = 1) -> list[ev.Result]:
         """What a writer was told."""
-        return [result for answer in self.take(Answer) if answer.stream == stream for result in answer.results]
+        return [result for answer in self.take(ev.Answer) if answer.stream == stream for result in answer.results]
 
-    def one_append(self) -> tuple[SendAppend, Appends | Fanout]:
+    def one_append(self) -> tuple[ev.SendAppend, Appends | Fanout]:
         """The only request to Pi, and its only operation."""
-        (sent,) = self.take(SendAppend)
+        (sent,) = self.take(ev.SendAppend)
         (operation,) = decode(sent.operations)
         assert isinstance(operation, Appends | Fanout)
         return sent, operation
 
 
-def test_appends_travel_as_pi_reads_them() -> None:
-    pairs = [(11, 1), (12, 2)]
-    items = b"".join(APPEND.pack(*pair) for pair in pairs)
-    assert inbox_appends.encode_appends(9, 70, 3, [11, 12], [1, 2]) == encode_operations([Appends(PiWriter(9, 70, 3), items)])
-    fanout = Fanout(PiWriter(9, 70, 3), 11, b"".join(uin.to_bytes(8, "little") for uin in (1, 2, 3)))
-    assert inbox_appends.encode_fanout(9, 70, 3, 11, (1, 2, 3)) == encode_operations([fanout])
-
-
-def test_generations_grow_and_begin_at_the_time() -> None:
-    assert inbox_appends.next_generation(0, inbox_appends.GENERATION_EPOCH_S + 1000) == 1000
-    assert inbox_appends.next_generation(1000, inbox_appends.GENERATION_EPOCH_S + 1000) == 1001
-    assert inbox_appends.next_generation(5, 0) == 6
-
-
 def test_a_batch_goes_to_xiu_then_to_pi_then_the_sender_is_told() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), record(2, 8), position=1)
-    (sent,) = pipeline.take(SendStore)
+    (sent,) = pipeline.take(ev.SendStore)
     assert (sent.partition, sent.count, sent.level, sent.epoch) == (0, 2, Level.REPLICATED, 3)
     assert sent.data == record(1, 7) + record(2, 8)
-    assert not pipeline.take(SendAppend)
-    pipeline.stored(StoredRun(sent.position, 2, 40, 0, "", ""))
+    assert not pipeline.take(ev.SendAppend)
+    pipeline.stored(ev.StoredRun(sent.position, 2, 40, 0, "", ""))
     append, operation = pipeline.one_append()
     ids = [msg_id(0, 64, 40), msg_id(0, 64, 41)]
     assert operation == Appends(PiWriter(9, 70, 3), APPEND.pack(ids[0], 7) + APPEND.pack(ids[1], 8))
     assert not pipeline.results()
     pipeline.appended(append, [1, 5])
-    (answer,) = pipeline.take(Answer)
-    assert answer.results == [Result(1, 2, 2, ids)]
+    (answer,) = pipeline.take(ev.Answer)
+    assert answer.results == [ev.Result(1, 2, 2, ids)]
     assert answer.triples == {XIU: Triple(1, 3, 50), PI: Triple(1, 3, 60)}
     assert (answer.unconfirmed_bytes, pipeline.core.under_way, pipeline.core.waiting_bytes) == (0, 0, 0)
-    (grown,) = pipeline.take(InboxesGrew)
+    (grown,) = pipeline.take(ev.InboxesGrew)
     assert list(grown.items()) == [(7, 1, 1, ids[0], record(1, 7)), (8, 1, 5, ids[1], record(2, 8))]
 
 
@@ -179,67 +140,67 @@ def test_copies_are_those_of_the_store_that_has_fewer_and_lower_levels_have_one(
     pipeline.appended(pipeline.one_append()[0], [1], copies=1)
     assert [result.copies for result in pipeline.results()] == [1]
     pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
-    (sent,) = pipeline.take(SendStore)
+    (sent,) = pipeline.take(ev.SendStore)
     assert sent.level is Level.ACCEPTED
-    pipeline.stored(StoredRun(sent.position, 1, 2, 0, "", ""))
+    pipeline.stored(ev.StoredRun(sent.position, 1, 2, 0, "", ""))
     append, _ = pipeline.one_append()
     assert append.level is Level.ACCEPTED
     pipeline.appended(append, [])
     assert [(result.copies, result.code) for result in pipeline.results()] == [(1, "")]
-    (*_, grown) = pipeline.take(InboxesGrew)
+    (*_, grown) = pipeline.take(ev.InboxesGrew)
     assert [seq for _, _, seq, _, _ in grown.items()] == [0]
 
 
 def test_what_was_stored_before_has_its_old_msg_id() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    (sent,) = pipeline.take(SendStore)
-    pipeline.stored(StoredRun(sent.position, 1, 0, msg_id(0, 64, 12), "", ""))
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, msg_id(0, 64, 12), "", ""))
     append, _ = pipeline.one_append()
     pipeline.appended(append, [4])
-    assert pipeline.results() == [Result(1, 1, 2, [msg_id(0, 64, 12)])]
+    assert pipeline.results() == [ev.Result(1, 1, 2, [msg_id(0, 64, 12)])]
 
 
 @pytest.mark.parametrize("code", ["ID_REUSED", "TOO_OLD", "ID_AHEAD", "DISK_FULL", "CHECKSUM_WRONG"])
 def test_what_xiu_refuses_for_good_is_told_and_the_others_go_on(code: str) -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), record(2, 7), record(3, 7), position=1)
-    (sent,) = pipeline.take(SendStore)
-    runs = [StoredRun(sent.position + 1, 1, 0, 0, code, "why"), StoredRun(sent.position, 1, 1, 0, "", "")]
-    pipeline.stored(*runs, StoredRun(sent.position + 2, 1, 2, 0, "", ""))
-    assert pipeline.results() == [Result(2, 1, 0, (), code, "why")]
+    (sent,) = pipeline.take(ev.SendStore)
+    runs = [ev.StoredRun(sent.position + 1, 1, 0, 0, code, "why"), ev.StoredRun(sent.position, 1, 1, 0, "", "")]
+    pipeline.stored(*runs, ev.StoredRun(sent.position + 2, 1, 2, 0, "", ""))
+    assert pipeline.results() == [ev.Result(2, 1, 0, (), code, "why")]
     append, operation = pipeline.one_append()
     assert isinstance(operation, Appends)
     assert [uin for _, uin in APPEND.iter_unpack(operation.items)] == [7, 7]
     pipeline.appended(append, [1, 2])
     assert [(result.position, result.code) for result in pipeline.results()] == [(1, ""), (3, "")]
-    assert not pipeline.take(EndWriter)
+    assert not pipeline.take(ev.EndWriter)
 
 
 @pytest.mark.parametrize("code", ["OVERLOADED", "UNAVAILABLE", "TOO_FEW_IN_SYNC"])
 def test_what_xiu_refuses_for_now_is_stored_again_and_the_stream_goes_on(code: str) -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    (sent,) = pipeline.take(SendStore)
-    pipeline.stored(StoredRun(sent.position, 1, 0, 0, code, "busy"))
-    assert not pipeline.take(SendStore)
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, code, "busy"))
+    assert not pipeline.take(ev.SendStore)
     pipeline.now += mail.PAUSE_S
-    pipeline.step(Tick())
+    pipeline.step(TICK)
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [1])
     assert [result.code for result in pipeline.results()] == [""]
-    assert not pipeline.take(EndWriter)
+    assert not pipeline.take(ev.EndWriter)
 
 
 def test_what_is_refused_for_too_long_ends_the_stream_with_its_code() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     while pipeline.now < 100 + TIMEOUT_S:
-        for sent in pipeline.take(SendStore):
-            pipeline.stored(StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "the table is full"))
+        for sent in pipeline.take(ev.SendStore):
+            pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "the table is full"))
         pipeline.now += 0.5
-        pipeline.step(Tick())
-    (end,) = pipeline.take(EndWriter)
+        pipeline.step(TICK)
+    (end,) = pipeline.take(ev.EndWriter)
     assert end.code == "OVERLOADED"
     assert "xiu partition 0 did not confirm within 15 s" in end.text
     assert "the table is full" in end.text
@@ -250,39 +211,39 @@ def test_a_lost_xiu_leader_costs_nothing_but_time() -> None:
     pipeline.mail(record(1, 7), position=1)
     pipeline.up(XIU)
     pipeline.turn()
-    first = pipeline.take(SendStore)
-    pipeline.step(LinkDown(XIU, pipeline.links[XIU], "gone"))
+    first = pipeline.take(ev.SendStore)
+    pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU], "gone"))
     pipeline.turn()
-    assert not pipeline.take(SendStore)
+    assert not pipeline.take(ev.SendStore)
     pipeline.up(XIU, epoch=4)
     pipeline.turn()
-    (again,) = pipeline.take(SendStore)
+    (again,) = pipeline.take(ev.SendStore)
     assert (again.data, again.epoch) == (first[0].data, 4)
-    assert not pipeline.take(EndWriter)
+    assert not pipeline.take(ev.EndWriter)
 
 
 def test_another_epoch_of_xiu_is_asked_for_again() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    (sent,) = pipeline.take(SendStore)
-    pipeline.stored(StoredRun(sent.position, 1, 0, 0, "STALE_STREAM", "epoch 4"), epoch=4)
-    assert [effect.store for effect in pipeline.take(Disconnect)] == [XIU]
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "STALE_STREAM", "epoch 4"), epoch=4)
+    assert [effect.store for effect in pipeline.take(ev.Disconnect)] == [XIU]
     pipeline.now += mail.PAUSE_S
-    pipeline.step(Tick())
-    (again,) = pipeline.take(SendStore)
+    pipeline.step(TICK)
+    (again,) = pipeline.take(ev.SendStore)
     assert again.data == sent.data
 
 
 def test_a_lost_pi_leader_ends_the_writers_that_wait_for_it_and_no_others() -> None:
     pipeline = Pipeline(pis=2)
-    pipeline.step(WriterOpened(2, 10, 71))
+    pipeline.step(ev.WriterOpened(2, 10, 71))
     pipeline.mail(record(1, 8), position=1)
     pipeline.mail(record(2, 9), position=1, stream=2)
     pipeline.store_all()
-    sent = {each.partition: each for each in pipeline.take(SendAppend)}
+    sent = {each.partition: each for each in pipeline.take(ev.SendAppend)}
     assert set(sent) == {0, 1}
-    pipeline.step(LinkDown(PI, pipeline.links[PI], "gone"))
-    assert [(end.stream, end.code) for end in pipeline.take(EndWriter)] == [(1, "STALE_STREAM")]
+    pipeline.step(ev.LinkDown(PI, pipeline.links[PI], "gone"))
+    assert [(end.stream, end.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM")]
     pipeline.appended(sent[1], [1])
     assert [result.code for result in pipeline.results(stream=2)] == [""]
 
@@ -293,9 +254,9 @@ def test_a_refusal_of_pi_ends_the_streams_that_it_was_for(code: str, relinked: b
     pipeline.mail(record(1, 7), position=1)
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], code=code)
-    (end,) = pipeline.take(EndWriter)
+    (end,) = pipeline.take(ev.EndWriter)
     assert (end.code, end.retry_after_ms) == (code, mail.RETRY_MS)
-    assert bool(pipeline.take(Disconnect)) is relinked
+    assert bool(pipeline.take(ev.Disconnect)) is relinked
     assert not pipeline.results()
     assert pipeline.core.waiting_bytes == 0
 
@@ -305,13 +266,13 @@ def test_a_full_disk_of_pi_is_told_before_the_stream_ends() -> None:
     pipeline.mail(record(1, 7), position=1)
     pipeline.mail(record(2, 7), position=2)
     pipeline.store_all()
-    first = pipeline.take(SendAppend)[0]
+    first = pipeline.take(ev.SendAppend)[0]
     pipeline.effects.clear()
     pipeline.appended(first, code="DISK_FULL")
-    answer, end = (effect for effect in pipeline.effects if isinstance(effect, Answer | EndWriter))
-    assert isinstance(answer, Answer)
+    answer, end = (effect for effect in pipeline.effects if isinstance(effect, ev.Answer | ev.EndWriter))
+    assert isinstance(answer, ev.Answer)
     assert [(result.position, result.code) for result in answer.results] == [(1, "DISK_FULL")]
-    assert isinstance(end, EndWriter)
+    assert isinstance(end, ev.EndWriter)
 
 
 def test_a_writer_that_opened_a_newer_stream_elsewhere_is_told() -> None:
@@ -319,7 +280,7 @@ def test_a_writer_that_opened_a_newer_stream_elsewhere_is_told() -> None:
     pipeline.mail(record(1, 7), position=1)
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [-1])
-    assert [end.code for end in pipeline.take(EndWriter)] == ["STALE_WRITER"]
+    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_WRITER"]
 
 
 def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None:
@@ -328,7 +289,7 @@ def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None
     pipeline.store_all()
     pipeline.appended(pipeline.one_append()[0], [], epoch=4)
     assert not pipeline.results()
-    assert [end.code for end in pipeline.take(EndWriter)] == ["STALE_STREAM"]
+    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
 
 
 def test_a_full_inbox_refuses_its_own_mail_alone() -> None:
@@ -341,17 +302,17 @@ def test_a_full_inbox_refuses_its_own_mail_alone() -> None:
         (2, 1, "INBOX_FULL"),
         (3, 1, ""),
     ]
-    (grown,) = pipeline.take(InboxesGrew)
+    (grown,) = pipeline.take(ev.InboxesGrew)
     assert [(uin, seq, body) for uin, _, seq, _, body in grown.items()] == [(7, 1, record(1, 7)), (9, 1, record(3, 9))]
 
 
 def test_many_receivers_share_one_body_and_are_told_of_together() -> None:
     pipeline = Pipeline(xius=2, pis=2)
     pipeline.mail(record(1, 7), position=1, m0=[8, 9, 8, 7])
-    (sent,) = pipeline.take(SendStore)
+    (sent,) = pipeline.take(ev.SendStore)
     assert (sent.partition, sent.count) == (1, 1)
-    pipeline.stored(StoredRun(sent.position, 1, 5, 0, "", ""), partition=1)
-    first, second = pipeline.take(SendAppend)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 5, 0, "", ""), partition=1)
+    first, second = pipeline.take(ev.SendAppend)
     receivers = {}
     for each in (first, second):
         (operation,) = decode(each.operations)
@@ -369,18 +330,18 @@ def test_of_a_mail_to_many_that_some_did_not_get_the_open_inboxes_are_told() -> 
     pipeline = Pipeline(pis=2)
     pipeline.mail(record(1, 7), position=1, m0=[8, 10])
     pipeline.store_all()
-    sent = {each.partition: each for each in pipeline.take(SendAppend)}
+    sent = {each.partition: each for each in pipeline.take(ev.SendAppend)}
     pipeline.appended(sent[1], [1])
-    pipeline.step(LinkDown(PI, pipeline.links[PI], "gone"))
+    pipeline.step(ev.LinkDown(PI, pipeline.links[PI], "gone"))
     (result,) = pipeline.results()
     assert (result.code, list(result.open)) == ("OUTCOME_UNKNOWN", [8, 10])
-    assert [end.code for end in pipeline.take(EndWriter)] == ["STALE_STREAM"]
+    assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
     # The retry has a stream of its own, and fills them.
-    pipeline.step(WriterOpened(2, 9, 71))
+    pipeline.step(ev.WriterOpened(2, 9, 71))
     pipeline.up(PI)
     pipeline.mail(record(1, 7), position=1, stream=2, m0=[8, 10])
     pipeline.store_all()
-    for each in pipeline.take(SendAppend):
+    for each in pipeline.take(ev.SendAppend):
         pipeline.appended(each, [1] if each.partition else [1, 1])
     assert [result.code for result in pipeline.results(stream=2)] == [""]
 
@@ -402,7 +363,7 @@ def test_too_many_receivers_and_what_is_no_mail_are_refused_one_by_one() -> None
     assert [(result.position, result.code) for result in pipeline.results()] == [
         (1, "TOO_MANY_RECEIVERS"), (2, "INVALID_ARGUMENT"), (3, "INVALID_ARGUMENT"), (4, "RECORD_TOO_LARGE"),
     ]  # fmt: skip
-    (sent,) = pipeline.take(SendStore)
+    (sent,) = pipeline.take(ev.SendStore)
     assert sent.data == record(5, 7)
     pipeline.mail(record(6, 7), position=6, m0=[MAX_ID + 1])
     assert [result.code for result in pipeline.results()] == ["INVALID_ARGUMENT"]
@@ -415,9 +376,9 @@ def test_one_inbox_gets_its_mail_in_order_whichever_xiu_answers_first() -> None:
     pipeline.mail(record(2, 7), position=2, m0=[8])
     pipeline.mail(record(3, 9), position=3)
     pipeline.store_all(partition=1)
-    assert not pipeline.take(SendAppend)
+    assert not pipeline.take(ev.SendAppend)
     pipeline.store_all(partition=0)
-    operations = [operation for each in pipeline.take(SendAppend) for operation in decode(each.operations)]
+    operations = [operation for each in pipeline.take(ev.SendAppend) for operation in decode(each.operations)]
     assert [type(operation) for operation in operations] == [Appends, Fanout, Appends]
 
 
@@ -425,50 +386,66 @@ def test_levels_keep_the_order_too() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     pipeline.mail(record(2, 7), position=2, level=Level.ACCEPTED)
-    slow, quick = pipeline.take(SendStore)
-    pipeline.stored(StoredRun(quick.position, 1, 2, 0, "", ""))
-    assert not pipeline.take(SendAppend)
-    pipeline.stored(StoredRun(slow.position, 1, 1, 0, "", ""))
-    assert [each.level for each in pipeline.take(SendAppend)] == [Level.REPLICATED, Level.ACCEPTED]
+    slow, quick = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(quick.position, 1, 2, 0, "", ""))
+    assert not pipeline.take(ev.SendAppend)
+    pipeline.stored(ev.StoredRun(slow.position, 1, 1, 0, "", ""))
+    assert [each.level for each in pipeline.take(ev.SendAppend)] == [Level.REPLICATED, Level.ACCEPTED]
 
 
 def test_what_comes_while_requests_are_under_way_leaves_together() -> None:
     pipeline = Pipeline()
     for number in range(1, 11):
         pipeline.mail(record(number, 7), position=number)
-    sent = pipeline.take(SendStore)
-    assert [each.count for each in sent] == [1] * mail.MAX_REQUESTS
-    pipeline.stored(StoredRun(sent[0].position, 1, 1, 0, "", ""))
-    assert [each.count for each in pipeline.take(SendStore)] == [10 - mail.MAX_REQUESTS]
+    sent = pipeline.take(ev.SendStore)
+    assert [each.count for each in sent] == [1] * mail_requests.MAX_REQUESTS
+    pipeline.stored(ev.StoredRun(sent[0].position, 1, 1, 0, "", ""))
+    assert [each.count for each in pipeline.take(ev.SendStore)] == [10 - mail_requests.MAX_REQUESTS]
 
 
 def test_a_store_that_says_nothing_is_left_and_a_silent_pi_ends_its_writers() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    pipeline.now += mail.STALL_S
-    pipeline.step(Tick())
-    assert [effect.store for effect in pipeline.take(Disconnect)] == [XIU]
+    pipeline.now += mail_requests.STALL_S
+    pipeline.step(TICK)
+    assert [effect.store for effect in pipeline.take(ev.Disconnect)] == [XIU]
     pipeline.turn()
     pipeline.store_all()
-    pipeline.take(SendAppend)
+    pipeline.take(ev.SendAppend)
     pipeline.core._timeout_s = 1000.0
-    pipeline.now += mail.STALL_S
-    pipeline.step(Tick())
-    assert [effect.store for effect in pipeline.take(Disconnect)] == [PI]
-    assert len(pipeline.take(EndWriter)) == 1
+    pipeline.now += mail_requests.STALL_S
+    pipeline.step(TICK)
+    assert [effect.store for effect in pipeline.take(ev.Disconnect)] == [PI]
+    assert len(pipeline.take(ev.EndWriter)) == 1
+
+
+def test_the_next_deadline_is_the_end_of_a_pause_a_stall_or_the_time_to_confirm() -> None:
+    pipeline = Pipeline()
+    assert pipeline.core.next_deadline() == NEVER
+    pipeline.mail(record(1, 7), position=1)
+    assert pipeline.core.next_deadline() == pipeline.now + mail_requests.STALL_S
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "OVERLOADED", "busy"))
+    assert pipeline.core.next_deadline() == pipeline.now + mail.PAUSE_S
+    pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU], "gone"))
+    pipeline.turn()
+    assert pipeline.core.next_deadline() == pipeline.now + TIMEOUT_S, "nothing to send to, and nobody who owes an answer"
+    pipeline.step(ev.WriterClosed(1))
+    pipeline.turn()
+    assert pipeline.core.next_deadline() == NEVER
 
 
 def test_a_changed_layout_ends_every_stream() -> None:
     pipeline = Pipeline()
-    pipeline.step(WriterOpened(2, 10, 71))
-    pipeline.step(StoresChanged(2, 1))
-    assert [(end.stream, end.code) for end in pipeline.take(EndWriter)] == [(1, "STALE_STREAM"), (2, "STALE_STREAM")]
+    pipeline.step(ev.WriterOpened(2, 10, 71))
+    pipeline.step(ev.StoresChanged(2, 1))
+    assert [(end.stream, end.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM"), (2, "STALE_STREAM")]
 
 
 @pytest.mark.parametrize(("xius", "pis", "taken"), [(0, 1, True), (1, 0, True), (1, 1, False)])
 def test_who_keeps_no_mail_says_so(xius: int, pis: int, taken: bool) -> None:
     pipeline = Pipeline(xius, pis, taken=taken)
-    (end,) = pipeline.take(EndWriter)
+    (end,) = pipeline.take(ev.EndWriter)
     assert end.code == "NOT_SERVED"
     assert ("proxy.kinds" if not taken else "pixiu up") in end.text
     pipeline.mail(record(1, 7), position=1)
@@ -487,8 +464,8 @@ def test_who_keeps_no_mail_says_so(xius: int, pis: int, taken: bool) -> None:
 )  # fmt: skip
 def test_a_batch_that_cannot_be_read_ends_its_stream(data: bytes, count: int, position: int, code: str) -> None:
     pipeline = Pipeline()
-    pipeline.step(MailReceived(1, data, count, position, Level.REPLICATED, {}))
-    assert [end.code for end in pipeline.take(EndWriter)] == [code]
+    pipeline.step(ev.MailReceived(1, data, count, position, Level.REPLICATED, {}))
+    assert [end.code for end in pipeline.take(ev.EndWriter)] == [code]
     assert pipeline.core.waiting_bytes == 0
 
 
@@ -497,22 +474,22 @@ def test_too_much_mail_ends_the_stream_that_brings_it(monkeypatch: pytest.Monkey
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
     pipeline.mail(*(record(number, 7) for number in range(2, 5)), position=2)
-    (end,) = pipeline.take(EndWriter)
+    (end,) = pipeline.take(ev.EndWriter)
     assert (end.code, end.retry_after_ms) == ("OVERLOADED", mail.RETRY_MS)
 
 
 def test_a_writer_that_went_is_forgotten_and_late_answers_find_nobody() -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), position=1)
-    pipeline.step(WriterClosed(1))
+    pipeline.step(ev.WriterClosed(1))
     assert (pipeline.core.under_way, pipeline.core.waiting_bytes, pipeline.core.writers) == (0, 0, 0)
     pipeline.store_all()
-    assert not pipeline.take(SendAppend)
-    pipeline.step(Stored(0, pipeline.links[XIU] + 7, [], Triple(1, 3, 1), 1))
-    pipeline.step(LinkDown(XIU, pipeline.links[XIU] + 7, "an old one"))
-    pipeline.step(WriterOpened(2, 9, 71))
+    assert not pipeline.take(ev.SendAppend)
+    pipeline.step(ev.Stored(0, pipeline.links[XIU] + 7, [], Triple(1, 3, 1), 1))
+    pipeline.step(ev.LinkDown(XIU, pipeline.links[XIU] + 7, "an old one"))
+    pipeline.step(ev.WriterOpened(2, 9, 71))
     pipeline.mail(record(2, 7), position=1, stream=2)
-    assert len(pipeline.take(SendStore)) == 1
+    assert len(pipeline.take(ev.SendStore)) == 1
 
 
 def test_every_code_that_a_sender_is_told_is_an_error_of_its_own() -> None:
@@ -523,9 +500,9 @@ def test_every_code_that_a_sender_is_told_is_an_error_of_its_own() -> None:
 
 def test_a_proxy_that_has_not_seen_the_cluster_yet_sends_writers_elsewhere_and_takes_them_later() -> None:
     core = MailCore(max_record_bytes=1 << 16, timeout_s=TIMEOUT_S)
-    (refused,) = core.step(WriterOpened(1, 9, 70), 100.0)
-    assert isinstance(refused, EndWriter)
+    (refused,) = core.step(ev.WriterOpened(1, 9, 70), 100.0)
+    assert isinstance(refused, ev.EndWriter)
     assert (refused.code, refused.retry_after_ms > 0) == (Unavailable.code, True), "a client gives up on NOT_SERVED"
-    assert core.step(StoresChanged(1, 1), 100.1) == []
-    assert core.step(WriterOpened(2, 9, 71), 100.2) == []
+    assert core.step(ev.StoresChanged(1, 1), 100.1) == []
+    assert core.step(ev.WriterOpened(2, 9, 71), 100.2) == []
     assert core.writers == 1

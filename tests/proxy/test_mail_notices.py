@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from cluster.runtime.contract import END_OF_TURN
 from pixiu.placement.partition import rendezvous
+from proxy import mail_events as ev
 from proxy import mail_notices
-from proxy.mail_events import InboxesGrew
 from proxy.mail_notices import (
-    AGAIN_S,
     ANSWER_S,
     GIVEN_UP_S,
     MAX_BATCH,
     MAX_BATCH_BYTES,
     MAX_RECORD_BYTES,
+    RETRY_S,
     UNKNOWN_S,
-    LeaveRelay,
     Notices,
-    SendNotices,
 )
 
 A, B = 11, 12
 NORMAL = 1 << 54
 
 
-def grew(*uins: int, seqs: Sequence[int] = (1,), record: bytes = b"r" * 60, msg_id: int = NORMAL) -> InboxesGrew:
+def grew(*uins: int, seqs: Sequence[int] = (1,), record: bytes = b"r" * 60, msg_id: int = NORMAL) -> ev.InboxesGrew:
     """One mail to these."""
     wanted = list(seqs) * len(uins) if len(seqs) == 1 else list(seqs)
-    return InboxesGrew(uins, wanted, [msg_id] * len(uins), record, [len(record)], [0] * len(uins))
+    return ev.InboxesGrew(uins, wanted, [msg_id] * len(uins), record, [len(record)], [0] * len(uins))
 
 
-def running(*relays: int, partitions: int = 1) -> Notices:
+class Driven(Notices):
+    """The core, and its events as calls."""
+
+    def grown(self, event: ev.InboxesGrew, now: float) -> None:
+        """Inboxes grew."""
+        assert self.step(event, now) == []
+
+    def owners(self, partitions: int, relays: Mapping[int, Sequence[int]], now: float) -> list[ev.NoticesEffect]:
+        """Other relays run."""
+        return self.step(ev.OwnersChanged(partitions, relays), now)
+
+    def taken(self, relay: int, number: int, elsewhere: Sequence[int], now: float) -> None:
+        """A relay answers."""
+        assert self.step(ev.NoticesTaken(relay, number, elsewhere), now) == []
+
+    def broken(self, relay: int, now: float) -> None:
+        """A stream ends."""
+        assert self.step(ev.RelayLost(relay), now) == []
+
+    def flush(self, now: float) -> list[ev.NoticesEffect]:
+        """The turn ends."""
+        return self.step(END_OF_TURN, now)
+
+
+def running(*relays: int, partitions: int = 1) -> Driven:
     """A proxy that knows its relays."""
-    notices = Notices()
+    notices = Driven()
     notices.owners(partitions, dict.fromkeys(range(partitions), relays), 0.0)
     return notices
 
 
-def sent(notices: Notices, now: float) -> list[SendNotices]:
+def sent(notices: Driven, now: float) -> list[ev.SendNotices]:
     """What is said now."""
-    return [effect for effect in notices.flush(now) if isinstance(effect, SendNotices)]
+    return [effect for effect in notices.flush(now) if isinstance(effect, ev.SendNotices)]
 
 
 def test_what_one_turn_brings_leaves_as_one_batch_a_relay_to_the_owner_of_each_user() -> None:
@@ -62,7 +85,7 @@ def test_what_is_not_answered_is_told_again_after_pauses_and_then_given_up() -> 
     notices = running(A)
     notices.grown(grew(7), 0.0)
     now = 0.0
-    for pause in AGAIN_S:
+    for pause in RETRY_S:
         (batch,) = sent(notices, now)
         assert [notice.uin for notice in batch.notices] == [7]
         notices.broken(A, now)
@@ -73,7 +96,7 @@ def test_what_is_not_answered_is_told_again_after_pauses_and_then_given_up() -> 
     notices.broken(A, now)
     assert sent(notices, now + 10) == []
     assert (notices.waiting, notices.waiting_bytes, notices.counters.notices_given_up) == (0, 0, 1)
-    assert notices.counters.notices_again == len(AGAIN_S)
+    assert notices.counters.notices_retried == len(RETRY_S)
 
 
 def test_what_was_given_up_is_told_to_the_next_owner() -> None:
@@ -81,7 +104,7 @@ def test_what_was_given_up_is_told_to_the_next_owner() -> None:
     for seq in (1, 2):
         notices.grown(grew(7, seqs=[seq]), 0.0)
     now = 0.0
-    for pause in (*AGAIN_S, 0.0):
+    for pause in (*RETRY_S, 0.0):
         sent(notices, now)
         notices.broken(A, now)
         now += pause
@@ -98,7 +121,7 @@ def test_what_was_given_up_long_ago_is_not_told() -> None:
     notices = running()
     notices.grown(grew(7), 0.0)
     now = 0.0
-    for pause in (*AGAIN_S, 0.0):
+    for pause in (*RETRY_S, 0.0):
         assert sent(notices, now) == []
         now += pause
     assert notices.counters.notices_given_up == 1
@@ -113,7 +136,7 @@ def test_users_that_are_served_elsewhere_are_told_to_the_owner_of_the_moment() -
     notices.taken(A, batch.number, [8, 9], 0.0)
     notices.taken(A, batch.number, [7], 0.0)  # it was answered
     notices.owners(1, {0: (B,)}, 0.0)
-    (again,) = sent(notices, AGAIN_S[0])
+    (again,) = sent(notices, RETRY_S[0])
     assert (again.relay, [notice.uin for notice in again.notices]) == (B, [8])
     assert again.number != batch.number
 
@@ -124,10 +147,10 @@ def test_a_relay_that_goes_or_hangs_is_left() -> None:
     sent(notices, 0.0)
     assert notices.next_deadline() == ANSWER_S
     assert notices.flush(ANSWER_S - 0.001) == []
-    assert notices.flush(ANSWER_S) == [LeaveRelay(A)]
-    (batch,) = sent(notices, ANSWER_S + AGAIN_S[0])
-    assert notices.owners(1, {0: (B,)}, 10.0) == [LeaveRelay(A)]
-    (again,) = sent(notices, 10.0 + AGAIN_S[1])
+    assert notices.flush(ANSWER_S) == [ev.LeaveRelay(A)]
+    (batch,) = sent(notices, ANSWER_S + RETRY_S[0])
+    assert notices.owners(1, {0: (B,)}, 10.0) == [ev.LeaveRelay(A)]
+    (again,) = sent(notices, 10.0 + RETRY_S[1])
     assert (batch.relay, again.relay) == (A, B)
 
 
@@ -164,6 +187,6 @@ def test_what_is_beyond_the_bound_is_counted() -> None:
 
 
 def test_a_cluster_without_relays_tells_nobody() -> None:
-    notices = Notices()
+    notices = Driven()
     notices.grown(grew(7), 0.0)
     assert (notices.flush(0.0), notices.waiting) == ([], 0)

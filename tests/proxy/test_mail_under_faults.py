@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from pixiu.client.mail import MailLevel
-from proxy.mail_events import Store
+from pixiu.wire.levels import Level
+from proxy import mail_events as ev
 from tests.proxy.mail_world import PiModel, World, XiuModel
+from tests.support.effort import runs
 
-SEEDS = int(os.environ.get("PIXIU_MAIL_SEEDS", "40"))
+pytestmark = pytest.mark.sim
+
+SEEDS = runs("PIXIU_MAIL_SEEDS", local=8, ci=40)
 USERS = 6
 MAILS = 400
 
@@ -35,10 +36,10 @@ def check(world: World) -> int:
 
 def one_fault(world: World) -> str:
     """Something breaks; what."""
-    chance = world.chance
+    chance = world.rng
     what = chance.choice(("link", "link", "xiu", "pi", "proxy", "refuse xiu", "refuse pi"))
     if what == "link":
-        store = Store(chance.random() < 0.5, chance.randrange(2))
+        store = ev.Store(chance.random() < 0.5, chance.randrange(2))
         chance.choice(world.proxies).lose(store)
     elif what in ("xiu", "pi"):
         model: XiuModel | PiModel = chance.choice(world.xius) if what == "xiu" else chance.choice(world.pis)
@@ -46,7 +47,7 @@ def one_fault(world: World) -> str:
         model.epoch += 1
         for proxy in world.proxies:
             if chance.random() < 0.8:  # else it finds out by itself
-                proxy.lose(Store(what == "pi", model.partition))
+                proxy.lose(ev.Store(what == "pi", model.partition))
         world.after(chance.uniform(0.05, 8.0), lambda: setattr(model, "leads", True))
     elif what == "proxy":
         proxy = chance.choice(world.proxies)
@@ -60,22 +61,28 @@ def one_fault(world: World) -> str:
     return what
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_confirmed_mail_is_in_every_inbox_once_and_each_senders_in_order(seed: int) -> None:
+def play(seed: int) -> World:
+    """A whole run."""
     world = World(seed)
-    chance = world.chance
+    chance = world.rng
     faults: list[str] = []
     for number in range(MAILS):
         sender = chance.choice(world.senders)
         several = chance.random() < 0.1
         receivers = chance.sample(range(1, USERS + 1), chance.randint(2, USERS)) if several else [chance.randint(1, USERS)]
-        level = chance.choice((MailLevel.REPLICATED, MailLevel.REPLICATED, MailLevel.PERSISTED, MailLevel.ACCEPTED))
+        level = chance.choice((Level.REPLICATED, Level.REPLICATED, Level.PERSISTED, Level.ACCEPTED))
         sender.send(*receivers, level=level, lane=chance.choice((0, 1, 1)))
         world.run(chance.expovariate(200))
         if number % 40 == 20:
             faults.append(one_fault(world))
-    world.run_until(lambda: all(sender.done() for sender in world.senders))
+    world.wait_for(world.all_sent)
     assert len(faults) == MAILS // 40
+    return world
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_confirmed_mail_is_in_every_inbox_once_and_each_senders_in_order(seed: int) -> None:
+    world = play(seed)
     assert check(world) == MAILS
     for sender in world.senders:
         assert sender.generations == sorted(set(sender.generations))
@@ -88,11 +95,11 @@ def test_the_schedules_have_the_faults_that_they_are_for() -> None:
     for seed in range(12):
         world = World(seed)
         for number in range(200):
-            world.chance.choice(world.senders).send(world.chance.randint(1, USERS))
-            world.run(world.chance.expovariate(400))
+            world.rng.choice(world.senders).send(world.rng.randint(1, USERS))
+            world.run(world.rng.expovariate(400))
             if number % 20 == 10:
                 one_fault(world)
-        world.run_until(lambda world=world: all(sender.done() for sender in world.senders))  # type: ignore[misc]
+        world.wait_for(world.all_sent)
         check(world)
         resent += sum(sender.core.counters.resent for sender in world.senders)
         lost += sum(proxy.core.counters.links_lost for proxy in world.proxies)

@@ -13,9 +13,9 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, View
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
-from proxy.mail_events import InboxesGrew
+from proxy import mail_events as ev
 from proxy.notice_links import NoticeLinks
-from tests.support.roles import until
+from tests.support.waiting import until
 
 PROXY, RELAY = EndpointID(300), EndpointID(900)
 
@@ -61,7 +61,7 @@ class Proxy:
     async def start(self) -> None:
         """Serve."""
         await self._server.start()
-        self.links.owners(1, {0: (RELAY,)})
+        self.links.runner.step(ev.OwnersChanged(1, {0: (RELAY,)}))
 
     async def stop(self) -> None:
         """End."""
@@ -71,7 +71,7 @@ class Proxy:
 
     def mail(self, *uins: int) -> None:
         """These have mail."""
-        self.links.grown(InboxesGrew(uins, [5] * len(uins), [1 << 54] * len(uins), b"record", [6], [0] * len(uins)))
+        self.links.runner.step(ev.InboxesGrew(uins, [5] * len(uins), [1 << 54] * len(uins), b"record", [6], [0] * len(uins)))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def told(relay: Relay, *uins: int) -> None:
     async def all_told() -> bool:
         return relay.uins[-len(uins) :] == list(uins)
 
-    await until(f"{uins} told", all_told)
+    await until(all_told, f"{uins} told")
 
 
 async def forgotten(proxy: Proxy) -> None:
@@ -104,7 +104,7 @@ async def forgotten(proxy: Proxy) -> None:
     async def nothing() -> bool:
         return bool(proxy.links.core.counters.notices) and not proxy.links.core.waiting
 
-    await until("nothing waits", nothing)
+    await until(nothing, "nothing waits")
 
 
 async def test_one_turn_is_one_batch_with_its_records(proxy: Proxy, relay: Relay) -> None:
@@ -124,7 +124,7 @@ async def test_a_stream_that_ends_costs_nothing_but_time(proxy: Proxy, relay: Re
     proxy.mail(7)
     await told(relay, 7)
     await forgotten(proxy)
-    assert proxy.links.core.counters.notices_again == 2
+    assert proxy.links.core.counters.notices_retried == 2
     assert proxy.links.core.counters.notices_given_up == 0
 
 
@@ -137,7 +137,7 @@ async def test_users_that_nobody_serves_are_given_up_in_the_end(proxy: Proxy, re
 
 
 async def test_a_relay_that_is_not_in_the_registry_is_not_looked_for(proxy: Proxy, relay: Relay) -> None:
-    proxy.links.owners(1, {0: (RELAY + 1,)})
+    proxy.links.runner.step(ev.OwnersChanged(1, {0: (RELAY + 1,)}))
     proxy.mail(7)
     await forgotten(proxy)
     assert relay.uins == []

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
+from cluster.links.api import Outcome
+from cluster.runtime.contract import NEVER, Settle, Tick
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import Flag, Kind, encode
+from proxy import events as ev
 from proxy.core import Core
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Effect,
-    MalformedBatch,
-    PublisherClosed,
-    PublisherOpened,
-    Replica,
-    Reply,
-    SendRecords,
-    Settled,
-    Tick,
-)
+from tests.proxy.driver import forward, publish, sends, settle
 
 A, B, C = EndpointID(1001), EndpointID(1002), EndpointID(1003)
-BROKERS = BrokersChanged(2, (Replica(A, 0), Replica(B, 1)))
+BROKERS = ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1)))
 
 
 def room(key: int, number: int, type: int = 64) -> bytes:
     return encode(Kind.ROOM, key, b"payload", number, type=type)
 
 
-def core_with(brokers: BrokersChanged = BROKERS) -> Core:
+def core_with(brokers: ev.BrokersChanged = BROKERS) -> Core:
     core = Core(max_record_bytes=1000)
     core.step(brokers, 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
     return core
-
-
-def publish(core: Core, records: list[bytes], position: int = 1, now: float = 0.0) -> list[Effect]:
-    return core.step(BatchPublished(1, b"".join(records), len(records), position), now)
-
-
-def sends(effects: list[Effect]) -> list[SendRecords]:
-    return [effect for effect in effects if isinstance(effect, SendRecords)]
 
 
 def test_records_go_to_the_partition_of_their_key_in_order() -> None:
@@ -51,16 +33,16 @@ def test_records_go_to_the_partition_of_their_key_in_order() -> None:
 
 
 def test_inside_a_partition_rendezvous_hashing_names_the_replica() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0), Replica(B, 0), Replica(C, 0))))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0), ev.Replica(C, 0))))
     for key in range(1, 50):
         (send,) = sends(publish(core, [room(key, key)], key))
         assert send.peer == rendezvous(key, [A, B, C])
 
 
 def test_a_doubted_replica_is_chosen_only_when_there_is_no_other() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False), Replica(B, 0))))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0, usable=False), ev.Replica(B, 0))))
     assert {send.peer for key in range(1, 30) for send in sends(publish(core, [room(key, key)], key))} == {B}
-    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False),)))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0, usable=False),)))
     assert sends(publish(core, [room(1, 1)]))[0].peer == A
 
 
@@ -72,8 +54,8 @@ def test_the_first_lane_has_a_parcel_of_its_own() -> None:
 def test_a_position_is_resolved_when_every_broker_has_handled_the_batch() -> None:
     core = core_with()
     first, second = sends(publish(core, [room(4, 1), room(5, 2)]))
-    assert core.step(Settled([(first.token, True)]), 0.1) == []
-    assert core.step(Settled([(second.token, True)]), 0.2) == [Reply(1, 2, [])]
+    assert settle(core, [first], 0.1) == []
+    assert settle(core, [second], 0.2) == [ev.Reply(1, 2, [])]
     assert core.under_way == 0
 
 
@@ -81,26 +63,26 @@ def test_replies_keep_the_order_of_the_stream() -> None:
     core = core_with()
     (first,) = sends(publish(core, [room(4, 1)], 1))
     (second,) = sends(publish(core, [room(5, 2)], 2))
-    assert core.step(Settled([(second.token, True)]), 0.1) == []
-    assert core.step(Settled([(first.token, True)]), 0.2) == [Reply(1, 2, [])]
+    assert settle(core, [second], 0.1) == []
+    assert settle(core, [first], 0.2) == [ev.Reply(1, 2, [])]
 
 
 def test_what_a_broker_did_not_confirm_is_named() -> None:
     core = core_with()
     first, second = sends(publish(core, [room(4, 1), room(4, 2), room(5, 3), room(4, 4)]))
-    core.step(Settled([(second.token, True)]), 0.1)
-    (reply,) = core.step(Settled([(first.token, False)]), 0.2)
-    assert isinstance(reply, Reply)
+    settle(core, [second], 0.1)
+    (reply,) = settle(core, [first], 0.2, handled=False)
+    assert isinstance(reply, ev.Reply)
     assert [(failure.first, failure.last, failure.code) for failure in reply.failures] == [(1, 2, "DROPPED"), (4, 4, "DROPPED")]
 
 
 def test_refusals_are_told_at_once_and_do_not_hold_the_others() -> None:
-    core = core_with(BrokersChanged(2, (Replica(A, 0),)))
+    core = core_with(ev.BrokersChanged(2, (ev.Replica(A, 0),)))
     effects = publish(core, [room(4, 1), room(5, 2), encode(Kind.MAIL, 4, b"", 3), encode(Kind.ROOM, 4, b"x" * 2000, 4)])
     (send,) = sends(effects)
     assert send.records == [room(4, 1)]
-    (reply,) = core.step(Settled([(send.token, True)]), 0.1)
-    assert isinstance(reply, Reply)
+    (reply,) = settle(core, [send], 0.1)
+    assert isinstance(reply, ev.Reply)
     assert [(failure.first, failure.code) for failure in reply.failures] == [
         (2, "UNAVAILABLE"),
         (3, "INVALID_ARGUMENT"),
@@ -118,53 +100,53 @@ def test_a_malformed_batch_is_dropped_whole() -> None:
     core = core_with()
     batch = room(4, 1) + room(5, 2)
     for data, count in [(batch[:-1], 2), (batch + b"x", 2), (batch, 3), (batch, 1), (b"\xff" * 90, 2), (bytes(90), 1)]:
-        effects = core.step(BatchPublished(1, data, count, 1), 0.0)
-        assert MalformedBatch(1) in effects
+        effects = core.step(ev.BatchPublished(1, data, count, 1), 0.0)
         assert sends(effects) == []
-        assert isinstance(effects[-1], Reply)
+        assert isinstance(effects[-1], ev.Reply)
         assert effects[-1].failures[0].code == "MALFORMED"
+        assert forward(core, data, count) == [Settle(Outcome.MALFORMED)]
     assert sends(publish(core, [room(4, 9)]))[0].records == [room(4, 9)]
 
 
 def test_records_from_a_gateway_need_no_reply() -> None:
     core = core_with()
-    (send,) = sends(core.step(BatchForwarded(b"??" + room(4, 1), 2, 2 + len(room(4, 1)), 1), 0.0))
-    assert core.step(Settled([(send.token, False)]), 0.1) == []
+    (send,) = sends(forward(core, b"??" + room(4, 1), start=2))
+    assert settle(core, [send], 0.1, handled=False) == []
     assert core.counters.records_dropped == 1
 
 
 def test_a_closed_publisher_is_not_answered() -> None:
     core = core_with()
     (send,) = sends(publish(core, [room(4, 1)]))
-    core.step(PublisherClosed(1), 0.1)
-    assert core.step(Settled([(send.token, True)]), 0.2) == []
+    core.step(ev.PublisherClosed(1), 0.1)
+    assert settle(core, [send], 0.2) == []
     assert publish(core, [room(4, 2)]) == []
 
 
 def test_a_joining_replica_gets_its_rooms_only_after_the_old_one_has_handled_what_it_got() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0),)))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
     moving = next(key for key in range(1, 100) if rendezvous(key, [A, B]) == B)
     (before,) = sends(publish(core, [room(moving, 1)], 1))
-    core.step(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))), 0.1)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 0.1)
     assert publish(core, [room(moving, 2)], 2, now=0.1) == []
-    effects = core.step(Settled([(before.token, True)]), 0.15)
+    effects = settle(core, [before], 0.15)
     assert [(send.peer, send.records) for send in sends(effects)] == [(B, [room(moving, 2)])]
 
 
 def test_a_change_does_not_wait_for_ever_nor_for_the_dead() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0),)))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
     publish(core, [room(4, 1)], 1)
-    core.step(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))), 1.0)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 1.0)
     assert publish(core, [room(4, 2)], 2, now=1.0) == []
     deadline = core.next_deadline()
-    assert deadline is not None
+    assert deadline != NEVER
     assert len(sends(core.step(Tick(), deadline))) == 1
-    core.step(BrokersChanged(1, (Replica(C, 0),)), 2.0)
+    core.step(ev.BrokersChanged(1, (ev.Replica(C, 0),)), 2.0)
     assert sends(publish(core, [room(4, 3)], 3, now=2.0))[0].peer == C
 
 
-def weighted(weight: float) -> BrokersChanged:
-    return BrokersChanged(1, (Replica(A, 0), Replica(B, 0, weight=weight)))
+def weighted(weight: float) -> ev.BrokersChanged:
+    return ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0, weight=weight)))
 
 
 def test_a_replica_of_less_weight_gets_fewer_rooms_and_only_those_move() -> None:
@@ -189,9 +171,10 @@ def test_a_change_of_weight_waits_for_what_is_under_way() -> None:
     assert first.peer == B
     core.step(weighted(0.25), 0.0)
     assert sends(publish(core, [room(key, 2)], 2)) == []
-    assert [send.peer for send in sends(core.step(Settled([(first.token, True)]), 0.01))] == [A]
+    assert [send.peer for send in sends(settle(core, [first], 0.01))] == [A]
 
 
 def test_a_doubted_replica_is_not_chosen_whatever_it_weighs() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0, usable=False), Replica(B, 0, weight=0.25), Replica(C, 0, weight=0.5))))
+    replicas = ev.Replica(A, 0, usable=False), ev.Replica(B, 0, weight=0.25), ev.Replica(C, 0, weight=0.5)
+    core = core_with(ev.BrokersChanged(1, replicas))
     assert {send.peer for key in range(1, 60) for send in sends(publish(core, [room(key, key)], key))} == {B, C}

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode
+from proxy import events as ev
 from proxy.core import Core
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Effect,
-    PublisherClosed,
-    PublisherExempted,
-    PublisherOpened,
-    Replica,
-    Reply,
-    SendRecords,
-)
 from proxy.rates import Rates
+from tests.proxy.driver import forward, publish, sends
 
 A = EndpointID(1001)
 
@@ -28,18 +18,14 @@ def room(key: int, number: int, body: bytes = b"payload") -> bytes:
 
 def core_with(rates: Rates) -> Core:
     core = Core(max_record_bytes=1 << 20, rates=rates)
-    core.step(BrokersChanged(1, (Replica(A, 0),)), 0.0)
-    core.step(PublisherOpened(1), 0.0)
-    core.step(PublisherOpened(2), 0.0)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0),)), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
+    core.step(ev.PublisherOpened(2), 0.0)
     return core
 
 
-def publish(core: Core, records: list[bytes], position: int, now: float, stream: int = 1) -> list[Effect]:
-    return core.step(BatchPublished(stream, b"".join(records), len(records), position), now)
-
-
-def taken(effects: list[Effect]) -> list[bytes]:
-    return [record for effect in effects if isinstance(effect, SendRecords) for record in effect.records]
+def taken(effects: list[ev.Effect]) -> list[bytes]:
+    return [record for send in sends(effects) for record in send.records]
 
 
 def test_a_publisher_over_its_rate_is_told_when_to_try_again() -> None:
@@ -49,17 +35,17 @@ def test_a_publisher_over_its_rate_is_told_when_to_try_again() -> None:
     effects = publish(core, [room(1, 16)], 16, 0.0)
     assert taken(effects) == []
     # The reply waits for the positions before it: what is settled out of order is told in order.
-    assert not any(isinstance(effect, Reply) for effect in effects)
+    assert not any(isinstance(effect, ev.Reply) for effect in effects)
     assert core.counters.records_over_rate == 1
     assert taken(publish(core, [room(1, 17)], 17, 0.51)) == [room(1, 17)]
 
 
 def test_the_refusal_names_positions_and_time() -> None:
     core = core_with(Rates(publisher_bytes_per_s=1000))
-    core.step(BrokersChanged(1, ()), 0.0)  # so that nothing before has to be waited for
+    core.step(ev.BrokersChanged(1, ()), 0.0)  # so that nothing before has to be waited for
     publish(core, [room(1, 1, b"x" * 2960)], 1, 0.0)
     (reply,) = publish(core, [room(1, 2), room(1, 3)], 2, 0.5)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, ev.Reply)
     (failure,) = reply.failures
     assert (failure.first, failure.last, failure.code, failure.retry_after_ms) == (2, 3, "OVERLOADED", 1500)
     assert "try again in 1500 ms" in failure.text
@@ -69,7 +55,7 @@ def test_other_publishers_and_gateways_are_not_held_back() -> None:
     core = core_with(Rates(publisher_messages_per_s=10))
     publish(core, [room(1, n) for n in range(100)], 1, 0.0)
     assert taken(publish(core, [room(1, 200)], 1, 0.0, stream=2)) == [room(1, 200)]
-    core.step(PublisherExempted(1), 0.0)
+    core.step(ev.PublisherExempted(1), 0.0)
     assert taken(publish(core, [room(1, 201)], 101, 0.0)) == [room(1, 201)]
 
 
@@ -86,28 +72,28 @@ def test_a_rooms_refusal_names_the_positions() -> None:
     core = core_with(Rates(room_messages_per_s=10))
     publish(core, [room(1, n) for n in range(20)], 1, 0.0)
     (reply,) = publish(core, [room(1, 21), room(1, 23)], 1, 0.0, stream=2)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, ev.Reply)
     assert [(f.first, f.last, f.code, f.retry_after_ms) for f in reply.failures] == [(1, 2, "OVERLOADED", 1000)]
 
 
 def test_a_room_is_limited_for_what_gateways_forward_too() -> None:
     core = core_with(Rates(room_bytes_per_s=100))
     data = room(1, 1, b"x" * 500)
-    assert taken(core.step(BatchForwarded(data, 0, len(data), 1), 0.0)) == [data]
-    assert taken(core.step(BatchForwarded(data, 0, len(data), 1), 0.0)) == []
+    assert taken(forward(core, data)) == [data]
+    assert taken(forward(core, data)) == []
     assert core.counters.records_over_rate == 1
 
 
 def test_a_malformed_batch_is_refused_as_such_under_limits_too() -> None:
     core = core_with(Rates(room_messages_per_s=10, publisher_messages_per_s=10))
     for number, data in enumerate((b"\xff" * 100, b"", room(1, 1) + b"x", b"\0" * 39)):
-        core.step(BatchPublished(1, data, 3, 1 + 3 * number), number * 10.0)
+        core.step(ev.BatchPublished(1, data, 3, 1 + 3 * number), number * 10.0)
     assert core.counters.batches_malformed == 4
 
 
 def test_a_publisher_that_comes_again_has_its_burst_again() -> None:
     core = core_with(Rates(publisher_messages_per_s=1))
     publish(core, [room(1, n) for n in range(50)], 1, 0.0)
-    core.step(PublisherClosed(1), 0.0)
-    core.step(PublisherOpened(3), 0.0)
+    core.step(ev.PublisherClosed(1), 0.0)
+    core.step(ev.PublisherOpened(3), 0.0)
     assert taken(publish(core, [room(1, 100)], 1, 0.0, stream=3)) == [room(1, 100)]

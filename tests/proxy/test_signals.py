@@ -6,50 +6,39 @@ from collections import Counter
 
 import pytest
 
+from cluster.runtime.contract import SendRecords
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.partition import rendezvous_order
 from pixiu.wire.record import Flag, Kind, encode
+from proxy import events as ev
 from proxy.core import Core
-from proxy.events import (
-    BatchForwarded,
-    BatchPublished,
-    BrokersChanged,
-    Delivered,
-    Effect,
-    PublisherClosed,
-    PublisherOpened,
-    Replica,
-    Reply,
-    SendRecords,
-    Settled,
-    SignalsDelivered,
-)
 from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
+from tests.proxy.driver import forward, sends, settle
 
 A, B, C, D = EndpointID(1001), EndpointID(1002), EndpointID(1003), EndpointID(1004)
-THREE = BrokersChanged(1, (Replica(A, 0), Replica(B, 0), Replica(C, 0)))
+THREE = ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0), ev.Replica(C, 0)))
 
 
 def signal(key: int, number: int) -> bytes:
     return encode(Kind.SIGNAL, key, b"go", number, flags=Flag.TO_ROOM)
 
 
-def core_with(brokers: BrokersChanged = THREE) -> Core:
+def core_with(brokers: ev.BrokersChanged = THREE) -> Core:
     core = Core(max_record_bytes=1000)
     core.step(brokers, 0.0)
     for stream in (1, 2):
-        core.step(PublisherOpened(stream), 0.0)
+        core.step(ev.PublisherOpened(stream), 0.0)
     return core
 
 
-def publish(core: Core, record: bytes, position: int, copy: int, receipt: bool = False, stream: int = 1) -> list[Effect]:
-    return core.step(BatchPublished(stream, record, 1, position, copy, receipt), 0.0)
+def publish(core: Core, record: bytes, position: int, copy: int, receipt: bool = False, stream: int = 1) -> list[ev.Effect]:
+    return core.step(ev.BatchPublished(stream, record, 1, position, copy, receipt), 0.0)
 
 
-def peers(effects: list[Effect]) -> list[EndpointID]:
-    return [effect.peer for effect in effects if isinstance(effect, SendRecords)]
+def peers(effects: list[ev.Effect]) -> list[EndpointID]:
+    return [send.peer for send in sends(effects)]
 
 
 def test_copy_i_goes_to_the_ith_replica_in_the_order_of_the_snowflake_id() -> None:
@@ -63,19 +52,19 @@ def test_copy_i_goes_to_the_ith_replica_in_the_order_of_the_snowflake_id() -> No
 
 
 def test_the_partition_is_that_of_the_room() -> None:
-    core = core_with(BrokersChanged(2, (Replica(A, 0), Replica(B, 1), Replica(C, 1))))
+    core = core_with(ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1), ev.Replica(C, 1))))
     assert peers(publish(core, signal(42, 7), 1, 1)) == [A]
     assert peers(publish(core, signal(43, 7), 2, 0) + publish(core, signal(43, 7), 3, 1)) == rendezvous_order(7, [B, C])
 
 
 def test_with_fewer_replicas_some_get_several_copies() -> None:
-    core = core_with(BrokersChanged(1, (Replica(A, 0), Replica(B, 0))))
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))))
     sent = [peers(publish(core, signal(42, 9), 1 + copy, copy))[0] for copy in range(3)]
     assert sent == [*rendezvous_order(9, [A, B]), sent[0]]
 
 
 def test_usable_replicas_come_before_doubted_ones() -> None:
-    replicas = (Replica(A, 0, usable=False), Replica(B, 0), Replica(C, 0), Replica(D, 0))
+    replicas = (ev.Replica(A, 0, usable=False), ev.Replica(B, 0), ev.Replica(C, 0), ev.Replica(D, 0))
     for number in range(1, 50):
         order = [replica_of_copy(replicas, number, copy) for copy in range(4)]
         assert order == [*rendezvous_order(number, [B, C, D]), A]
@@ -83,7 +72,7 @@ def test_usable_replicas_come_before_doubted_ones() -> None:
 
 def test_signals_of_gateways_are_copy_0() -> None:
     record = signal(42, 11)
-    effects = core_with().step(BatchForwarded(record, 0, len(record), 1), 0.0)
+    effects = forward(core_with(), record)
     assert peers(effects) == rendezvous_order(11, [A, B, C])[:1]
 
 
@@ -94,13 +83,13 @@ def test_any_copy_number_is_taken() -> None:
 @pytest.mark.parametrize("kind", [Kind.SIGNAL, Kind.CHAT])
 def test_what_is_for_users_needs_relays(kind: Kind) -> None:
     (reply,) = publish(core_with(), encode(kind, 42, b"", 5), 1, 0)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, ev.Reply)
     assert [failure.code for failure in reply.failures] == ["UNAVAILABLE"]
 
 
 def test_without_a_replica_a_signal_is_refused() -> None:
-    (reply,) = publish(core_with(BrokersChanged(2, (Replica(A, 0),))), signal(43, 5), 1, 0)
-    assert isinstance(reply, Reply)
+    (reply,) = publish(core_with(ev.BrokersChanged(2, (ev.Replica(A, 0),))), signal(43, 5), 1, 0)
+    assert isinstance(reply, ev.Reply)
     assert [(failure.code, "partition 1" in failure.text) for failure in reply.failures] == [("UNAVAILABLE", True)]
 
 
@@ -108,25 +97,25 @@ def test_a_change_of_routes_holds_room_messages_and_no_signals() -> None:
     core = core_with()
     message = encode(Kind.ROOM, 42, b"hi", 1)
     publish(core, message, 1, 0)
-    core.step(BrokersChanged(1, (*THREE.replicas, Replica(D, 0))), 0.1)
+    core.step(ev.BrokersChanged(1, (*THREE.replicas, ev.Replica(D, 0))), 0.1)
     assert peers(publish(core, message, 2, 0)) == []
     assert peers(publish(core, signal(42, 2), 1, 0, stream=2)) != []
     assert peers(publish(core, signal(42, 3), 3, 0)) == [], "its own stream has a message that waits: replies are in order"
     mixed = signal(42, 4) + message
-    assert peers(core.step(BatchPublished(2, mixed, 2, 2), 0.1)) == []
+    assert peers(core.step(ev.BatchPublished(2, mixed, 2, 2), 0.1)) == []
 
 
 def test_a_change_of_routes_does_not_wait_for_signals() -> None:
     core = core_with()
     publish(core, signal(42, 1), 1, 0)
-    core.step(BrokersChanged(1, (*THREE.replicas, Replica(D, 0))), 0.1)
+    core.step(ev.BrokersChanged(1, (*THREE.replicas, ev.Replica(D, 0))), 0.1)
     assert len(peers(publish(core, encode(Kind.ROOM, 42, b"hi", 2), 2, 0))) == 1
 
 
 def test_a_signal_is_resolved_as_every_record() -> None:
     core = core_with()
     (send,) = (effect for effect in publish(core, signal(42, 1), 1, 0) if isinstance(effect, SendRecords))
-    assert core.step(Settled([(send.token, True)]), 0.1) == [Reply(1, 1, [])]
+    assert settle(core, [send], 0.1) == [ev.Reply(1, 1, [])]
 
 
 def test_only_who_asked_hears_of_the_delivery_and_once() -> None:
@@ -134,17 +123,17 @@ def test_only_who_asked_hears_of_the_delivery_and_once() -> None:
     publish(core, signal(42, 1), 1, 0, receipt=True)
     publish(core, signal(42, 2), 1, 0, stream=2)
     publish(core, signal(42, 3), 2, 0, receipt=True, stream=2)
-    assert core.step(SignalsDelivered([1, 2, 3, 3, 4]), 0.1) == [Delivered(1, [1]), Delivered(2, [3])]
-    assert core.step(SignalsDelivered([1, 2, 3]), 0.2) == []
+    assert core.step(ev.SignalsDelivered([1, 2, 3, 3, 4]), 0.1) == [ev.Delivered(1, [1]), ev.Delivered(2, [3])]
+    assert core.step(ev.SignalsDelivered([1, 2, 3]), 0.2) == []
     publish(core, signal(42, 1), 2, 0, receipt=True)
-    assert core.step(SignalsDelivered([1]), 0.3) == [Delivered(1, [1])], "a repeat is answered again"
+    assert core.step(ev.SignalsDelivered([1]), 0.3) == [ev.Delivered(1, [1])], "a repeat is answered again"
 
 
 def test_a_publisher_that_is_gone_hears_nothing() -> None:
     core = core_with()
     publish(core, signal(42, 1), 1, 0, receipt=True)
-    core.step(PublisherClosed(1), 0.1)
-    assert core.step(SignalsDelivered([1]), 0.2) == []
+    core.step(ev.PublisherClosed(1), 0.1)
+    assert core.step(ev.SignalsDelivered([1]), 0.2) == []
 
 
 def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
@@ -174,11 +163,11 @@ def test_a_batch_of_only_signals_is_told_from_others(data: bytes, count: int, fo
 
 def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:
     core = Core(max_record_bytes=1000, vrooms=VRooms(100, 200))
-    core.step(BrokersChanged(1, (Replica(EndpointID(1), 0),)), 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.BrokersChanged(1, (ev.Replica(EndpointID(1), 0),)), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
     made = encode(Kind.SIGNAL, 150, b"", 1, flags=Flag.TO_ROOM)
-    (reply,) = core.step(BatchPublished(1, made, 1, 1), 0.0)
-    assert isinstance(reply, Reply)
+    (reply,) = core.step(ev.BatchPublished(1, made, 1, 1), 0.0)
+    assert isinstance(reply, ev.Reply)
     assert [(failure.code, failure.text) for failure in reply.failures] == [
         ("INVALID_ARGUMENT", "a big room takes messages, not signals")
     ]
@@ -187,8 +176,8 @@ def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:
 def test_a_receipt_that_nobody_would_bring_is_refused_at_once() -> None:
     core = Core(max_record_bytes=1000, receipts=False)
     core.step(THREE, 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
     (reply,) = publish(core, signal(42, 7), 1, 0, receipt=True)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, ev.Reply)
     assert [(failure.first, failure.last, failure.code) for failure in reply.failures] == [(1, 1, InvalidArgument.code)]
     assert peers(publish(core, signal(42, 7), 2, 0)), "without one it is sent"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from cluster.links.api import Outcome
+from cluster.runtime.contract import NEVER, SendRecords, Settle, Settled
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Sampler, Stamp, Tracer, as_traced, stamps_of, with_stamp
+from proxy import events as ev
 from proxy.core import Core
-from proxy.events import BatchForwarded, BatchPublished, BrokersChanged, PublisherOpened, Replica, Reply, SendRecords, Settled
+from tests.proxy.driver import forward, sends
 
 A, B = EndpointID(1001), EndpointID(1002)
 
@@ -30,8 +33,8 @@ def proxy(fraction: float = 0.0, vrooms: VRooms | None = None) -> Core:
         tracer=Tracer(Hop.PROXY, Clock(), replica=lambda: 5),
         sampler=Sampler(fraction) if fraction else None,
     )
-    core.step(BrokersChanged(2, (Replica(A, 0), Replica(B, 1))), 0.0)
-    core.step(PublisherOpened(1), 0.0)
+    core.step(ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1))), 0.0)
+    core.step(ev.PublisherOpened(1), 0.0)
     return core
 
 
@@ -40,8 +43,8 @@ def room(key: int, number: int, kind: int = Kind.ROOM, type: int = 64) -> bytes:
 
 
 def sent(core: Core, *records: bytes) -> list[SendRecords]:
-    effects = core.step(BatchPublished(1, b"".join(records), len(records), 1), 0.0)
-    return [effect for effect in effects if isinstance(effect, SendRecords)]
+    effects = core.step(ev.BatchPublished(1, b"".join(records), len(records), 1), 0.0)
+    return sends(effects)
 
 
 def test_only_traced_records_get_a_stamp() -> None:
@@ -61,13 +64,13 @@ def test_the_sampler_begins_traces_and_positions_stay() -> None:
     first, second = sent(core, room(4, 1), room(5, 2), room(4, 3))
     assert [len(stamps_of(record) or ()) for record in first.records + second.records] == [1, 1, 1]
     effects = core.step(Settled([(first.token, True), (second.token, False)]), 0.1)
-    (reply,) = (effect for effect in effects if isinstance(effect, Reply))
+    (reply,) = (effect for effect in effects if isinstance(effect, ev.Reply))
     assert (reply.up_to, [(f.first, f.last) for f in reply.failures]) == (3, [(2, 2)])
 
 
 def test_what_gateways_forward_is_sampled_too() -> None:
     data = b"head" + room(4, 1) + b"tail"
-    (send,) = proxy(1.0).step(BatchForwarded(data, 4, len(data) - 4, 1), 0.0)
+    (send,) = forward(proxy(1.0), data, start=4, end=len(data) - 4)
     assert isinstance(send, SendRecords)
     assert stamps_of(send.records[0]) == [Stamp(Hop.PROXY, 0, 5, 1010, 1020)]
 
@@ -76,10 +79,10 @@ def test_every_copy_to_a_big_room_has_the_stamp() -> None:
     core = proxy(vrooms=VRooms(100, 101))
     parcels = sent(core, as_traced(room(100, 1)))
     now = 0.0
-    while (deadline := core.next_deadline()) is not None:
+    while (deadline := core.next_deadline()) != NEVER:
         now = max(deadline, now)
         effects = core.step(Settled([(parcel.token, True) for parcel in parcels[-2:]]), now)
-        parcels += [effect for effect in effects if isinstance(effect, SendRecords)]
+        parcels += sends(effects)
     copies = [record for parcel in parcels for record in parcel.records]
     assert len(copies) == 64
     assert all(len(stamps_of(record) or ()) == 1 for record in copies)
@@ -87,5 +90,5 @@ def test_every_copy_to_a_big_room_has_the_stamp() -> None:
 
 def test_a_malformed_batch_is_refused_with_a_sampler_too() -> None:
     core = proxy(1.0)
-    core.step(BatchForwarded(b"x" * 50, 0, 50, 1), 0.0)
+    assert forward(core, b"x" * 50) == [Settle(Outcome.MALFORMED)]
     assert core.counters.batches_malformed == 1

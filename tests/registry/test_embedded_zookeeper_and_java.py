@@ -20,6 +20,8 @@ from registry import embedded, java
 from registry.embedded import EmbeddedZooKeeper, four_letter_word
 from registry.java import find_java, parse_version
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("text", "version"),

@@ -1,4 +1,4 @@
-"""Gateway instances: one holder each, and a generation that grows with every start (DESIGN section 4)."""
+"""Gateway instances: one holder each, and a generation that grows with every start (docs/identifiers.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.ids import LAST_GENERATION
 from registry.embedded import EmbeddedZooKeeper
 from registry.leases import Instance, InstanceLease
-from tests.support.zookeeper import connected, expire, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire
 
 
 async def generation(zookeeper: ZooKeeper, root: str, number: int, value: int) -> None:

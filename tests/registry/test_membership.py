@@ -15,7 +15,8 @@ from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable
 from registry.embedded import EmbeddedZooKeeper
 from registry.membership import Membership
-from tests.support.zookeeper import connected, expire, make_node, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire, make_node
 
 
 async def names(zookeeper: ZooKeeper, root: str, role: str = "router", partition: int = 0) -> list[str]:

@@ -1,4 +1,4 @@
-"""Worker numbers: time ranges that never overlap, whatever happens to processes and answers (DESIGN section 4)."""
+"""Worker numbers: time ranges that never overlap, whatever happens to processes and answers (docs/identifiers.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnav
 from pixiu.ids import SnowflakeGenerator
 from registry.embedded import EmbeddedZooKeeper
 from registry.leases import MAX_AHEAD_MS, RANGE_MS, WorkerLease, WorkerLeases
-from tests.support.zookeeper import connected, until
+from tests.support.waiting import until
+from tests.support.zookeeper import connected
 
 START_MS = 1_751_958_000_000
 

@@ -12,12 +12,12 @@ import grpc.aio
 
 from cluster.membership.devices import connected, device_key
 from cluster.membership.lww_map import Update
-from pi.operations import decode
 from pi.state import Refusal
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID, gateway_msg_id, msg_id
 from pixiu.wire.envelope import Delivery, split
+from pixiu.wire.inbox_operations import decode
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc, pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from relay.mail_devices import TrackedDevices
@@ -228,8 +228,8 @@ class World:
     def cursor(self) -> int:
         """UpTo of the device, as Pi has it."""
         state = self.pi.replica.state
-        devices = state.user(UIN).devices
-        return max((state.cursor(UIN, number, devices[number], LANE).up_to for number in devices), default=0)
+        devices = state.inboxes.user(UIN).devices
+        return max((state.inboxes.cursor(UIN, number, devices[number], LANE).up_to for number in devices), default=0)
 
     def notices(self) -> Any:
         """A stream of a proxy."""

@@ -28,9 +28,9 @@ def test_a_device_is_named_before_its_first_delivery_and_again_with_another_conn
     outbox.add([chunk(7, 1, 4)])
     places[7, 1] = Place(70, HERE, 9, 1)
     outbox.add([chunk(7, 1, 1), chunk(8, 2, 1)])
-    parcels = [outbox.take() for _ in range(len(outbox))]
-    assert [[(d.uin, d.connect_time) for d in parcel.devices] for parcel in parcels] == [[], [(7, 9)], [(8, 6)]]
-    assert [parcel.chunks for parcel in parcels] == [[chunk(7, 1, 4)], [chunk(7, 1, 1)], [chunk(8, 2, 1)]]
+    batches = [outbox.take() for _ in range(len(outbox))]
+    assert [[(d.uin, d.connect_time) for d in batch.devices] for batch in batches] == [[], [(7, 9)], [(8, 6)]]
+    assert [batch.chunks for batch in batches] == [[chunk(7, 1, 4)], [chunk(7, 1, 1)], [chunk(8, 2, 1)]]
 
 
 def test_a_device_that_is_elsewhere_by_now_is_not_named_here() -> None:

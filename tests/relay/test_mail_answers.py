@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pi import operations as op
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, encode_acknowledges, encode_add_device, encode_opens
+from pixiu.wire import inbox_operations as op
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
-from relay.delivery.events import Asked, Failure, Listing, Missing, Read
-from relay.mail_answers import ReadItem, listings_of, numbers_of, read_requests, reads_of, records_of
-from relay.mail_service import notices_of
+from relay.delivery import events as ev
+from relay.mail_answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
 
-ASKED = Asked(7, 2, 40)
+ASKED = ev.Asked(7, 2, 40)
 RECORD = (44).to_bytes(4, "little") + bytes(44)
 
 
-def test_operations_are_those_that_pi_reads() -> None:
-    assert op.decode(encode_opens([(7, 2), (9, 1)])) == [op.OpenSessions(op.USER_DEVICE.pack(7, 2) + op.USER_DEVICE.pack(9, 1))]
-    assert op.decode(encode_add_device(7, int.from_bytes(b"abcdef"))) == [op.AddDevice(7, b"abcdef")]
-    acknowledged = encode_acknowledges([(7, 2, 30, 1, 500, 1 << 63)])
-    assert op.decode(acknowledged) == [op.Acknowledges(op.ACKNOWLEDGE.pack(7, 2, 1, 30, 500, 1 << 63))]
-
-
 def test_reads_are_split_where_pi_would_cut_them_off() -> None:
-    items: list[ReadItem] = [(Asked(uin, 1, uin), 5, [Read(lane, None, 64) for lane in range(4)]) for uin in range(1, 401)]
+    items: list[ReadItem] = [(ev.Asked(uin, 1, uin), 5, [ev.Read(lane, None, 64) for lane in range(4)]) for uin in range(1, 401)]
     requests = list(read_requests(items))
     assert [item for part in requests for item in part] == items
     assert len(requests) > 1
@@ -32,38 +24,41 @@ def test_reads_are_split_where_pi_would_cut_them_off() -> None:
 
 
 def test_a_read_without_a_start_is_of_what_is_not_acknowledged() -> None:
-    whole, after = reads_of([(ASKED, 30, [Read(0, None, 64), Read(1, 0, 10)])])
+    whole, after = reads_of([(ASKED, 30, [ev.Read(0, None, 64), ev.Read(1, 0, 10)])])
     assert not whole.HasField("start")
     assert after.HasField("start")
     assert (whole.uin, whole.device, whole.session, after.lane, after.num) == (7, 2, 30, 1, 10)
 
 
 def test_listings() -> None:
-    items: list[ReadItem] = [(ASKED, 30, [Read(0, 4, 64)]), (Asked(8, 1, 41), 31, [Read(0, None, 64), Read(1, None, 64)])]
+    items: list[ReadItem] = [
+        (ASKED, 30, [ev.Read(0, 4, 64)]),
+        (ev.Asked(8, 1, 41), 31, [ev.Read(0, None, 64), ev.Read(1, None, 64)]),
+    ]
     good = pi_pb2.PiReadReply(seqs=[5, 6], msg_ids=[50, 60], floor=1, gap=0, last=6, up_to=4)
     reply = pi_pb2.PiReply(reads=[good, pi_pb2.PiReadReply(code="UNAVAILABLE"), pi_pb2.PiReadReply(code="OLD_SESSION")])
-    assert listings_of(items, reply) == [(ASKED, [Listing([(5, 50), (6, 60)], 1, 0, 6, 4)]), (items[1][0], Failure.FENCED)]
+    assert listings_of(items, reply) == [(ASKED, [ev.Listing([(5, 50), (6, 60)], 1, 0, 6, 4)]), (items[1][0], ev.Failure.FENCED)]
     refused = pi_pb2.PiReply(reads=[good, good, pi_pb2.PiReadReply(code="UNKNOWN_DEVICE")])
-    assert listings_of(items, refused)[1] == (items[1][0], Failure.REFUSED)
+    assert listings_of(items, refused)[1] == (items[1][0], ev.Failure.REFUSED)
     damaged = pi_pb2.PiReply(reads=[good, good, pi_pb2.PiReadReply(code="STATE_DAMAGED")])
-    assert listings_of(items, damaged)[1] == (items[1][0], Failure.LATER)
-    later = [(asked, Failure.LATER) for asked, _, _ in items]
+    assert listings_of(items, damaged)[1] == (items[1][0], ev.Failure.LATER)
+    later = [(asked, ev.Failure.LATER) for asked, _, _ in items]
     assert listings_of(items, None) == later
     assert listings_of(items, pi_pb2.PiReply(reads=[good])) == later
 
 
 def test_results() -> None:
     reply = pi_pb2.PiReply(results=[12, 0, -op.Code.OLD_SESSION, -op.Code.UNKNOWN_DEVICE, -op.Code.CURSOR_BEYOND_END])
-    assert numbers_of(5, reply) == [12, 0, Failure.FENCED, Failure.REFUSED, Failure.REFUSED]
-    assert numbers_of(2, None) == [Failure.LATER] * 2
-    assert numbers_of(2, reply) == [Failure.LATER] * 2
+    assert numbers_of(5, reply) == [12, 0, ev.Failure.FENCED, ev.Failure.REFUSED, ev.Failure.REFUSED]
+    assert numbers_of(2, None) == [ev.Failure.LATER] * 2
+    assert numbers_of(2, reply) == [ev.Failure.LATER] * 2
 
 
 def test_records_and_why_there_are_none() -> None:
     found = {1: ("", b"one"), 2: ("NOT_YET", b""), 3: ("GONE", b""), 4: ("STORE_DAMAGED", b""), 5: ("WRONG_PARTITION", b"")}
     ((asked, answers),) = records_of([(ASKED, [1, 2, 3, 4, 5, 6])], found)
     assert asked == ASKED
-    assert answers == [b"one", Missing.NOT_YET, Missing.GONE, Missing.LATER, Missing.LATER, Missing.LATER]
+    assert answers == [b"one", ev.Missing.NOT_YET, ev.Missing.GONE, ev.Missing.LATER, ev.Missing.LATER, ev.Missing.LATER]
 
 
 def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster.membership.devices import Connection, connected, device_key
 from cluster.membership.lww_map import Update
 from pixiu.ids import gateway_msg_id
-from relay.delivery.events import Device, Failure, Login
+from relay.delivery import events as ev
 from relay.mail_devices import LATER_S, MAX_ASKED, NUMBER_AGE_S, REFUSED_S, Looked, MailDevices, TrackedDevices
 
 ME, OTHER = 900, 901
@@ -42,7 +42,7 @@ class Relay:
         """What changed."""
         return self.mail.look(self.data.take(), self.now)
 
-    def number(self, answer: int | Failure = 1) -> list[Login | None]:
+    def number(self, answer: int | ev.Failure = 1) -> list[ev.Login | None]:
         """Pi's answers to what is asked."""
         return [self.mail.numbered(uin, device, answer, self.now) for uin, device in self.mail.to_number(self.now)]
 
@@ -62,15 +62,15 @@ def test_a_device_logs_in_when_its_number_is_known_and_out_when_it_goes() -> Non
     assert relay.look() == Looked()
     assert relay.mail.to_number(relay.now) == [(7, 70)]
     assert relay.mail.to_number(relay.now) == []
-    assert relay.mail.numbered(7, 70, 3, relay.now) == Login(7, 3, 101, 5)
+    assert relay.mail.numbered(7, 70, 3, relay.now) == ev.Login(7, 3, 101, 5)
     place = relay.mail.place(7, 3)
     assert place is not None
     assert (place.key, place.gateway) == (device_key(70, 3), 101)
     relay.logout(7, 70)
-    assert relay.look() == Looked(logged_out=[Login(7, 3, 101, 5)])
+    assert relay.look() == Looked(logged_out=[ev.Login(7, 3, 101, 5)])
     assert (relay.mail.place(7, 3), len(relay.mail), relay.data.takers) == (None, 0, {})
     relay.login(7, 70, 9, instance=2)  # the number is remembered
-    assert relay.look() == Looked(logged_in=[Login(7, 3, 102, 9)])
+    assert relay.look() == Looked(logged_in=[ev.Login(7, 3, 102, 9)])
 
 
 def test_who_takes_no_mail_is_not_looked_at() -> None:
@@ -90,9 +90,9 @@ def test_a_newer_connection_replaces_and_an_older_one_that_is_there_again_comes_
     relay.look()
     relay.number(2)
     relay.login(7, 70, 8, instance=2)
-    assert relay.look() == Looked(logged_in=[Login(7, 2, 102, 8)])
+    assert relay.look() == Looked(logged_in=[ev.Login(7, 2, 102, 8)])
     relay.logout(7, 70, instance=2)
-    assert relay.look() == Looked(logged_out=[Login(7, 2, 102, 8)], logged_in=[Login(7, 2, 101, 5)])
+    assert relay.look() == Looked(logged_out=[ev.Login(7, 2, 102, 8)], logged_in=[ev.Login(7, 2, 101, 5)])
 
 
 def test_devices_of_users_that_others_own_are_left_to_them() -> None:
@@ -120,7 +120,7 @@ def test_a_gateway_out_of_reach_has_nobody() -> None:
     relay.look()
     relay.number()
     del relay.gateways[1]
-    assert relay.mail.look(relay.mail.users(), relay.now) == Looked(logged_out=[Login(7, 1, 101, 5)])
+    assert relay.mail.look(relay.mail.users(), relay.now) == Looked(logged_out=[ev.Login(7, 1, 101, 5)])
 
 
 def test_heartbeats_of_devices_without_a_session() -> None:
@@ -129,30 +129,30 @@ def test_heartbeats_of_devices_without_a_session() -> None:
     relay.login(8, 80, 6)
     relay.look()
     relay.number(4)
-    served = {Device(8, 4): None}
+    served = {ev.Device(8, 4): None}
     looked = relay.mail.look(relay.mail.users(), relay.now, served)
-    assert looked == Looked(still_there=[Login(7, 4, 101, 5)])
+    assert looked == Looked(still_there=[ev.Login(7, 4, 101, 5)])
 
 
 def test_pi_is_asked_again_when_it_did_not_answer_and_seldom_when_it_refused() -> None:
     relay = Relay()
     relay.login(7, 70, 5)
     relay.look()
-    assert relay.number(Failure.LATER) == [None]
+    assert relay.number(ev.Failure.LATER) == [None]
     assert relay.mail.to_number(relay.now) == []
     relay.now += LATER_S
-    assert relay.number(Failure.REFUSED) == [None]
+    assert relay.number(ev.Failure.REFUSED) == [None]
     assert relay.mail.refused == 1
     relay.now += REFUSED_S - 1
     relay.mail.look([7], relay.now, {})
     assert relay.number() == []
     relay.now += 1
     relay.mail.look([7], relay.now, {})
-    assert relay.number(2) == [Login(7, 2, 101, 5)]
+    assert relay.number(2) == [ev.Login(7, 2, 101, 5)]
     relay.mail.forget(7, 2)
     assert relay.mail.place(7, 2) is None
     relay.mail.look([7], relay.now, {})
-    assert relay.number(3) == [Login(7, 3, 101, 5)]
+    assert relay.number(3) == [ev.Login(7, 3, 101, 5)]
 
 
 def test_an_old_number_is_not_believed() -> None:
@@ -165,7 +165,7 @@ def test_an_old_number_is_not_believed() -> None:
     relay.now += NUMBER_AGE_S
     relay.login(7, 70, 9)
     assert relay.look() == Looked()
-    assert relay.number(5) == [Login(7, 5, 101, 9)]
+    assert relay.number(5) == [ev.Login(7, 5, 101, 9)]
 
 
 def test_so_many_are_asked_about_at_a_time() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
 
-from pixiu.wire.envelope import AGAIN, GAP, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
+from relay import mail_core
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
-from tests.support.roles import until
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -27,16 +29,16 @@ async def seen(world: World, *seqs: int) -> None:
     async def came() -> bool:
         return world.gateway.seqs[-len(seqs) :] == list(seqs)
 
-    await until(f"{seqs} at the gateway", came)
+    await until(came, f"{seqs} at the gateway")
 
 
 async def saved(world: World, up_to: int) -> None:
     """Until Pi has the cursor."""
 
     async def there() -> bool:
-        return world.cursor() == up_to and not world.service.deliveries.unsaved
+        return world.cursor() == up_to and not world.service.core.deliveries.unsaved
 
-    await until(f"cursor {up_to}", there)
+    await until(there, f"cursor {up_to}")
 
 
 def batch(number: int, *mails: tuple[int, int, bytes], uin: int = UIN) -> delivery_pb2.NoticeBatch:
@@ -107,7 +109,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_not_acknowledge
     world.gateway.acknowledges = True
     world.gateway.end_streams()
     await seen(world, 1, 2, 3, 1, 2, 3)
-    assert [bool(delivery.flags & AGAIN) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
+    assert [bool(delivery.flags & REDELIVERED) for delivery in world.gateway.got] == [False] * 3 + [True] * 3
     await saved(world, 3)
     assert len(world.gateway.devices) == 2
     assert world.service.samples()["mail_gateway_streams_broken_total"] == 1
@@ -136,6 +138,7 @@ async def test_what_a_gateway_does_not_take_is_bounded_and_its_stream_opened_ane
         await world.stop()
 
 
+@pytest.mark.slow
 async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: World) -> None:
     world.store()
     world.pi.leads = False
@@ -144,7 +147,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def asked() -> bool:
         return world.pi.streams > 2
 
-    await until("the leader is looked for", asked)
+    await until(asked, "the leader is looked for")
     world.pi.leads = True
     await seen(world, 1)
     await saved(world, 1)
@@ -156,7 +159,7 @@ async def test_a_leader_that_goes_or_does_not_answer_is_looked_for_again(world: 
     async def again() -> bool:
         return world.pi.streams > before
 
-    await until("another stream", again)
+    await until(again, "another stream")
     world.pi.mute = False
     await seen(world, 2)
     await saved(world, 2)
@@ -195,21 +198,25 @@ async def test_draining_saves_and_delivers_no_more(world: World) -> None:
     await seen(world, 1)
     await world.service.drain()
     assert world.cursor() == 1
-    assert world.service.deliveries.sessions == {}
+    assert world.service.core.deliveries.sessions == {}
     world.login(at=9)
-    world.service._end_turn()
-    assert world.service.deliveries.sessions == {}
+    await asyncio.sleep(0.01)
+    assert world.service.core.deliveries.sessions == {}
 
 
-async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(world: World) -> None:
-    world.login()
-    world.store()
-    await seen(world, 1)
-    await saved(world, 1)
-    world.logout()
+async def test_a_logout_ends_the_session_and_the_stream_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_core, "HEARTBEAT_S", 0.05)
+    world = await World().start()
+    try:
+        world.login()
+        world.store()
+        await seen(world, 1)
+        await saved(world, 1)
+        world.logout()
 
-    async def gone() -> bool:
-        world.service._walk()
-        return not world.service.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
+        def gone() -> bool:
+            return not world.service.core.deliveries.sessions and not world.service.samples()["mail_gateway_streams"]
 
-    await until("nobody is served", gone)
+        await until(gone, "nobody is served")
+    finally:
+        await world.stop()

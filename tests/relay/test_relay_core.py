@@ -7,51 +7,31 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.membership import events as ev
 from cluster.membership.devices import Devices, LoginPolicy, connected, device_key
+from cluster.membership.events import Effect
 from cluster.membership.lww_map import Update, decode_messages
-from cluster.membership.replica_events import (
-    BecomeRunning,
-    ClusterChanged,
-    Effect,
-    Gateway,
-    MessagesReceived,
-    PeerAlive,
-    PeerDead,
-    Persist,
-    RefuseSnapshot,
-    Replica,
-    SendControl,
-    ServeSnapshot,
-    Settled,
-    SnapshotChunk,
-    SnapshotFinished,
-    SnapshotRequested,
-    StoreOpened,
-    TakeSnapshot,
-    Tick,
-)
 from cluster.membership.replica_state import State
+from cluster.runtime.contract import MALFORMED, NOT_TAKEN, RecordsReceived, SendControl, SendRecords, Settled, Tick
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.trace import Hop, Tracer, as_traced, stamps_of
 from pixiu.wire.uin_list import address, uin_list
 from pixiu.wire.v1 import control_pb2
 from relay.core import Core
-from relay.events import RecordsReceived, Relayed, SendRecords
 from relay.login_conflicts import Contests
+from tests.support.effects import of
 
 ME, PEER, OTHER = EndpointID(10), EndpointID(11), EndpointID(12)
 PROXY, GATEWAY, SECOND = EndpointID(20), EndpointID(30), EndpointID(31)
-GATEWAYS = (Gateway(GATEWAY, 3, 1), Gateway(SECOND, 4, 1))
+GATEWAYS = (ev.Gateway(GATEWAY, 3, 1), ev.Gateway(SECOND, 4, 1))
 E = TypeVar("E", bound=Effect)
 
 
-def of(kind: type[E], effects: Iterable[Effect]) -> list[E]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def view(*replicas: Replica, partitions: int = 1, gateways: tuple[Gateway, ...] = GATEWAYS, version: int = 1) -> ClusterChanged:
-    return ClusterChanged(version, partitions, replicas, frozenset(), gateways)
+def view(
+    *replicas: ev.Replica, partitions: int = 1, gateways: tuple[ev.Gateway, ...] = GATEWAYS, version: int = 1
+) -> ev.ClusterChanged:
+    return ev.ClusterChanged(version, partitions, replicas, frozenset(), gateways)
 
 
 def make(partition: int = 0, policy: LoginPolicy = LoginPolicy.ALL) -> Core:
@@ -66,9 +46,9 @@ def make(partition: int = 0, policy: LoginPolicy = LoginPolicy.ALL) -> Core:
     )
 
 
-def running(*replicas: Replica, partitions: int = 1, policy: LoginPolicy = LoginPolicy.ALL) -> Core:
+def running(*replicas: ev.Replica, partitions: int = 1, policy: LoginPolicy = LoginPolicy.ALL) -> Core:
     core = make(policy=policy)
-    core.step(StoreOpened(None), 0.0)
+    core.step(ev.StoreOpened(None), 0.0)
     core.step(view(partitions=partitions), 0.0)
     assert core.state is State.RUNNING
     core.step(view(*replicas, partitions=partitions), 0.0)
@@ -80,7 +60,7 @@ def connect(counter: int, uin: int = 7, instance: int = 3, device: int = 1, time
 
 
 def tell(core: Core, *changes: Update, peer: EndpointID = GATEWAY, now: float = 1.0) -> list[Effect]:
-    return core.step(MessagesReceived(peer, list(changes)), now)
+    return core.step(ev.MessagesReceived(peer, list(changes)), now)
 
 
 def controls(effects: Iterable[Effect]) -> list[tuple[EndpointID, control_pb2.Control]]:
@@ -99,28 +79,29 @@ def chat(uin: int, number: int = 1, lane: int = 1, kind: Kind = Kind.CHAT, flags
     return encode(kind, uin, b"hello", number, type=lane << 6, flags=flags)
 
 
-def arrive(core: Core, *records: bytes, now: float = 2.0) -> Relayed:
+def arrive(core: Core, *records: bytes, now: float = 2.0) -> list[Effect]:
     data = b"".join(records)
-    found = core.records_received(RecordsReceived(PROXY, data, 0, len(data), len(records)), now)
-    assert found is not None
-    return found
+    return core.step(RecordsReceived(PROXY, data, 0, len(data), len(records)), now)
 
 
-def offline(relayed: Relayed) -> list[int]:
-    found = [control for _, control in controls(relayed.controls)]
-    return [number for control in found for number in control.chat_offline.snowflake_ids]
+def parcels(effects: Iterable[Effect]) -> list[SendRecords]:
+    return of(SendRecords, effects)
+
+
+def offline(effects: Iterable[Effect]) -> list[int]:
+    return [number for _, control in controls(effects) for number in control.chat_offline.snowflake_ids]
 
 
 def test_a_connect_is_kept_and_confirmed() -> None:
     core = running()
     effects = tell(core, connect(1))
-    assert of(Persist, effects)[0].puts == [connect(1)]
+    assert of(ev.Persist, effects)[0].puts == [connect(1)]
     assert confirms(effects) == [(GATEWAY, [connect(1).id], {})]
     assert [(u.uin, u.devices) for u in core.presence([7, 8])] == [(7, 1), (8, 0)]
 
 
 def test_a_connect_is_confirmed_when_the_peers_have_it() -> None:
-    core = running(Replica(PEER, 0, True))
+    core = running(ev.Replica(PEER, 0, True))
     effects = tell(core, connect(1))
     ((peer, control),) = [(p, c) for p, c in controls(effects) if c.HasField("gateway_messages")]
     assert (peer, decode_messages(control.gateway_messages)) == (PEER, [connect(1)])
@@ -130,7 +111,7 @@ def test_a_connect_is_confirmed_when_the_peers_have_it() -> None:
 
 
 def test_what_a_peer_forwards_is_kept_and_not_sent_back() -> None:
-    core = running(Replica(PEER, 0, True))
+    core = running(ev.Replica(PEER, 0, True))
     assert of(SendControl, tell(core, connect(1), peer=PEER)) == []
     assert [u.devices for u in core.presence([7])] == [1]
 
@@ -142,7 +123,7 @@ def test_a_connect_below_another_gateways_is_told_the_highest_time() -> None:
     assert confirms(tell(core, late)) == [(GATEWAY, [late.id], {late.id: 500})]
     once_more = connect(2, instance=3, time=501)
     assert confirms(tell(core, once_more)) == [(GATEWAY, [once_more.id], {})]
-    (parcel,) = arrive(core, chat(7)).parcels
+    (parcel,) = parcels(arrive(core, chat(7)))
     assert parcel.peer == GATEWAY
 
 
@@ -151,7 +132,7 @@ def test_a_message_goes_once_to_each_gateway_of_the_users_devices() -> None:
     tell(core, connect(1, device=1), connect(2, device=2), connect(3, uin=9))
     tell(core, connect(1, device=3, instance=4), peer=SECOND)
     relayed = arrive(core, chat(7, 1), chat(9, 2), chat(7, 3), chat(7, 4, lane=0))
-    assert relayed.parcels == [
+    assert parcels(relayed) == [
         SendRecords(GATEWAY, [chat(7, 4, lane=0)], 0),
         SendRecords(GATEWAY, [chat(7, 1), chat(9, 2), chat(7, 3)], 1),
         SendRecords(SECOND, [chat(7, 4, lane=0)], 0),
@@ -164,19 +145,19 @@ def test_the_sender_is_told_which_messages_nobody_took() -> None:
     core = running()
     tell(core, connect(1), connect(2, uin=9, chat=False))
     relayed = arrive(core, chat(7, 1), chat(8, 2), chat(9, 3))
-    assert [record for parcel in relayed.parcels for record in parcel.records] == [chat(7, 1)]
+    assert [record for parcel in parcels(relayed) for record in parcel.records] == [chat(7, 1)]
     assert offline(relayed) == [2, 3]
-    assert {control.peer for control in relayed.controls} == {PROXY}
+    assert {control.peer for control in of(SendControl, relayed)} == {PROXY}
     assert core.chat.counters.records_offline == 2
 
 
 def test_users_on_a_gateway_that_vanished_or_is_silent_are_offline_and_back_with_it() -> None:
     core = running()
     tell(core, connect(1))
-    core.step(PeerDead(GATEWAY), 3.0)
+    core.step(ev.PeerDead(GATEWAY), 3.0)
     assert offline(arrive(core, chat(7, 1))) == [1]
     assert [u.devices for u in core.presence([7])] == [0]
-    core.step(PeerAlive(GATEWAY), 4.0)
+    core.step(ev.PeerAlive(GATEWAY), 4.0)
     assert offline(arrive(core, chat(7, 2))) == []
     core.step(view(gateways=GATEWAYS[1:]), 5.0)
     assert offline(arrive(core, chat(7, 3))) == [3]
@@ -187,7 +168,7 @@ def test_users_on_a_gateway_that_vanished_or_is_silent_are_offline_and_back_with
 def test_a_gateway_that_starts_anew_has_none_of_its_users() -> None:
     core = running()
     tell(core, connect(1))
-    core.step(view(gateways=(Gateway(EndpointID(33), 3, 2),)), 5.0)
+    core.step(view(gateways=(ev.Gateway(EndpointID(33), 3, 2),)), 5.0)
     assert len(core.devices) == 0
     assert offline(arrive(core, chat(7, 1))) == [1]
 
@@ -218,7 +199,7 @@ def test_a_gateway_that_is_gone_for_long_is_forgotten() -> None:
 def test_only_what_is_for_users_is_carried(record: bytes, carried: bool) -> None:
     core = running()
     tell(core, connect(1))
-    assert bool(arrive(core, record).parcels) is carried
+    assert bool(parcels(arrive(core, record))) is carried
     assert core.chat.counters.records_wrong_kind == (not carried)
 
 
@@ -227,22 +208,22 @@ def test_nothing_of_a_malformed_batch_is_sent() -> None:
     tell(core, connect(1))
     good = chat(7, 1)
     for broken in (good + b"x", good + good[:20], b"\0" * 60):
-        assert core.records_received(RecordsReceived(PROXY, broken, 0, len(broken), 2), 2.0) is None
+        assert core.step(RecordsReceived(PROXY, broken, 0, len(broken), 2), 2.0) == [MALFORMED]
     assert core.chat.counters.batches_malformed == 3
-    (parcel,) = arrive(core, good).parcels
+    (parcel,) = parcels(arrive(core, good))
     assert parcel.records == [good]
 
 
 def test_after_a_doubling_messages_of_moved_users_are_passed_on_for_a_while() -> None:
-    core = running(Replica(OTHER, 1, True))
-    core.step(view(Replica(OTHER, 1, True), partitions=2, version=2), 1_000.0)
+    core = running(ev.Replica(OTHER, 1, True))
+    core.step(view(ev.Replica(OTHER, 1, True), partitions=2, version=2), 1_000.0)
     relayed = arrive(core, chat(7, 1), now=1_001.0)
-    assert [(p.peer, p.records) for p in relayed.parcels] == [(OTHER, [chat(7, 1)])]
-    assert [c.layout_notice.version for _, c in controls(relayed.controls)] == [2]
-    assert relayed.taken
+    assert [(p.peer, p.records) for p in parcels(relayed)] == [(OTHER, [chat(7, 1)])]
+    assert [c.layout_notice.version for _, c in controls(relayed)] == [2]
+    assert NOT_TAKEN not in relayed
     late = arrive(core, chat(7, 2), now=1_000.0 + 121.0)
-    assert late.parcels == []
-    assert not late.taken, "nobody got it, so its sender is not told that it is accepted"
+    assert parcels(late) == []
+    assert late[-1] == NOT_TAKEN, "nobody got it, so its sender is not told that it is accepted"
     assert core.chat.counters.records_unroutable == 1
 
 
@@ -250,20 +231,20 @@ def test_a_new_replica_takes_what_a_running_one_has_before_it_runs() -> None:
     source = Devices()
     source.apply([connect(1)], 0.0)
     core = make()
-    core.step(StoreOpened(None), 0.0)
-    (take,) = of(TakeSnapshot, core.step(view(Replica(PEER, 0, True)), 0.0))
+    core.step(ev.StoreOpened(None), 0.0)
+    (take,) = of(ev.TakeSnapshot, core.step(view(ev.Replica(PEER, 0, True)), 0.0))
     assert tell(core, connect(1, uin=8)) == []
     for chunk in source.snapshot():
-        core.step(SnapshotChunk(take.source, chunk), 0.5)
-    effects = core.step(SnapshotFinished(take.source, None), 0.6)
-    assert of(BecomeRunning, effects)
+        core.step(ev.SnapshotChunk(take.source, chunk), 0.5)
+    effects = core.step(ev.SnapshotFinished(take.source, None), 0.6)
+    assert of(ev.BecomeRunning, effects)
     assert [u.devices for u in core.presence([7, 8])] == [1, 1]
 
 
 def test_snapshots_are_for_relays() -> None:
     core = running()
-    assert of(ServeSnapshot, core.step(SnapshotRequested(1, PEER, "relay", 0, 1), 1.0))
-    assert of(RefuseSnapshot, core.step(SnapshotRequested(2, PEER, "broker", 0, 1), 1.0))
+    assert of(ev.ServeSnapshot, core.step(ev.SnapshotRequested(1, PEER, "relay", 0, 1), 1.0))
+    assert of(ev.RefuseSnapshot, core.step(ev.SnapshotRequested(2, PEER, "broker", 0, 1), 1.0))
 
 
 def replaced(effects: Iterable[Effect]) -> list[tuple[EndpointID, int, int, int]]:
@@ -305,7 +286,7 @@ def test_the_newest_of_a_class_replaces_its_class_alone() -> None:
 
 
 def test_a_peer_that_learns_of_the_newer_login_says_so_too() -> None:
-    core = running(Replica(PEER, 0, True), policy=LoginPolicy.NEWEST)
+    core = running(ev.Replica(PEER, 0, True), policy=LoginPolicy.NEWEST)
     tell(core, connect(1, device=1, time=100))
     effects = tell(core, connect(2, device=2, time=101), peer=PEER)
     (sent,) = [e for e in of(SendControl, effects) if e.peer == GATEWAY]
@@ -321,7 +302,7 @@ def test_a_rooms_message_goes_once_to_each_gateway_of_its_users() -> None:
     tell(core, reader, peer=SECOND)
     record = encode(Kind.ROOM, 42, b"hello", 1, flags=Flag.TO_ROOM, type=64)
     relayed = arrive(core, address(record, uin_list([7, 8, 9, 10])), address(record, uin_list([])))
-    assert relayed.parcels == [SendRecords(GATEWAY, [record], 1), SendRecords(SECOND, [record], 1)]
+    assert parcels(relayed) == [SendRecords(GATEWAY, [record], 1), SendRecords(SECOND, [record], 1)]
     assert (core.chat.counters.addressed_in, core.chat.counters.records_wrong_kind) == (1, 1)
     assert offline(relayed) == []
     # Who only reads rooms is not online, and replaces nobody.
@@ -340,20 +321,20 @@ def test_every_gateways_copy_of_a_traced_message_is_stamped() -> None:
         devices=Devices(),
         tracer=Tracer(Hop.RELAY, lambda: next(times), replica=lambda: 6),
     )
-    core.step(StoreOpened(None), 0.0)
+    core.step(ev.StoreOpened(None), 0.0)
     core.step(view(), 0.0)
     tell(core, connect(1), connect(2, instance=4, device=2))
     signal = as_traced(chat(7, 4, kind=Kind.SIGNAL))
     relayed = arrive(
         core, chat(7, 1), as_traced(chat(7, 2)), as_traced(chat(7, 3, lane=0)), signal, chat(7, 5, flags=Flag.LOAD_TEST)
     )
-    assert {parcel.peer for parcel in relayed.parcels} == {GATEWAY, SECOND}
-    for parcel in relayed.parcels:
+    assert {parcel.peer for parcel in parcels(relayed)} == {GATEWAY, SECOND}
+    for parcel in parcels(relayed):
         for record in parcel.records:
             number, stamps = record[16], stamps_of(record)
             assert (stamps is None) == (number in (1, 5))
             assert [(s.role, s.replica, s.in_us) for s in stamps or ()] == [(Hop.RELAY, 6, 100)] * (number not in (1, 5))
-    assert sorted(record[16] for parcel in relayed.parcels for record in parcel.records) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert sorted(record[16] for parcel in parcels(relayed) for record in parcel.records) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def settled(core: Core, now: float) -> list[tuple[EndpointID, int, int, int]]:
@@ -366,11 +347,11 @@ def test_a_login_that_came_in_a_snapshot_replaces_the_others_some_heartbeats_lat
     source = Devices()
     source.apply([connect(1, device=1, time=100), connect(2, instance=4, device=2, time=101)], 0.0)
     core = make(policy=LoginPolicy.NEWEST)
-    core.step(StoreOpened(None), 0.0)
-    (take,) = of(TakeSnapshot, core.step(view(Replica(PEER, 0, True)), 0.0))
+    core.step(ev.StoreOpened(None), 0.0)
+    (take,) = of(ev.TakeSnapshot, core.step(view(ev.Replica(PEER, 0, True)), 0.0))
     for chunk in source.snapshot():
-        assert replaced(core.step(SnapshotChunk(take.source, chunk), 0.5)) == []
-    core.step(SnapshotFinished(take.source, None), 0.6)
+        assert replaced(core.step(ev.SnapshotChunk(take.source, chunk), 0.5)) == []
+    core.step(ev.SnapshotFinished(take.source, None), 0.6)
     assert settled(core, 2.0) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
 
 
@@ -389,18 +370,18 @@ def test_a_word_that_was_lost_is_said_again_until_the_login_is_gone() -> None:
 def test_a_gateway_that_was_out_of_reach_hears_of_the_newer_login_when_it_is_back() -> None:
     core = running(policy=LoginPolicy.NEWEST)
     tell(core, connect(1, device=1, time=100))
-    core.step(PeerDead(GATEWAY), 2.0)
+    core.step(ev.PeerDead(GATEWAY), 2.0)
     assert replaced(tell(core, connect(2, instance=4, device=2, time=101), peer=SECOND)) == []
-    core.step(PeerAlive(GATEWAY), 3.0)
+    core.step(ev.PeerAlive(GATEWAY), 3.0)
     assert settled(core, 10.0) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
 
 
 def test_nobody_makes_place_for_a_login_on_a_gateway_that_is_out_of_reach() -> None:
     core = running(policy=LoginPolicy.NEWEST)
-    core.step(PeerDead(SECOND), 1.0)
+    core.step(ev.PeerDead(SECOND), 1.0)
     tell(core, connect(1, instance=4, device=2, time=101), connect(1, device=1, time=100))
     assert settled(core, 10.0) == []
-    core.step(PeerAlive(SECOND), 111.0)
+    core.step(ev.PeerAlive(SECOND), 111.0)
     assert replaced(core.step(Tick(), 300.0)) == [(GATEWAY, 1, 100, control_pb2.REASON_KICKED)]
 
 

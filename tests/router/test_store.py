@@ -58,7 +58,7 @@ def test_deletes_and_clear(tmp_path: Path) -> None:
     store = ReplicaStore("router", tmp_path, 16 * MIB)
     store.write([Write([login(1, 42), login(2, 43)], []), Write([], [Key(42, 7, 3), Key(99, 9, 9)])], 2000)
     assert sorted(loaded(store).instances()) == [3]
-    assert loaded(store).rooms == 1
+    assert loaded(store).groups == 1
     store.clear()
     assert store.count() == 0
     assert store.age_s(2000) is None
@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         ReplicaStore("router", tmp_path / "file" / "db", 16 * MIB)
 
 
+@pytest.mark.process
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom cluster.membership.lww_map import Update\n"

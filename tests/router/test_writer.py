@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster.membership.lww_map import Key, LwwMap, Update
 from cluster.membership.replica_store import ReplicaStore
 from cluster.membership.store_writer import MAX_PENDING, StoreWriter
 from pixiu.ids import gateway_msg_id
+from tests.support.waiting import until
 
 MIB = 1 << 20
 
@@ -27,12 +26,6 @@ def content(folder: Path) -> LwwMap:
     return membership
 
 
-async def until(found: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not found():
-            await asyncio.sleep(0.005)
-
-
 async def test_many_changes_share_a_transaction_and_all_are_there_after_closing(tmp_path: Path) -> None:
     failures: list[str] = []
     writer = StoreWriter("router", tmp_path, 16 * MIB, failures.append)
@@ -43,7 +36,7 @@ async def test_many_changes_share_a_transaction_and_all_are_there_after_closing(
     writer.persist([], [Key(0, 7, 3)])
     await writer.close()
     assert writer.transactions < 50
-    assert content(tmp_path).rooms == 499
+    assert content(tmp_path).groups == 499
     assert failures == []
 
 
@@ -89,7 +82,7 @@ async def test_a_full_database_is_said_once_and_a_rewrite_that_fits_ends_it(tmp_
     await writer.close()
     assert len(failures) == 1
     assert "raise router.store_mb" in failures[0]
-    assert content(tmp_path).rooms == 2
+    assert content(tmp_path).groups == 2
 
 
 async def test_a_disk_that_is_too_slow_is_a_failure_and_not_a_growing_queue(tmp_path: Path) -> None:

@@ -1,21 +1,17 @@
-"""A clock and a network for simulations: seeded, in one heap, nothing else decides what happens when.
-
-What is delivered is fed into a hash, so that two runs can be compared byte for byte.
-"""
+"""A network for simulations, whose datagrams are lost, repeated and overtaken; what is delivered goes into the trace."""
 
 from __future__ import annotations
 
-import hashlib
-import heapq
-import random
 from collections.abc import Callable
+
+from tests.support.simulation import Simulation
 
 DELAY_S = (0.001, 0.03)
 """Wide enough that datagrams overtake each other."""
 
 
-class Network:
-    """Time, chance and a trace.
+class Network(Simulation):
+    """A simulation whose datagrams get lost.
 
     Args:
         seed: of everything that is random.
@@ -24,32 +20,11 @@ class Network:
     """
 
     def __init__(self, seed: int, drop: float, repeat: float) -> None:
-        self.rng = random.Random(seed)
-        self.now = 0.0
+        super().__init__(seed)
         self.faults = True
         """Whether `chance` may say yes."""
         self.drop, self.repeat = drop, repeat
         self.deliveries = 0
-        self._trace = hashlib.blake2b(digest_size=16)
-        self._order = 0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-
-    @property
-    def trace(self) -> str:
-        """Of everything that was delivered so far, and when."""
-        return self._trace.hexdigest()
-
-    def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something later."""
-        self._order += 1
-        heapq.heappush(self._heap, (self.now + delay, self._order, action))
-
-    def run_until(self, end: float) -> None:
-        """Let time pass."""
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, action = heapq.heappop(self._heap)
-            action()
-        self.now = end
 
     def chance(self, probability: float) -> bool:
         """Whether something bad happens."""
@@ -64,12 +39,10 @@ class Network:
         if self.chance(self.drop):
             return False
         for copy in range(2 if self.chance(self.repeat) else 1):
-            self.after(self.delay(), lambda first=copy == 0: self._arrive(source, target, messages, arrive, first))  # type: ignore[misc]
+            self.after(self.delay(), self._arrive, source, target, messages, arrive, copy == 0)
         return True
 
     def _arrive(self, source: int, target: int, messages: list[bytes], arrive: Callable[[bool], None], first: bool) -> None:
         self.deliveries += 1
-        self._trace.update(repr((self.now, source, target, first)).encode())
-        for message in messages:
-            self._trace.update(message)
+        self.note(b"%d %d %d" % (source, target, first), *messages)
         arrive(first)

@@ -4,17 +4,16 @@ At one moment the last user joins, and several routers and brokers lose entries 
 them; then it is counted after how many heartbeats every router, broker and relay has exactly what is on the gateways. Prints
 the distribution (`pytest -s`; `make sim` has more seeds).
 
-Source: DESIGN section 10, "Anti-entropy".
+Source: docs/memberships.md, "Anti-entropy".
 """
 
 from __future__ import annotations
 
-import os
-
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.world import HEARTBEAT_S, Shape, World
+from tests.support.effort import runs
 
-SEEDS = min(max(100, int(os.environ.get("PIXIU_SIM_SEEDS", "100"))), 600)
+SEEDS = min(runs("PIXIU_SIM_SEEDS", local=8, ci=100), 600)
 DROP, REPEAT = 0.05, 0.02
 SHAPES = ((1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 2, 2))
 """Partitions of routers, of brokers and of relays. Each datagram takes a time of its own, so that many overtake others."""

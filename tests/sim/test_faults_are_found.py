@@ -1,6 +1,7 @@
 """Each fault, put back behind its switch, is found by the simulation of a cluster. The list is `FAULTS`, and complete.
 
-Source: DESIGN section 14; the faults are those of seed 004 (section 18 there) and those that a simplification would bring.
+Source: docs/promises.md, "Failure rules"; the faults are those of PiXiu (section 18 there) and those that a simplification would
+bring.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from cluster.membership.devices import LoginPolicy
 from tests.sim.cluster import faults
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of
+from tests.support.effort import portion
 
 ROUTERS, BROKERS = "router", "broker"
 SEEDS = 40
@@ -62,7 +64,7 @@ FOUND_AT = {"signals forgotten at a restart": 31}
 """A seed that found a fault which few find; it is played first, the others follow."""
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", portion(FAULTS))
 def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     variant, load, finds = FAULTS[name]
     seeds: Iterable[int] = range(SEEDS)

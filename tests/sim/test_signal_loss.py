@@ -7,7 +7,7 @@
 Without receipts the loss is that of three independent ways of two hops, (1-(1-p)²)³; with receipts it is the fourth power of
 that, because three repeats follow. No copy, repeat or restart of the gateway delivers a signal twice.
 
-A failure prints its seed; the same seed gives the same run. Source: DESIGN sections 2 and 9, "Signal".
+A failure prints its seed; the same seed gives the same run. Source: docs/promises.md, docs/architecture.md, "A signal to a room".
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from math import sqrt
 import pytest
 
 import broker.core
-import broker.events as be
+import cluster.membership.events as me
 import gateway.core
 import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.membership.lww_map import Update
+from cluster.runtime.contract import END_OF_TURN, RecordsReceived, SendRecords, Settled
 from gateway.signals import MemoryTable
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
@@ -42,10 +43,11 @@ TRY_S = 0.2
 
 def make_broker(endpoint: EndpointID) -> broker.core.Core:
     core = broker.core.Core(endpoint=endpoint, partition=0, heartbeat_s=1.0, poll_interval_s=60.0, gone_gateway_s=3600.0)
-    gateways = (be.Gateway(GATEWAY, 1, 1),)
-    core.step(be.ClusterChanged(1, 1, 1, 1, (be.Replica(ROUTER, 0),), (), gateways), 0.0)
-    core.step(be.SnapshotFinished(ROUTER, None), 0.0)
-    core.step(be.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
+    gateways = (me.Gateway(GATEWAY, 1, 1),)
+    routers = me.OtherRole(1, 1, (me.Replica(ROUTER, 0),))
+    core.step(me.ClusterChanged(1, 1, (), frozenset(), gateways, routers), 0.0)
+    core.step(me.SnapshotFinished(ROUTER, None), 0.0)
+    core.step(me.MessagesReceived(ROUTER, [Update(gateway_msg_id(1, 1, 1), ROOM, UIN, True)]), 0.0)
     return core
 
 
@@ -78,7 +80,7 @@ class World:
         core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in PROXIES)), 0.0)
         core.step(ge.Opened(1, UIN, False), 0.0)
         core.step(ge.Join(1, 1, [(ROOM, None)]), 0.0)
-        core.step(ge.EndOfTurn(), 0.0)
+        core.step(END_OF_TURN, 0.0)
         return core
 
     def lost(self) -> bool:
@@ -111,11 +113,11 @@ class World:
     def at_proxy(self, endpoint: EndpointID, event: pe.Event) -> None:
         for effect in self.proxies[endpoint].step(event, self.now):
             match effect:
-                case pe.SendRecords(peer, records, _, token):
+                case SendRecords(peer, records, _, token):
                     arrived = not self.lost()
                     if arrived:
                         self.at_broker(peer, records)
-                    self.at_proxy(endpoint, pe.Settled([(token, arrived)]))
+                    self.at_proxy(endpoint, Settled([(token, arrived)]))
                 case pe.Reply(_, up_to, failures):
                     failure = Failure(failures[0].code, failures[0].text) if failures else None
                     self.do(self.sender.copy_done(self.signals.pop((endpoint, up_to)), failure))
@@ -124,16 +126,16 @@ class World:
 
     def at_broker(self, endpoint: EndpointID, records: list[bytes]) -> None:
         data = b"".join(records)
-        received = be.RecordsReceived(PROXIES[0], data, 0, len(data), len(records))
+        received = RecordsReceived(PROXIES[0], data, 0, len(data), len(records))
         for effect in self.brokers[endpoint].step(received, self.now):
-            assert isinstance(effect, be.SendRecords)
+            assert isinstance(effect, SendRecords)
             if not self.lost():
                 self.at_gateway(effect.records)
 
     def at_gateway(self, records: list[bytes]) -> None:
         data = b"".join(records)
-        assert self.gateway.records_arrived(ge.RecordsArrived(data, 0, len(data), len(records)))
-        for effect in self.gateway.step(ge.EndOfTurn(), self.now):
+        assert not self.gateway.step(RecordsReceived(BROKERS[0], data, 0, len(data), len(records)), self.now)
+        for effect in self.gateway.step(END_OF_TURN, self.now):
             match effect:
                 case ge.Deliver(_, written, number):
                     assert number == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pixiu.cli.http import fetch, samples
@@ -146,13 +146,3 @@ class Player:
     async def go(self) -> None:
         self.rooms = set()
         await self.client.close()
-
-
-async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait for a condition; fails with what is missing."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(what()) from None

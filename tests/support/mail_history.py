@@ -6,7 +6,7 @@
         ...                              # break something
         await traffic.settle()           # nothing more is sent; everybody comes until nothing is unacknowledged
 
-Source: DESIGN sections 9 ("Mail", "Delivery of mail") and 14.
+Source: docs/architecture.md, "A mail is sent", "Delivery of mail") and 14.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zlib import crc32
 
 import pixiu
 from pixiu.cli.inbox import Entry, read_inbox
-from pixiu.client.mail_writer import MailReceipt
+from pixiu.client.mail_receipt import MailReceipt
 from tests.history.record import UNTOLD, Acknowledge, Call, Gap, History, Listed, LoggedIn, Login, Logout, Mail, Read, Send, Sent
 
 LANES = (0, 1)

@@ -9,9 +9,20 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
-from pi.operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Operation, Writer, encode
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    USER_DEVICE,
+    Acknowledges,
+    Appends,
+    OpenSessions,
+    Operation,
+    Writer,
+    encode,
+)
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
+from tests.support.waiting import until
 
 WAIT_S = 120.0
 UIN = 7
@@ -163,7 +174,7 @@ class Sender:
                 self._task.result()
             return len(self.known) >= before + count and self.epoch > epoch
 
-        await until(f"{count} more acknowledgements", came)
+        await until(came, f"{count} more acknowledgements")
         return time.monotonic() - began
 
     async def stop(self) -> None:

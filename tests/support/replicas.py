@@ -21,7 +21,8 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
-from tests.support.roles import PROJECT, until
+from tests.support.roles import PROJECT
+from tests.support.waiting import until
 
 CALL_S = 1.0
 """How long a writer waits for one replica before it asks the next one."""
@@ -55,7 +56,7 @@ class Replicas:
             self._log_starts[name] = path.stat().st_size if path.exists() else 0
             with open(path, "ab") as log:
                 self._processes[name] = subprocess.Popen(
-                    [sys.executable, str(PROJECT / "tests/support/replicated_role.py"), *arguments],
+                    [sys.executable, "-m", "tests.support.replicated_role", *arguments],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)},
                 )  # fmt: skip
 
@@ -120,7 +121,7 @@ class Replicas:
 
     async def wait_leader(self, *but: str) -> str:
         """The same, once there is one."""
-        await until("a leader", lambda: self.leader(*but))
+        await until(lambda: self.leader(*but), "a leader")
         return await self.leader(*but)
 
     async def wait_in_sync(self, count: int, *but: str) -> None:
@@ -130,7 +131,7 @@ class Replicas:
             name = await self.leader(*but)
             return bool(name) and len((await self.status(name)).get("in_sync", [])) == count
 
-        await until(f"{count} replicas in sync", enough)
+        await until(enough, f"{count} replicas in sync")
 
     async def call(self, name: str, method: str, data: bytes = b"", timeout_s: float = 10.0) -> bytes:
         """A call of the test's service. Raises AioRpcError."""
@@ -153,7 +154,7 @@ class Replicas:
             found.update(dumps[0])
             return all(dump == dumps[0] for dump in dumps)
 
-        await until("equal replicas", equal)
+        await until(equal, "equal replicas")
         return found
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
+from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ class Roles:
         wanted |= {"table_dir": str(self.folder), "table_mb": "8"} if role == "xiu" else {}
         wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
-        program = [str(PROJECT / "tests/support/deaf_role.py"), role] if deaf else ["-m", role]
+        program = ["-m", "tests.support.deaf_role", role] if deaf else ["-m", role]
         arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -140,7 +141,7 @@ class Roles:
         """Their nodes, once all are Running."""
         found: list[Node] = []
         for name in names:
-            await until(f"{name} Running", lambda name=name: self.node(name))  # type: ignore[misc]
+            await until(lambda name=name: self.node(name), f"{name} Running")  # type: ignore[misc]
             node = await self.node(name)
             assert node is not None
             found.append(node)
@@ -161,16 +162,6 @@ async def roles(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[
     finally:
         await asyncio.to_thread(found.stop)
         await zookeeper.close()
-
-
-async def until(what: str, condition: Callable[[], Awaitable[object]]) -> None:
-    """Wait until a condition holds."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not await condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"{what}: not within {WAIT_S:.0f} s")
 
 
 async def at_least(found: Awaitable[float], least: float) -> bool:

@@ -17,7 +17,8 @@ from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.record import Kind, decode, encode, split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
+from tests.support.waiting import until
 
 ANSWER_S = 30.0
 """A stream on which nothing comes for so long is given up: its replica hangs."""
@@ -62,7 +63,7 @@ async def wait_in_sync(roles: Roles, *names: str) -> str:
         node = await roles.node(found) if found else None
         return node is not None and len((await health(node)).get("in_sync", ())) == len(names)
 
-    await until(f"{names} in sync", all_in)
+    await until(all_in, f"{names} in sync")
     return found
 
 
@@ -168,7 +169,7 @@ class Mailer:
                     task.result()
             return self.acknowledged >= before + count and self.epoch > epoch
 
-        await until(f"{count} more acknowledgements, refused: {self.refusals}", came)
+        await until(came, f"{count} more acknowledgements, refused: {self.refusals}")
         return time.monotonic() - began
 
     async def stop(self) -> None:
@@ -209,5 +210,5 @@ async def equal_scans(*nodes: Node) -> list[tuple[int, bytes]]:
         found, *others = [await scan(node) for node in nodes]
         return all(other == found for other in others)
 
-    await until("equal replicas", equal)
+    await until(equal, "equal replicas")
     return found

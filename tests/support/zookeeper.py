@@ -13,7 +13,7 @@ import secrets
 import signal
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -87,14 +87,6 @@ async def connected(server: EmbeddedZooKeeper, session_timeout_s: float = SESSIO
     session = ZooKeeper(server.address, session_timeout_s=session_timeout_s, connect_timeout_s=PATIENCE_S)
     await session.connect()
     return session
-
-
-async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-    assert condition(), what
 
 
 async def expire(zookeeper: ZooKeeper) -> None:

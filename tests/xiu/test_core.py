@@ -2,104 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import pytest
 
-from cluster.replication.events import Accepted, Committed, Deposed, Leading, Persisted, Propose, Rejected, Rejection
-from cluster.replication.model import Entry, EntryKind
+from cluster.replication.events import Propose, Rejection
+from cluster.runtime.contract import NEVER
+from cluster.runtime.role import totals
 from pixiu.ids import msg_id
+from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind, encode
-from tests.xiu.parts import NOW_MS, NOW_US, MemoryLog, MemoryStore, MemoryTable, mail
+from tests.xiu.parts import NOW_MS, NOW_US, mail
+from tests.xiu.world import Xiu, codes, first, only, results, user
+from xiu import events as ev
 from xiu.batch import check
 from xiu.block import MAX_BLOCK_BYTES
-from xiu.core import Core, Settings
-from xiu.events import (
-    Answer,
-    Effect,
-    EndStream,
-    LayoutChanged,
-    Level,
-    NeedEpoch,
-    Result,
-    SpaceChanged,
-    StoreReceived,
-    TrimDue,
-)
 from xiu.state import LAST_COUNTER, Blocked, Head
 from xiu.state import Kind as EntryKindOfXiu
-
-T = TypeVar("T")
-LIMIT = 1 << 20
-
-
-class Xiu:
-    """A core that leads epoch 3; `accept`, `persist` and `commit` say what replication says."""
-
-    def __init__(self, lead: bool = True) -> None:
-        self.log, self.store, self.table = MemoryLog(), MemoryStore(), MemoryTable()
-        self.core = Core(Settings(partition=1, max_record_bytes=LIMIT, keep_us=60_000_000), self.log, self.store, self.table)
-        self.now = 10.0
-        self.core.step(LayoutChanged(9, 4, ("a:1", "b:1", "c:1")), self.now)
-        self.epoch = 3
-        if lead:
-            self.lead(3)
-
-    def lead(self, epoch: int) -> list[Effect]:
-        self.epoch = epoch
-        self.log.entries.append(Entry(epoch, len(self.log.entries) + 1, int(EntryKind.NOOP), 0, b""))
-        return self.step(Leading(epoch)) + self.commit()
-
-    def step(self, event: object) -> list[Effect]:
-        return self.core.step(event, self.now)  # type: ignore[arg-type]
-
-    def send(
-        self, *records: bytes, position: int = 1, level: Level = Level.REPLICATED, epoch: int = 0, count: int = 0
-    ) -> list[Effect]:
-        return self.step(StoreReceived(7, position, level, epoch, b"".join(records), count or len(records), NOW_US))
-
-    def accept(self, effects: list[Effect]) -> list[Effect]:
-        proposal = only(effects, Propose)
-        begin = len(self.log.entries) + 1
-        for number, (kind, payload) in enumerate(proposal.payloads):
-            self.log.entries.append(Entry(self.epoch, begin + number, kind, proposal.at_us, payload))
-        return self.step(Accepted(proposal.token, self.epoch, begin, len(self.log.entries)))
-
-    def persist(self) -> list[Effect]:
-        return self.step(Persisted(len(self.log.entries)))
-
-    def commit(self) -> list[Effect]:
-        return self.step(Committed(len(self.log.entries), 2))
-
-
-def only(effects: list[Effect], kind: type[T]) -> T:
-    (found,) = [effect for effect in effects if isinstance(effect, kind)]
-    return found
-
-
-def user(number: int, body: bytes = b"body", **fields: int) -> bytes:
-    return mail(number, body, key=5, **fields)
-
-
-def codes(effects: list[Effect]) -> list[str]:
-    return [result.code for result in only(effects, Answer).results]
-
-
-def first(counter: int, epoch: int = 3) -> int:
-    return epoch << 32 | counter
 
 
 def test_each_level_is_answered_when_it_is_reached_with_the_triple() -> None:
     xiu = Xiu()
-    accepted = only(xiu.accept(xiu.send(user(1), user(2), level=Level.ACCEPTED)), Answer)
-    assert accepted.results == [Result(1, 2, "", sequence=first(1))]
-    assert (accepted.layout_version, accepted.epoch, accepted.committed) == (9, 3, 1)
+    accepted = only(xiu.accept(xiu.send(user(1), user(2), level=Level.ACCEPTED)), ev.Answer)
+    assert accepted.results == [ev.Result(1, 2, "", sequence=first(1))]
+    assert accepted.triple == (9, 3, 1)
     assert xiu.accept(xiu.send(user(3), position=3, level=Level.PERSISTED)) == []
     assert xiu.accept(xiu.send(user(4), position=4)) == []
-    assert only(xiu.persist(), Answer).results == [Result(3, 1, "", sequence=first(3))]
-    replicated = only(xiu.commit(), Answer)
-    assert replicated.results == [Result(4, 1, "", sequence=first(4))]
-    assert (replicated.committed, replicated.copies) == (4, 2)
+    assert results(xiu.persist()) == [ev.Result(3, 1, "", sequence=first(3))]
+    replicated = only(xiu.commit(), ev.Answer)
+    assert replicated.results == [ev.Result(4, 1, "", sequence=first(4))]
+    assert (replicated.triple.committed, replicated.copies) == (4, 2)
 
 
 def test_records_are_in_the_table_when_accepted_and_in_the_store_when_committed() -> None:
@@ -118,7 +48,7 @@ def test_a_repeat_gets_its_msgid_and_a_reused_id_an_error() -> None:
     xiu.accept(xiu.send(user(1), user(2)))
     xiu.accept(xiu.send(user(2), user(1, b"other"), user(3), position=3))
     effects = xiu.commit()
-    answers = [effect for effect in effects if isinstance(effect, Answer)]
+    answers = [effect for effect in effects if isinstance(effect, ev.Answer)]
     repeat, reused, new = answers[1].results
     assert (repeat.position, repeat.code, repeat.msg_id) == (3, "", msg_id(1, 64, first(2)))
     assert (reused.position, reused.code) == (4, "ID_REUSED")
@@ -131,7 +61,7 @@ def test_bad_records_are_refused_one_by_one_and_the_others_stored() -> None:
     damaged[-1] ^= 1
     room = encode(Kind.ROOM, 5, b"", 1, flags=Flag.TO_ROOM)
     batch = [user(2), bytes(damaged), room, mail(3, key=6), user(4), user(5)]
-    answer = only(xiu.accept(xiu.send(*batch)) + xiu.commit(), Answer)
+    answer = only(xiu.accept(xiu.send(*batch)) + xiu.commit(), ev.Answer)
     assert [(result.position, result.count, result.code) for result in answer.results] == [
         (2, 1, "CHECKSUM_WRONG"),
         (3, 1, "INVALID_ARGUMENT"),
@@ -161,8 +91,8 @@ def test_a_record_above_the_limit_is_refused_and_nothing_is_proposed() -> None:
 def test_what_is_no_batch_ends_the_stream(count: int) -> None:
     xiu = Xiu()
     data = user(1) + user(2)[:-1] if count == 3 else user(1) + user(2)
-    effects = xiu.step(StoreReceived(7, 1, Level.ACCEPTED, 0, data, count, NOW_US))
-    assert only(effects, EndStream).stream == 7
+    effects = xiu.send(data, level=Level.ACCEPTED, count=count)
+    assert only(effects, ev.EndStream).stream == 7
     assert xiu.core.counters.batches_malformed == 1
 
 
@@ -173,7 +103,7 @@ def test_a_large_batch_becomes_several_entries_and_one_answer() -> None:
     payloads = only(effects, Propose).payloads
     assert len(payloads) == 3
     assert all(len(payload) <= MAX_BLOCK_BYTES + 4 for _, payload in payloads)
-    answer = only(xiu.accept(effects) + xiu.commit(), Answer)
+    answer = only(xiu.accept(effects) + xiu.commit(), ev.Answer)
     assert [(result.position, result.count) for result in answer.results] == [(1, 4), (5, 4), (9, 2)]
     assert b"".join(block.records for block in xiu.store.blocks()) == b"".join(records)
 
@@ -189,7 +119,7 @@ def test_a_follower_refuses_writers_and_applies_what_commits() -> None:
     leader.commit()
     follower.log.entries = leader.log.entries
     assert codes(follower.send(user(3))) == ["NOT_LEADER"]
-    follower.step(Committed(len(follower.log.entries), 0))
+    follower.commit()
     assert follower.store.rows == leader.store.rows
 
 
@@ -202,15 +132,15 @@ def test_a_stream_of_an_earlier_epoch_must_send_again() -> None:
 def test_who_waits_is_told_when_the_leader_goes_and_may_send_again() -> None:
     xiu = Xiu()
     xiu.accept(xiu.send(user(1), mail(9, key=6)))
-    effects = xiu.step(Deposed(3))
-    results = only(effects, Answer).results
+    effects = xiu.deposed()
+    results = only(effects, ev.Answer).results
     assert [(result.position, result.code) for result in results] == [(2, "WRONG_PARTITION"), (1, "NOT_LEADER")]
     assert xiu.table.there == {}
     del xiu.log.entries[1:]  # another leader cut it off
     xiu.lead(5)
     assert xiu.commit() == []
-    answer = only(xiu.accept(xiu.send(user(1))) + xiu.commit(), Answer)
-    assert answer.results == [Result(1, 1, "", sequence=first(1, 5))]
+    answer = only(xiu.accept(xiu.send(user(1))) + xiu.commit(), ev.Answer)
+    assert answer.results == [ev.Result(1, 1, "", sequence=first(1, 5))]
     assert xiu.core.counters.cut_off == 1
 
 
@@ -219,18 +149,16 @@ def test_what_a_former_leader_left_in_the_log_is_decided_first() -> None:
     old.accept(old.send(user(1)))
     new = Xiu(lead=False)
     new.log.entries = list(old.log.entries)
-    new.step(Committed(1, 0))
+    new.commit(1)
     new.lead(4)
-    answer = only(new.accept(new.send(user(1), user(2))) + new.commit(), Answer)
+    answer = only(new.accept(new.send(user(1), user(2))) + new.commit(), ev.Answer)
     assert [(result.msg_id, result.sequence) for result in answer.results] == [(msg_id(1, 64, first(1)), 0), (0, first(1, 4))]
 
 
 @pytest.mark.parametrize("reason", list(Rejection))
 def test_every_rejection_has_a_code_and_a_text(reason: Rejection) -> None:
     xiu = Xiu()
-    proposal = only(xiu.send(user(1), mail(2, key=6)), Propose)
-    answer = only(xiu.step(Rejected(proposal.token, reason)), Answer)
-    wrong, rejected = answer.results
+    wrong, rejected = results(xiu.reject(xiu.send(user(1), mail(2, key=6)), reason))
     assert wrong.code == "WRONG_PARTITION"
     assert rejected.code
     assert rejected.text
@@ -283,9 +211,9 @@ def test_a_store_that_stays_closed_is_opened_again_and_filled_from_the_log() -> 
 
 def test_the_reserve_of_the_disk_refuses_writes_before_it_is_full() -> None:
     xiu = Xiu()
-    xiu.step(SpaceChanged(False))
+    xiu.space(False)
     assert codes(xiu.send(user(1))) == ["DISK_FULL"]
-    xiu.step(SpaceChanged(True))
+    xiu.space(True)
     assert codes(xiu.accept(xiu.send(user(1))) + xiu.commit()) == [""]
 
 
@@ -305,10 +233,10 @@ def test_a_busy_store_is_asked_again_and_nobody_is_refused() -> None:
 def test_the_end_of_an_epochs_sequences_asks_for_another() -> None:
     xiu = Xiu()
     xiu.store.head = Head(applied=xiu.store.head.applied, clock_us=NOW_US, last=first(LAST_COUNTER))
-    xiu.step(Deposed(3))
-    xiu.step(Leading(3))
+    xiu.deposed()
+    xiu.elected(3)
     effects = xiu.accept(xiu.send(user(1)))
-    assert only(effects, NeedEpoch) == NeedEpoch()
+    assert only(effects, ev.NeedEpoch) == ev.NeedEpoch()
     assert codes(xiu.commit()) == ["UNAVAILABLE"]
 
 
@@ -317,27 +245,54 @@ def test_old_records_are_trimmed_by_an_entry() -> None:
     xiu.accept(xiu.send(user(1)))
     xiu.commit()
     later = NOW_US + 120_000_000
-    xiu.accept(xiu.step(StoreReceived(7, 2, Level.ACCEPTED, 0, user(2, at_ms=later // 1000), 1, later)))
+    xiu.accept(xiu.send(user(2, at_ms=later // 1000), position=2, level=Level.ACCEPTED, at_us=later))
     xiu.commit()
-    effects = xiu.step(TrimDue(later))
+    effects = xiu.trim(later)
     assert only(effects, Propose).payloads[0][0] == EntryKindOfXiu.TRIM
     xiu.accept(effects)
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(1), first(2)]  # the last mark that is old enough stays
-    xiu.accept(xiu.step(StoreReceived(7, 3, Level.ACCEPTED, 0, user(3, at_ms=later // 1000), 1, later + 61_000_000)))
+    xiu.accept(xiu.send(user(3, at_ms=later // 1000), position=3, level=Level.ACCEPTED, at_us=later + 61_000_000))
     xiu.commit()
-    xiu.accept(xiu.step(TrimDue(later + 61_000_000)))
+    xiu.accept(xiu.trim(later + 61_000_000))
     xiu.commit()
     assert [block.first for block in xiu.store.blocks()] == [first(2), first(3)]
     assert xiu.table.there == {first(2): True, first(3): True}
-    assert xiu.step(TrimDue(later))[0]
+    assert xiu.trim(later)[0]
 
 
 def test_a_follower_trims_nothing_by_itself() -> None:
     xiu = Xiu(lead=False)
-    assert xiu.step(TrimDue(NOW_US)) == []
+    assert xiu.trim(NOW_US) == []
 
 
 def test_samples_name_what_operators_watch() -> None:
-    samples = Xiu().core.samples()
+    core = Xiu().core
+    samples = {**totals(core.counters), **core.samples()}
     assert {"stored_total", "refused_total", "stored_bytes", "waiting_entries", "epoch", "committed"} <= samples.keys()
+
+
+def test_what_is_committed_is_taken_whole_or_given_again() -> None:
+    xiu = Xiu(lead=False)
+    leader = Xiu()
+    for number in range(1, 6):
+        leader.accept(leader.send(user(number)))
+    leader.commit()
+    xiu.log.entries = list(leader.log.entries)
+    xiu.store.blocked = Blocked("write stall", full=False)
+    xiu.commit(3)
+    assert not xiu.taken
+    assert xiu.core.why_not == "the store is busy"
+    xiu.store.blocked = None
+    xiu.now += 1
+    xiu.commit(2)
+    assert xiu.taken
+    assert xiu.store.head.applied.counter == 2, "no more than what was given, though more is decided"
+    xiu.commit()
+    assert xiu.taken
+    assert xiu.store.rows == leader.store.rows
+    assert xiu.core.waiting == 0
+
+
+def test_it_waits_for_no_time() -> None:
+    assert Xiu().core.next_deadline() == NEVER

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.replication.events import Committed, Leading
 from pixiu.ids import msg_id
+from pixiu.wire.levels import Level
 from tests.xiu.parts import NOW_US, MemoryStore
-from tests.xiu.test_core import Xiu, codes, first, only, user
-from xiu.events import Answer, Level, Result, TrimDue
+from tests.xiu.world import Xiu, codes, first, results, user
+from xiu.events import Result
 from xiu.state import KEY, MARKS, SNOWFLAKES
 
 
@@ -41,7 +41,7 @@ def test_a_leader_that_cannot_read_what_it_needs_refuses_until_it_is_repaired_an
     assert xiu.core.stuck
     assert "page" in xiu.core.damaged
     assert codes(xiu.send(user(5), position=9)) == ["STORE_DAMAGED"]
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(3))]
+    assert results(xiu.commit()) == [Result(1, 1, "", sequence=first(3))]
     assert xiu.store.head.last == first(2), "nothing is written meanwhile"
     assert xiu.core.waiting == 0
 
@@ -53,7 +53,7 @@ def test_a_leader_that_cannot_read_what_it_needs_refuses_until_it_is_repaired_an
     xiu.commit()
     assert xiu.store.head.last == first(4)
     xiu.accept(xiu.send(user(1), user(4), user(3), user(6)))
-    assert only(xiu.commit(), Answer).results == [
+    assert results(xiu.commit()) == [
         Result(1, 1, "", msg_id=msg_id(1, 64, first(1))),
         Result(2, 1, "", msg_id=msg_id(1, 64, first(4))),
         Result(3, 1, "", msg_id=msg_id(1, 64, first(3))),
@@ -71,13 +71,12 @@ def test_a_new_leader_that_cannot_decide_what_it_finds_in_the_log_refuses_until_
     leader.accept(leader.send(user(2), user(3)))
     xiu.log.entries = list(leader.log.entries)
     xiu.store.unreadable = {dedupe_key(user(2))}
-    xiu.epoch = 4
-    assert xiu.step(Leading(4)) == []
+    assert xiu.elected(4) == []
     assert codes(xiu.send(user(4))) == ["STORE_DAMAGED"]
     xiu.store.repaired()
     xiu.core.rewound(xiu.now)
     xiu.accept(xiu.send(user(4)))
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(1, epoch=4))]
+    assert results(xiu.commit()) == [Result(1, 1, "", sequence=first(1, epoch=4))]
 
 
 @pytest.mark.parametrize("how", ["read", "write"])
@@ -116,7 +115,7 @@ def test_a_repaired_store_that_is_older_is_brought_to_where_it_was() -> None:
     xiu.store.rows, xiu.store.head = older.rows, older.head
     xiu.core.rewound(xiu.now)
     assert xiu.store.head == written
-    xiu.step(Committed(len(xiu.log.entries), 2))
+    xiu.commit()
     assert xiu.store.head.applied.counter == len(xiu.log.entries)
 
 
@@ -131,12 +130,12 @@ def test_damage_that_is_met_again_after_a_repair_stops_it_again() -> None:
 def test_unreadable_marks_are_told_and_stop_trims_alone() -> None:
     xiu = committed(1)
     xiu.store.unreadable = {KEY.pack(MARKS, first(1))}
-    assert xiu.step(TrimDue(NOW_US)) == []
+    assert xiu.trim(NOW_US) == []
     assert xiu.core.damaged
     assert not xiu.core.stuck
     assert xiu.core.samples()["damaged"] == 1
     xiu.accept(xiu.send(user(2)))
-    assert only(xiu.commit(), Answer).results == [Result(1, 1, "", sequence=first(2))]
+    assert results(xiu.commit()) == [Result(1, 1, "", sequence=first(2))]
     xiu.store.repaired()
     xiu.core.rewound(xiu.now)
     assert xiu.core.damaged == ""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cluster.replication.model import Entry, EntryKind
 from pixiu.ids import msg_id, msg_partition, msg_sequence, msg_type, snowflake
 from pixiu.wire.record import Flag
+from tests.support.effort import runs
 from tests.xiu.parts import NOW_MS, NOW_US, MemoryStore, mail, store
 from xiu.block import bounds
 from xiu.retention import trim_to
@@ -225,7 +226,7 @@ def random_log(seed: int) -> list[Entry]:
     return entries
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=150), deadline=None)
 @given(seed=st.integers(0, 1 << 32), data=st.data())
 def test_a_replay_after_any_crash_and_in_any_portions_gives_the_same_state_and_answers(seed: int, data: st.DataObject) -> None:
     entries = random_log(seed)

@@ -187,6 +187,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_a_kill_at_any_instant_leaves_it_whole(folder: Path) -> None:
     for round_ in range(4):
         root = Path(__file__).resolve().parents[2]

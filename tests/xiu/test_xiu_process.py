@@ -19,7 +19,8 @@ from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tests.support.disks import small_disk
-from tests.support.roles import Roles, until
+from tests.support.roles import Roles
+from tests.support.waiting import until
 from tests.xiu.writer import Level, Writer, mails
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ async def leading(nodes: dict[str, Node], *, epoch_above: int = 0) -> str:
 
 
 async def until_leading(nodes: dict[str, Node], epoch_above: int = 0) -> str:
-    await until("a leader", lambda: leading(nodes, epoch_above=epoch_above))
+    await until(lambda: leading(nodes, epoch_above=epoch_above), "a leader")
     return await leading(nodes, epoch_above=epoch_above)
 
 
@@ -57,7 +58,7 @@ async def until_in_sync(roles: Roles, count: int) -> None:
         data, _ = await roles.zookeeper.get(partition_state("/pubsub", "xiu", 0))
         return len(json.loads(data)["in_sync"]) == count
 
-    await until(f"{count} replicas in sync", enough)
+    await until(enough, f"{count} replicas in sync")
 
 
 async def until_readable(node: Node, ids: list[int], records: list[bytes]) -> None:
@@ -67,7 +68,7 @@ async def until_readable(node: Node, ids: list[int], records: list[bytes]) -> No
         async def readable() -> bool:
             return (await writer.fetch(ids))[-1][0] == ""
 
-        await until("everything applied", readable)
+        await until(readable, "everything applied")
         assert await writer.fetch(ids) == [("", record) for record in records]
 
 
@@ -111,7 +112,7 @@ async def test_messages_are_stored_once_and_read_back(roles: Roles) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="at most 1000"):
             await writer.stub.Fetch(xiu_pb2.FetchRequest(msg_ids=[1] * 1001))
         writer.send_raw(b"no records", 1, 1)
-        await until("the end of the stream", lambda: _true(writer.problem))
+        await until(lambda: _true(writer.problem), "the end of the stream")
         assert "end to end" in writer.problem
 
 
@@ -301,7 +302,7 @@ async def test_a_new_replica_takes_a_snapshot_and_a_damaged_store_is_filled_agai
     async def trimmed() -> bool:
         return min(int(path.name.partition("-")[0]) for path in folder.glob("*.log")) > 0
 
-    await until("a trimmed log", trimmed)
+    await until(trimmed, "a trimmed log")
     second = await started(roles, "xiu-b", **settings)
     await until_in_sync(roles, 2)
     await until_readable(second, ids, records)
@@ -355,7 +356,7 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(rol
             records = mails(300_000, 1)
             return [code for code, _ in await writer.store(records)] == [""]
 
-        await until("writes after space was freed", stored)
+        await until(stored, "writes after space was freed")
         assert await writer.fetch(some) == [("", kept[identity]) for identity in some]
     await roles.kill("xiu-0")
     node = await started(roles, **settings)

@@ -1,6 +1,6 @@
 """`pixiu probe`: every path of a cluster, the times of its hops, and an alarm that names what stopped.
 
-Source: seed 004 §3.1; DESIGN sections 9 ("Probes") and 15.
+Source: PiXiu §3.1; docs/architecture.md, "Probes and traces", docs/operations.md.
 """
 
 from __future__ import annotations

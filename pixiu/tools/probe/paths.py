@@ -17,7 +17,7 @@ Rooms and UINs are such that the proxies' weights (`pixiu.placement.weights`) ca
 through another one all the same went *around* the replica that was meant, as happens once heartbeats doubt it: it is
 counted as arrived on the path that it took, and as gone around on the one that was meant, where it is no failure.
 
-Source: seed 004 §3.1; DESIGN section 9, "Probes".
+Source: PiXiu §3.1; docs/architecture.md, "Probes and traces".
 """
 
 from __future__ import annotations

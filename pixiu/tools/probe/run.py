@@ -1,6 +1,6 @@
 """The shell of probes: a stream to every proxy and every gateway, a clock, and the registry around `pixiu.tools.probe.paths`.
 
-Source: seed 004 §3.1; DESIGN section 9, "Probes".
+Source: PiXiu §3.1; docs/architecture.md, "Probes and traces".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import xxhash
 
@@ -22,7 +22,9 @@ from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
 from pixiu.ids import MAX_ID, PROBE_BITS, PROBE_UIN
-from pixiu.rpc.channels import STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.duplex import Duplex, StreamEnded
+from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.tools.probe.paths import Finding, Member, Probe, Prober, PseudoUser
 from pixiu.wire.record import Flag, Kind, encode, split
 from pixiu.wire.record import decode as decode_record
@@ -69,6 +71,7 @@ class _ProxyStream:
         self._not_taken = not_taken
         self._queue: list[tuple[int, bytes]] = []
         self._more = asyncio.Event()
+        self._position, self._greeted = 0, False
         self._positions: dict[int, int] = {}
         self._problem = "the proxy is not connected yet"
         self.connected = asyncio.Event()
@@ -93,53 +96,42 @@ class _ProxyStream:
 
     async def _run(self) -> None:
         while True:
-            call: Any = wire_pb2_grpc.PublisherStub(self._channels.acquire(self.proxy.address)).Publish()
-            writer = asyncio.create_task(self._write(call))
-            try:
-                await self._read(call)
-                self._problem = reason_of(None)
-            except STREAM_ERRORS as error:
-                self._problem = reason_of(error)
-            finally:
-                self.connected.clear()
-                writer.cancel()
-                call.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-                await self._channels.release(self.proxy.address)
+            self._position, self._greeted = 0, False
+            call: GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply] = GrpcCall.over(
+                self._channels, self.proxy.address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish()
+            )
+            async with call:
+                end = await Duplex(call, self._take, self._give, work=self._more).run()
+            self.connected.clear()
+            self._problem = end.text
             for number in (*(number for number, _ in self._queue), *self._positions.values()):
                 self._lost(number, f"the stream to the proxy ended: {self._problem}")
             self._queue.clear()
             self._positions.clear()
             await asyncio.sleep(RECONNECT_S)
 
-    async def _write(self, call: Any) -> None:
-        await call.write(wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=CLIENT)))
-        position = 1
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            while self._queue:
-                number, record = self._queue.pop(0)
-                self._positions[position] = number
-                await call.write(wire_pb2.PublishRequest(batch=record, count=1, position=position))
-                position += 1
+    def _give(self) -> wire_pb2.PublishRequest | None:
+        if not self._greeted:
+            self._greeted = True
+            return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=CLIENT))
+        if not self._queue:
+            return None
+        self._position += 1
+        self._positions[self._position], record = self._queue.pop(0)
+        return wire_pb2.PublishRequest(batch=record, count=1, position=self._position)
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            reply = await call.read()
-            if not isinstance(reply, wire_pb2.PublishReply):
-                return
-            self.connected.set()
-            for failure in reply.failures:
-                for position in range(failure.first, failure.last + 1):
-                    if position not in self._positions:
-                        continue
-                    if failure.code == InvalidArgument.code:  # such as `proxy.kinds` without "chat": no fault of a path
-                        self._not_taken(self._positions[position])
-                    else:
-                        self._lost(self._positions[position], f"refused by the proxy: {failure.text}")
-            for position in [position for position in self._positions if position <= reply.up_to]:
-                del self._positions[position]
+    def _take(self, reply: wire_pb2.PublishReply) -> None:
+        self.connected.set()
+        for failure in reply.failures:
+            for position in range(failure.first, failure.last + 1):
+                if position not in self._positions:
+                    continue
+                if failure.code == InvalidArgument.code:  # such as `proxy.kinds` without "chat": no fault of a path
+                    self._not_taken(self._positions[position])
+                else:
+                    self._lost(self._positions[position], f"refused by the proxy: {failure.text}")
+        for position in [position for position in self._positions if position <= reply.up_to]:
+            del self._positions[position]
 
 
 class _Subscriber:
@@ -197,8 +189,8 @@ class _Subscriber:
                     if reply is None:
                         break
                     self._take(stream, reply)
-            except (PixiuError, *STREAM_ERRORS) as error:
-                self.problem = reason_of(error)
+            except (PixiuError, StreamEnded) as error:
+                self.problem = str(error)
             finally:
                 self._stream = None
                 await stream.close()

@@ -1,6 +1,6 @@
 """Sessions with a real cluster: MQTT and gRPC subscribers, publishing by MQTT and through the SDK.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pixiu replay`.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

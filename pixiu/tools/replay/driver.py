@@ -4,7 +4,7 @@
     SEND   waits while too much is on its way; each pair of sender and room keeps one path, so that order is meant
     LEAVE  waits until the user got what it is owed (at most `overdue_s`), then unsubscribes
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     number  1 << 63 | UIN      above every RoomID, which have 63 bits
 
-Source: DESIGN sections 9 ("Chat") and 15.
+Source: docs/architecture.md, "A message to a user", docs/operations.md.
 """
 
 from __future__ import annotations

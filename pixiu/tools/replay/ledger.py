@@ -6,7 +6,7 @@ leave had not begun. A message's missing members are one integer, a bit for each
     sent ──► open (somebody is still owed it) ──► complete
                 └──► overdue (nobody waits for it any longer; a late delivery still counts)
 
-Source: DESIGN sections 2, 15.
+Source: docs/promises.md, docs/operations.md.
 """
 
 from __future__ import annotations

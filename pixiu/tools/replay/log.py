@@ -7,7 +7,7 @@
     part                                the user leaves it
     nick     to                         the user goes on under the name `to`
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def align_rooms(events: Iterable[LogEvent]) -> list[LogEvent]:
 
 
 def room_of_name(name: str) -> RoomID:
-    """The RoomID of a log's room: 62 bits of its name's xxh3, never 0. Source: DESIGN sections 4, 8."""
+    """The RoomID of a log's room: 62 bits of its name's xxh3, never 0. Source: docs/identifiers.md, docs/routing.md."""
     return RoomID((xxhash.xxh3_64_intdigest(name.encode()) >> 2 & MAX_ROOM) or 1)
 
 

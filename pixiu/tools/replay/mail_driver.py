@@ -3,7 +3,7 @@
     sender      ──mail──mail──mail──────▶ one writer
     receiver        [connect, take, acknowledge, leave]  …  once more at the end, until nothing more waits for it
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 from pixiu.client.inbox import Inbox
 from pixiu.client.inbox_core import MailGap
-from pixiu.client.mail_writer import MailReceipt, MailWriter
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_writer import MailWriter
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN
 from pixiu.tools.replay.driver import monotonic_us

@@ -3,7 +3,7 @@
     sent ──▶ confirmed ──▶ delivered to the application, and acknowledged by it
       └────▶ refused: nobody is owed it
 
-Source: DESIGN sections 2 and 15.
+Source: docs/promises.md, docs/operations.md.
 """
 
 from __future__ import annotations

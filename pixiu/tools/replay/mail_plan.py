@@ -4,7 +4,7 @@
     mail   ─x──x─────x──────x───────────x─x──────x─────         in the log's time, faster
                                                     [until all is acknowledged]
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shows the result of a replay of mail: a table for people, JSON for programs.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

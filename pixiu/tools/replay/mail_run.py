@@ -1,6 +1,6 @@
 """One replay of mail from the file to the verdict.
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pixiu.errors import ConfigurationError
 class ReplayOptions:
     """What a replay can be told. `validate()` names the option at fault.
 
-    Source: DESIGN section 15; section 14 rule 2 (a limit on everything).
+    Source: docs/operations.md; docs/promises.md, "Failure rules" 2 (a limit on everything).
     """
 
     speed: float = 1.0

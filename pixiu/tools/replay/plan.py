@@ -4,7 +4,7 @@ A room whose log has joins or parts is played by them: a user is logged in by a 
 without one, or by a nick (the new name comes, the old one goes), and logged out by a part or when idle. In a
 room without any, everybody who speaks is logged in before its first message.
 
-Source: DESIGN section 15 (`pixiu replay`).
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

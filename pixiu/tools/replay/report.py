@@ -1,6 +1,6 @@
 """Shows a replay's result: tables for people, JSON for programs.
 
-Source: DESIGN section 15.
+Source: docs/operations.md.
 """
 
 from __future__ import annotations

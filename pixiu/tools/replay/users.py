@@ -9,11 +9,12 @@ from random import Random
 
 from pixiu.errors import PixiuError
 from pixiu.ids import UIN, RoomID
+from pixiu.rpc.backoff import Backoff
 from pixiu.tools.replay.options import ReplayOptions
 from pixiu.tools.replay.sessions import Connector, Session
 
 FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 2.0
 FAILURES = (PixiuError, OSError, asyncio.TimeoutError)
 """What opening or using a connection raises when the other side is gone."""
 
@@ -45,7 +46,7 @@ class User:
 class Users:
     """Logs users in and out over a connector.
 
-    Source: DESIGN section 15 (`pixiu replay`: over real connections).
+    Source: docs/operations.md.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Users:
         async with user.lock:
             user.rooms.add(room)
             deadline = asyncio.get_running_loop().time() + self._options.join_timeout_s
-            wait_s = FIRST_BACKOFF_S
+            backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, self._chance.random)
             while True:
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -98,12 +99,12 @@ class Users:
                     self.logins += 1
                     return True
                 except FAILURES:
+                    wait_s = backoff.next_s()
                     if asyncio.get_running_loop().time() + wait_s >= deadline:
                         self.failed_logins += 1
                         user.rooms.discard(room)
                         return False
-                await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
-                wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+                await asyncio.sleep(wait_s)
 
     async def leave(self, uin: UIN, room: RoomID) -> None:
         """Log a user out of a room; the connection goes with the last one."""
@@ -165,7 +166,7 @@ class Users:
         task.add_done_callback(self._tasks.discard)
 
     async def _resume(self, user: User, found: Break) -> None:
-        wait_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, self._chance.random)
         try:
             while user.rooms:
                 try:
@@ -176,8 +177,7 @@ class Users:
                     return
                 except FAILURES:
                     pass
-                await asyncio.sleep(wait_s * (1 - 0.5 * self._chance.random()))
-                wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
+                await asyncio.sleep(backoff.next_s())
             found.resumed_us = self._now_us()  # it left its last room meanwhile
         finally:
             self.resuming -= 1

@@ -1,4 +1,4 @@
-"""Judges a replay: why each delivery is missing, and whether a promise of DESIGN section 2 is broken. Pure.
+"""Judges a replay: why each delivery is missing, and whether a promise of docs/promises.md is broken. Pure.
 
     missing delivery
       ├── refused           the publisher was told
@@ -8,7 +8,7 @@
       ├── link_gap          as many records as the links counted as lost on that hop
       └── unexplained       a broken promise
 
-Source: DESIGN sections 2, 6, 14.
+Source: docs/promises.md, docs/links.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every process has one open gRPC health stream. It breaks the moment its process ends, however it ended: seconds before
 ZooKeeper or heartbeats can tell. Whether the process went in order is what the registry says about it.
 
-Source: DESIGN sections 6, 7; issue "First light", what a replay reports.
+Source: docs/links.md, docs/registry.md; issue "First light", what a replay reports.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def running_beside(view: View, role: str, partition: int, dead: Iterable[int]) -
 class DeathBook:
     """Which processes died, and when each one's place was filled again. Pure: told of views, ends and the time.
 
-    Source: DESIGN section 14.
+    Source: docs/promises.md, "Failure rules".
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class DeathBook:
 class ClusterWatch:
     """The registry's view, deaths and counters of the cluster at a registry address.
 
-    Source: DESIGN sections 7 and 15.
+    Source: docs/registry.md, docs/operations.md.
     """
 
     def __init__(self, target: str, now_us: Callable[[], int], on_view: Callable[[View], None] = lambda _view: None) -> None:

@@ -16,16 +16,10 @@ from cluster.links.options import LinkOptions
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Recorder, make_record
+from tests.support.waiting import until
 
 SECRET = b"a secret of the cluster"
 WAIT_S = 30.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, with a generous limit."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Process:

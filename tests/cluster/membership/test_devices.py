@@ -122,7 +122,7 @@ def test_a_snapshot_merged_into_another_map_carries_everything_in_parts() -> Non
     half = Devices()
     for chunk in source.snapshot(1, 2):
         half.merge(chunk, 0.0)
-    assert {key.room % 2 for key in content(half)} == {1}
+    assert {key.group % 2 for key in content(half)} == {1}
 
 
 def test_one_that_changes_between_two_chunks_is_right_after_its_live_message() -> None:
@@ -156,7 +156,7 @@ def test_a_higher_generation_drops_what_the_lower_ones_said_and_refuses_it_for_e
 def test_a_doubling_drops_the_users_who_moved() -> None:
     made = devices(*[on(i + 1, uin=i) for i in range(10)])
     made.purge_partition(0, 2)
-    assert {key.room for key in content(made)} == {0, 2, 4, 6, 8}
+    assert {key.group for key in content(made)} == {0, 2, 4, 6, 8}
 
 
 def test_tombstones_are_forgotten_after_their_time() -> None:

@@ -51,10 +51,10 @@ def recomputed(membership: LwwMap, instances: tuple[int, ...]) -> Digest:
 
 @dataclass
 class Pair:
-    """A keeper and a holder without a network."""
+    """A puller and a source without a network."""
 
-    keeper: Puller
-    holder: Source
+    puller: Puller
+    source: Source
     endpoint: EndpointID
     as_of: int = 0
     own_word: bool = False
@@ -62,13 +62,13 @@ class Pair:
 
     def heartbeat(self, now: float, lose: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """One, and all that follows; messages whose numbers are in `lose` are lost."""
-        digest = self.holder.digest(self.keeper.rule or ALL, self.as_of)
-        asked = self.keeper.on_digest(self.endpoint, digest, now)
+        digest = self.source.digest(self.puller.rule or ALL, self.as_of)
+        asked = self.puller.on_digest(self.endpoint, digest, now)
         while asked:
-            answers = [answer for data in asked for answer in self.holder.answer(self._carry(data)) if self._number() not in lose]
+            answers = [answer for data in asked for answer in self.source.answer(self._carry(data)) if self._number() not in lose]
             asked = []
             for data in answers:
-                asked += self.keeper.take(self.endpoint, self._carry(data), now, own_word=self.own_word).messages
+                asked += self.puller.take(self.endpoint, self._carry(data), now, own_word=self.own_word).messages
 
     def _carry(self, data: bytes) -> control_pb2.Control:
         assert len(data) < 1300, "it does not fit one datagram"
@@ -82,9 +82,9 @@ class Pair:
 
 
 def gateway_pair(own: LwwMap, mine: LwwMap, as_of: int) -> Pair:
-    keeper = Puller(mine, 1.0)
-    keeper.rule = ALL
-    return Pair(keeper, Source(own, lambda instance, _: as_of if instance == INSTANCE else 0), GATEWAY, as_of, True)
+    puller = Puller(mine, 1.0)
+    puller.rule = ALL
+    return Pair(puller, Source(own, lambda instance, _: as_of if instance == INSTANCE else 0), GATEWAY, as_of, True)
 
 
 @given(OPERATIONS, OPERATIONS, st.sampled_from([1, 2, 8, 128]), st.data())
@@ -153,7 +153,7 @@ def test_a_map_that_differs_anyhow_becomes_what_the_gateway_has_and_nothing_newe
         mine.apply([change], 0.0)
         mine.expire(0.0)
     newer = {entry for entry in live(mine) if entry[2] > as_of}
-    touched_later = {(change.room, change.uin) for change in said[known:]}
+    touched_later = {(change.group, change.member) for change in said[known:]}
     pair = gateway_pair(own, mine, as_of)
     for second in range(3):
         pair.heartbeat(float(second))
@@ -161,7 +161,7 @@ def test_a_map_that_differs_anyhow_becomes_what_the_gateway_has_and_nothing_newe
     settled = {entry for entry in live(mine) if entry[:2] not in touched_later}
     assert settled == {entry for entry in live(own) if entry[:2] not in touched_later}
     if not touched_later:
-        assert pair.keeper.verified.as_of(INSTANCE, 0) == as_of
+        assert pair.puller.verified.as_of(INSTANCE, 0) == as_of
 
 
 @settings(deadline=None)
@@ -178,7 +178,7 @@ def test_a_broker_becomes_equal_by_what_its_router_verified(
         membership.expire(0.0)
     before = _keys(brokers, 7)
     up = gateway_pair(own, routers, gateway_msg_id(INSTANCE, 1, len(said)))
-    down = Pair(Puller(brokers, 1.0), Source(routers, up.keeper.verified.as_of), ROUTER)
+    down = Pair(Puller(brokers, 1.0), Source(routers, up.puller.verified.as_of), ROUTER)
     for second in range(4):
         up.heartbeat(float(second))
         down.heartbeat(float(second))
@@ -253,7 +253,7 @@ def test_a_listing_as_of_leaves_what_is_newer_and_what_is_outside() -> None:
     membership.apply([Update(ids[1], *inside, True), Update(ids[8], *newer, True)], 0.0)
     membership.apply([Update(ids[2], *before, True), Update(ids[3], *after, True)], 0.0)
     listing = Listing(ALL, INSTANCE, bucket_of(1), ids[5], (1, 2), (1, 9), ENTRY.pack(1, 7, ids[4]))
-    applied = membership.heal(listing, 0.0, own_word=True)
+    applied = membership.apply_listing(listing, 0.0, own_word=True)
     assert {entry[:2] for entry in live(membership)} == {newer, before, after, (1, 7)}
     # The removal is a logout like any other, so that it can be passed on.
     assert set(applied.changes) == {Update(ids[4], 1, 7, True), Update(ids[5], *inside, False)}
@@ -267,7 +267,7 @@ def test_only_the_gateways_own_listing_removes_and_revives() -> None:
     def after(as_of: int, own_word: bool) -> set[tuple[int, int]]:
         membership = LwwMap()
         membership.apply([Update(ids[3], 1, 1, False), Update(ids[2], 1, 2, True)], 0.0)
-        membership.heal(Listing(ALL, INSTANCE, bucket_of(1), as_of, (0, 0), None, listed), 0.0, own_word=own_word)
+        membership.apply_listing(Listing(ALL, INSTANCE, bucket_of(1), as_of, (0, 0), None, listed), 0.0, own_word=own_word)
         return _keys(membership, INSTANCE)
 
     assert after(0, False) == {(1, 2)}
@@ -317,10 +317,10 @@ def test_verified_only_rises() -> None:
 )
 def test_answers_that_make_no_sense_are_counted(control: control_pb2.Control) -> None:
     membership = LwwMap()
-    keeper = Puller(membership, 1.0)
-    outcome = keeper.take(ROUTER, control, 0.0)
+    puller = Puller(membership, 1.0)
+    outcome = puller.take(ROUTER, control, 0.0)
     assert (outcome.messages, outcome.applied.changes, len(membership)) == ([], [], 0)
-    assert keeper.counters.healing_malformed == 1
+    assert puller.counters.healing_malformed == 1
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_listing_of_a_wrong_size_changes_nothing() -> None:
     membership = LwwMap()
     membership.apply(history([(1, 1, True)]), 0.0)
     with pytest.raises(MalformedData):
-        membership.heal(Listing(ALL, INSTANCE, bucket_of(1), 1 << 60, (0, 0), None, b"x"), 0.0, own_word=True)
+        membership.apply_listing(Listing(ALL, INSTANCE, bucket_of(1), 1 << 60, (0, 0), None, b"x"), 0.0, own_word=True)
     assert len(membership) == 1
 
 
@@ -356,7 +356,7 @@ def routers_differ() -> tuple[Pair, list[control_pb2.Control]]:
     mine.apply(history([(2, 1, True)], 7), 0.0)
     pair = Pair(Puller(mine, 1.0), Source(held, lambda instance, bucket: 0), ROUTER)
     pair.heartbeat(0.0)
-    asked = pair.keeper.on_digest(ROUTER, pair.holder.digest(Rule(0, 1)), 1.0)
+    asked = pair.puller.on_digest(ROUTER, pair.source.digest(Rule(0, 1)), 1.0)
     return pair, [control_pb2.Control.FromString(data) for data in asked]
 
 
@@ -367,10 +367,10 @@ def test_what_differed_at_the_heartbeat_before_is_asked_for_without_a_round_for_
 
 def test_a_listing_that_was_lost_is_asked_for_again_at_the_next_heartbeat() -> None:
     pair, asked = routers_differ()
-    (buckets,) = (control_pb2.Control.FromString(data) for data in pair.holder.answer(asked[1]))
-    lost = [control_pb2.Control.FromString(data) for data in pair.keeper.take(ROUTER, buckets, 1.0).messages]
+    (buckets,) = (control_pb2.Control.FromString(data) for data in pair.source.answer(asked[1]))
+    lost = [control_pb2.Control.FromString(data) for data in pair.puller.take(ROUTER, buckets, 1.0).messages]
     assert [control.WhichOneof("body") for control in lost] == ["listing_request"]
-    again = pair.keeper.on_digest(ROUTER, pair.holder.digest(Rule(0, 1)), 2.0)
+    again = pair.puller.on_digest(ROUTER, pair.source.digest(Rule(0, 1)), 2.0)
     assert control_pb2.Control.FromString(again[-1]) == lost[0]
 
 

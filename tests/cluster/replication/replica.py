@@ -11,6 +11,7 @@ from cluster.replication.messages import Append, Appended
 from cluster.replication.model import Damage, Entry, EntryKind, MemberID, PartitionState, Position, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
 from tests.sim.replication.disk import Disk, MemoryLog
+from tests.support.effects import only
 
 A, B, C = MemberID(1), MemberID(2), MemberID(3)
 OPTIONS = ReplicationOptions()
@@ -87,17 +88,11 @@ class Replica:
         self.present(*others)
         member = self.core.context.member
         self.read(5, state(1, MemberID(9), member, *others))
-        swap = only(self.wait(20.0), ev.CompareAndSet)
+        swap = only(ev.CompareAndSet, self.wait(20.0))
         assert swap.state == replace(state(2, member, member, *others), incarnation=1)
         self.step(ev.Swapped(swap.token, ev.Outcome.OK))
         for other in others:
             self.appended(other, self.log.last.counter)
-
-
-def only(effects: list[ev.Effect], kind: type[T]) -> T:
-    found = [effect for effect in effects if isinstance(effect, kind)]
-    assert len(found) == 1, effects
-    return found[0]
 
 
 def kinds(effects: list[ev.Effect]) -> set[type]:

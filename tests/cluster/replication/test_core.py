@@ -1,4 +1,4 @@
-"""A replica's core, sentence by sentence of DESIGN section 12."""
+"""A replica's core, sentence by sentence of docs/replication.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cluster.replication.model import NOBODY, Damage, Position
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
 from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
-from tests.cluster.replication.replica import OPTIONS, A, B, C, Replica, entries, kinds, only, sent, state
+from tests.cluster.replication.replica import OPTIONS, A, B, C, Replica, entries, kinds, sent, state
+from tests.support.effects import only
 
 # --- write
 
@@ -30,7 +31,7 @@ def test_a_follower_acknowledges_only_what_is_synced() -> None:
     replica = Replica(B)
     replica.append(1, A, (0, 0), [])
     replica.sync = False
-    ticket = only(replica.append(1, A, (0, 0), entries(1, 1, 3)), ev.Sync).ticket
+    ticket = only(ev.Sync, replica.append(1, A, (0, 0), entries(1, 1, 3))).ticket
     assert sent(replica.append(1, A, (1, 3), []), Appended)[0].matched == 0
     assert sent(replica.step(ev.Synced(ticket)), Appended)[0].matched == 3
 
@@ -40,7 +41,7 @@ def test_a_promise_is_durable_before_anything_is_answered_in_its_epoch() -> None
     replica.sync = False
     effects = replica.append(4, A, (0, 0), [])
     assert not sent(effects, Appended)
-    assert sent(replica.step(ev.Synced(only(effects, ev.Sync).ticket)), Appended)[0].epoch == 4
+    assert sent(replica.step(ev.Synced(only(ev.Sync, effects).ticket)), Appended)[0].epoch == 4
 
 
 def test_a_follower_cuts_off_what_differs() -> None:
@@ -67,7 +68,7 @@ def test_what_is_committed_is_never_cut_off() -> None:
     replica = Replica(B, entries(1, 1, 6), applied=5)
     effects = replica.append(2, A, (1, 3), entries(2, 4, 4))
     assert replica.core.state is State.HALTED
-    assert "5 are committed here" in only(effects, ev.CloseSession).reason
+    assert "5 are committed here" in only(ev.CloseSession, effects).reason
     assert replica.log.last == Position(1, 6)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.NOT_LEADER)]
 
@@ -85,7 +86,7 @@ def test_a_snapshot_replaces_a_log_that_does_not_reach_it() -> None:
     replica = Replica(B, entries(1, 1, 2))
     replica.append(2, A, None, [], end=9)
     effects = replica.step(ev.SnapshotReceived(2, A, Position(1, 4)))
-    assert only(effects, ev.InstallSnapshot).position == Position(1, 4)
+    assert only(ev.InstallSnapshot, effects).position == Position(1, 4)
     assert (replica.log.first, replica.log.last) == (Position(1, 4), Position(1, 4))
     assert sent(effects, Appended)[0].matched == 4
 
@@ -98,14 +99,14 @@ def test_an_entry_is_committed_when_every_member_has_synced_it() -> None:
     replica.lead(B, C)
     replica.propose(b"one")
     assert ev.Committed not in kinds(replica.appended(B, 2))
-    assert only(replica.appended(C, 2), ev.Committed) == ev.Committed(2, 3)
+    assert only(ev.Committed, replica.appended(C, 2)) == ev.Committed(2, 3)
 
 
 def test_nothing_is_committed_before_the_leaders_own_disk_has_it() -> None:
     replica = Replica(A)
     replica.lead(B)
     replica.sync = False
-    ticket = only(replica.propose(b"one"), ev.Sync).ticket
+    ticket = only(ev.Sync, replica.propose(b"one")).ticket
     assert ev.Committed not in kinds(replica.appended(B, 2))
     assert ev.Committed(2, 2) in replica.step(ev.Synced(ticket))
 
@@ -115,16 +116,16 @@ def test_a_proposed_member_is_required_until_a_higher_version_was_seen() -> None
     replica.lead()
     replica.present(B)
     replica.appended(B, 1)
-    grow = only(replica.wait(0.25), ev.CompareAndSet)
+    grow = only(ev.CompareAndSet, replica.wait(0.25))
     assert grow.state.in_sync == {A, B}
     replica.step(ev.Swapped(grow.token, ev.Outcome.UNKNOWN))
     replica.read(6, state(2, A, A))
     assert ev.Committed not in kinds(replica.propose(b"one"))
-    again = only(replica.wait(0.25), ev.CompareAndSet)
+    again = only(ev.CompareAndSet, replica.wait(0.25))
     assert (again.expected, again.state) == (grow.expected, grow.state)
     replica.step(ev.Swapped(again.token, ev.Outcome.UNKNOWN))
     assert ev.Committed not in kinds(replica.wait(OPTIONS.silence_s + 1) + replica.read(6, state(2, A, A)))
-    shrink = only(replica.wait(0.25), ev.CompareAndSet)  # changes nothing but the version: what is under way can land no more
+    shrink = only(ev.CompareAndSet, replica.wait(0.25))  # changes nothing but the version: what is under way can land no more
     assert (shrink.expected, shrink.state) == (6, state(2, A, A))
     assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
 
@@ -154,7 +155,7 @@ def test_a_silent_follower_leaves_before_anything_is_acknowledged_without_it() -
     replica.lead(B)
     replica.propose(b"one")
     effects = replica.wait(OPTIONS.silence_s + 1)
-    shrink = only(effects, ev.CompareAndSet)
+    shrink = only(ev.CompareAndSet, effects)
     assert (shrink.expected, shrink.state) == (6, state(2, A, A))
     assert ev.Committed not in kinds(effects)
     assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
@@ -163,7 +164,7 @@ def test_a_silent_follower_leaves_before_anything_is_acknowledged_without_it() -
 def test_a_refused_shrink_makes_a_leader_step_down_when_another_leads() -> None:
     replica = Replica(A)
     replica.lead(B)
-    shrink = only(replica.wait(OPTIONS.silence_s + 1), ev.CompareAndSet)
+    shrink = only(ev.CompareAndSet, replica.wait(OPTIONS.silence_s + 1))
     assert ev.ReadState in kinds(replica.step(ev.Swapped(shrink.token, ev.Outcome.CONFLICT)))
     assert ev.Deposed(2) in replica.read(7, state(3, B, A, B))
     assert replica.core.state is State.FOLLOWING
@@ -177,7 +178,7 @@ def test_a_follower_joins_when_it_has_the_end_that_was_noted() -> None:
     replica.appended(B, 15)
     assert ev.CompareAndSet not in kinds(replica.wait(0.25))
     replica.appended(B, 21)
-    grow = only(replica.wait(0.25), ev.CompareAndSet)
+    grow = only(ev.CompareAndSet, replica.wait(0.25))
     assert grow.state.in_sync == {A, B}
     replica.step(ev.Swapped(grow.token, ev.Outcome.OK))
     replica.propose(b"more")
@@ -210,7 +211,7 @@ def test_a_follower_behind_the_oldest_kept_entry_gets_a_snapshot() -> None:
     probe = sent(replica.step(mismatch), Append)[0]
     assert probe.previous == Position(2, 4)
     effects = replica.step(mismatch)
-    assert only(effects, ev.SendSnapshot) == ev.SendSnapshot(B, 2)
+    assert only(ev.SendSnapshot, effects) == ev.SendSnapshot(B, 2)
     effects = replica.step(ev.SnapshotSent(B, Position(2, 4)))
     assert sent(effects, Append)[0].previous == Position(2, 4)
     assert sent(replica.appended(B, 4), Append)[0].entries[0].payload == b"4"
@@ -241,7 +242,7 @@ def test_nobody_is_promoted_while_the_leaders_session_lives() -> None:
     replica.present(A)
     replica.read(5, state(1, A, A, B))
     assert ev.CompareAndSet not in kinds(replica.wait(20.0))
-    assert only(replica.present(), ev.CompareAndSet).state == state(2, B, B)
+    assert only(ev.CompareAndSet, replica.present()).state == state(2, B, B)
 
 
 def test_a_candidate_waits_a_second_for_each_smaller_live_node() -> None:
@@ -250,14 +251,14 @@ def test_a_candidate_waits_a_second_for_each_smaller_live_node() -> None:
     replica.present(B)
     replica.read(5, state(1, A, A, B, C))
     assert ev.CompareAndSet not in kinds(replica.wait(0.75))
-    swap = only(replica.wait(0.5), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.wait(0.5))
     assert swap.state == state(2, C, B, C)
 
 
 def test_a_promoted_replica_serves_after_its_promise_and_first_entry_are_synced() -> None:
     replica = Replica(A, entries(1, 1, 2))
     replica.read(5, state(1, B, A, B))
-    swap = only(replica.wait(5.0), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.wait(5.0))
     replica.sync = False
     effects = replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
     assert ev.Leading not in kinds(effects)
@@ -270,7 +271,7 @@ def test_a_promoted_replica_serves_after_its_promise_and_first_entry_are_synced(
 def test_a_promotion_whose_answer_is_lost_is_asked_for_again_and_never_assumed() -> None:
     replica = Replica(A)
     replica.read(5, state(1, B, A))
-    swap = only(replica.wait(5.0), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.wait(5.0))
     replica.step(ev.Swapped(swap.token, ev.Outcome.UNKNOWN))
     replica.read(6, state(2, A, A))
     effects = replica.wait(3.0)
@@ -280,7 +281,7 @@ def test_a_promotion_whose_answer_is_lost_is_asked_for_again_and_never_assumed()
 
 def test_the_first_replica_of_a_partition_makes_its_state() -> None:
     replica = Replica(A)
-    swap = only(replica.read(-1, None), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.read(-1, None))
     assert (swap.expected, swap.state) == (-1, state(1, A, A))
 
 
@@ -359,10 +360,10 @@ DAMAGE = Damage(Position(1, 3), Position(1, 9), "entries are missing")
 def test_a_damaged_replica_leaves_the_set_before_it_takes_anything() -> None:
     replica = Replica(B, entries(1, 1, 3), damage=DAMAGE)
     assert replica.append(1, A, (1, 3), entries(1, 4, 9)) == []
-    leave = only(replica.read(5, state(1, A, A, B)), ev.CompareAndSet)
+    leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B)))
     assert leave.state == state(1, A, A)
     replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
-    assert only(replica.read(6, state(1, A, A)), ev.ReportDamage) == ev.ReportDamage(DAMAGE, sole=False)
+    assert only(ev.ReportDamage, replica.read(6, state(1, A, A))) == ev.ReportDamage(DAMAGE, sole=False)
     assert sent(replica.append(1, A, (1, 3), entries(1, 4, 8), end=9), Appended)[0].matched == 8
     states = [replica.core.state]
     replica.append(1, A, (1, 8), entries(1, 9, 9), end=9)
@@ -373,13 +374,13 @@ def test_a_damaged_replica_leaves_the_set_before_it_takes_anything() -> None:
 
 def test_a_damaged_leader_gives_the_office_away_with_its_membership() -> None:
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE)
-    leave = only(replica.read(5, state(1, A, A, B)), ev.CompareAndSet)
+    leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B)))
     assert leave.state == state(1, NOBODY, B, incarnation=0)
 
 
 def test_a_sole_damaged_member_says_so_and_waits_for_an_operator() -> None:
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE)
-    assert only(replica.read(5, state(1, A, A)), ev.ReportDamage) == ev.ReportDamage(DAMAGE, sole=True)
+    assert only(ev.ReportDamage, replica.read(5, state(1, A, A))) == ev.ReportDamage(DAMAGE, sole=True)
     assert ev.CompareAndSet not in kinds(replica.wait(60.0))
     replica.step(ev.ForcePromotion("ann", "the other disk is gone"))
     effects = replica.read(5, state(1, A, A))
@@ -394,7 +395,7 @@ def test_a_forced_leader_does_not_use_positions_again_that_its_state_has() -> No
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE, applied=7)
     replica.read(5, state(1, A, A))
     replica.step(ev.ForcePromotion("ann", "lost"))
-    swap = only(replica.read(5, state(1, A, A)), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.read(5, state(1, A, A)))
     replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
     assert replica.log.last == Position(2, 8)
 
@@ -403,7 +404,7 @@ def test_a_forced_promotion_that_fails_leaves_the_replica_unclean() -> None:
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE)
     replica.read(5, state(1, A, A))
     replica.step(ev.ForcePromotion("ann", "lost"))
-    swap = only(replica.read(5, state(1, A, A)), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.read(5, state(1, A, A)))
     replica.step(ev.Swapped(swap.token, ev.Outcome.CONFLICT))
     assert replica.core.state is State.LEAVING
     assert replica.log.unclean
@@ -420,7 +421,7 @@ def test_a_draining_leader_hands_over_when_a_member_has_everything() -> None:
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
     replica.appended(B, 2)
     effects = replica.wait(0.25)
-    release = only(effects, ev.CompareAndSet)
+    release = only(ev.CompareAndSet, effects)
     assert release.state == state(2, NOBODY, B, incarnation=0)
     assert ev.Deposed(2) in effects
     assert ev.HandedOver() in replica.step(ev.Swapped(release.token, ev.Outcome.OK))
@@ -431,7 +432,7 @@ def test_a_draining_follower_leaves_the_set_so_that_nobody_waits_for_it() -> Non
     replica = Replica(B)
     replica.present(A)
     replica.read(5, state(1, A, A, B))
-    leave = only(replica.step(ev.Drain()), ev.CompareAndSet)
+    leave = only(ev.CompareAndSet, replica.step(ev.Drain()))
     assert (leave.expected, leave.state) == (5, state(1, A, A))
     assert ev.HandedOver() in replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
 
@@ -454,7 +455,7 @@ def test_an_office_that_was_handed_over_is_taken_without_waiting_for_leases() ->
     replica.present(B)
     replica.read(5, state(2, B, A, B))
     replica.append(2, B, (0, 0), [])
-    assert only(replica.read(6, state(2, NOBODY, A, B, incarnation=0)), ev.CompareAndSet).state == state(3, A, A, B)
+    assert only(ev.CompareAndSet, replica.read(6, state(2, NOBODY, A, B, incarnation=0))).state == state(3, A, A, B)
 
 
 def test_a_failed_disk_ends_all_promises() -> None:
@@ -494,7 +495,7 @@ def test_a_follower_with_a_full_disk_takes_the_entries_when_there_is_space(monke
 def test_nobody_takes_office_with_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica(A)
     replica.read(5, state(1, B, A, B))
-    swap = only(replica.wait(5.0), ev.CompareAndSet)
+    swap = only(ev.CompareAndSet, replica.wait(5.0))
     monkeypatch.setattr(replica.log, "append", _raising(DiskFull("no space")))
     assert ev.CloseSession("the disk is full") in replica.step(ev.Swapped(swap.token, ev.Outcome.OK))
 

@@ -459,6 +459,7 @@ def test_an_error_of_the_system_is_an_error_of_the_disk(log: SegmentedLog, call:
     again.close()
 
 
+@pytest.mark.process
 def test_a_small_file_system_fills_and_recovers(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as mount:
         log = SegmentedLog(mount / "log", segment_bytes=64_000)
@@ -500,6 +501,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path) -> None:
     rng = random.Random(1)
     reached = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +17,14 @@ from cluster.replication.log import SegmentedLog
 from cluster.replication.messages import Append, Appended, Message, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
 from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, Outbox, Peers
+from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, Peers, new_outbox
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.wire import encode_message
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
 from pixiu.errors import Unavailable
 from pixiu.wire.v1 import replication_pb2 as pb
+from tests.support.waiting import until
 
 A, B = MemberID(0xA), MemberID(0xB)
 OPTIONS = ReplicationOptions()
@@ -93,12 +93,6 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         await side.server.stop(None)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def append(sender: MemberID, counter: int) -> Append:
     return Append(2, sender, Position(1, counter - 1), [Entry(2, counter, EntryKind.DATA, 5, b"payload")], 0, counter, 1.5)
 
@@ -110,7 +104,7 @@ async def test_messages_arrive_in_order_and_answers_go_back_on_the_same_stream(p
     await until(lambda: len(two.heard) == 49)
     assert two.heard == [append(A, counter) for counter in range(1, 50)]
     two.peers.set_live({A: ("127.0.0.1:1", 1)})  # it cannot reach the leader by itself
-    two.peers._heard[A] = (two.peers._incoming[A], float("inf"))
+    two.peers._heard[A] = (two.peers._incoming[A].outbox, float("inf"))
     two.peers.send(A, encode_message(Appended(2, B, 1, 49, 1.5)))
     await until(lambda: one.heard)
     assert one.heard == [Appended(2, B, 1, 49, 1.5)]
@@ -151,10 +145,10 @@ async def test_who_is_not_reachable_or_hangs_costs_a_bounded_queue(pair: Pair) -
     one, _ = pair
     one.peers.send(MemberID(0xC), b"x")
     assert one.peers.counts["messages_dropped_total"] == 1
-    outbox = Outbox()
-    assert sum(outbox.put(b"x") for _ in range(MAX_QUEUED + 10)) == MAX_QUEUED
+    outbox = new_outbox()
+    assert sum(outbox.put(b"x", 1) for _ in range(MAX_QUEUED + 10)) == MAX_QUEUED
     outbox.clear()
-    assert sum(outbox.put(bytes(1 << 20)) for _ in range(100)) == MAX_QUEUED_BYTES >> 20
+    assert sum(outbox.put(bytes(1 << 20), 1 << 20) for _ in range(100)) == MAX_QUEUED_BYTES >> 20
 
 
 @pytest.mark.parametrize(
@@ -187,7 +181,7 @@ async def test_bytes_that_are_no_message_are_counted_and_the_stream_goes_on(pair
     await until(lambda: two.heard)
     assert two.heard == [append(A, 1)]
     assert two.peers.counts["messages_malformed_total"] == 3
-    two.peers._take(A, bytes(MAX_MESSAGE_BYTES + 1), Outbox())
+    two.peers._take(A, bytes(MAX_MESSAGE_BYTES + 1), new_outbox())
     assert two.peers.counts["messages_malformed_total"] == 4
 
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.replication.proposals import Level, Proposal, Proposals
+from cluster.replication.proposals import Proposal, Proposals
 from pixiu.errors import OutcomeUnknown
+from pixiu.wire.levels import Level
 
 
 def made(proposals: Proposals, first: int, size: int) -> Proposal:

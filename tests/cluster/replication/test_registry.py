@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
 from registry.embedded import EmbeddedZooKeeper
+from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
 A, B = MemberID(0xA), MemberID(0xB)
@@ -46,12 +47,6 @@ class Told:
         return await self.zookeeper.create(
             paths.node_prefix(self.root, "xiu", 0), node.to_json(), ephemeral=True, sequence=True, make_parents=True
         )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

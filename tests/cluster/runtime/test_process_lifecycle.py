@@ -28,6 +28,8 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("idle_role.py")
 LIMIT_S = 60.0

@@ -74,6 +74,20 @@ async def test_effects_are_performed_in_order() -> None:
     assert heard == ["a 1", "a 2"]
 
 
+async def test_what_comes_of_an_effect_is_taken_behind_all_effects_before_it() -> None:
+    heard: list[str] = []
+    found: Runner[Event, Effect] = Runner(Core(), asyncio.get_running_loop().time)
+
+    def say(effect: Said) -> None:
+        if effect.text == "a 1":
+            found.step(Said("b"))
+        heard.append(effect.text)
+
+    found.effects.on(Said, say)
+    found.step(Said("a"))
+    assert heard == ["a 1", "a 2", "b 1", "b 2"]
+
+
 async def test_what_a_link_hands_over_is_answered_by_a_value() -> None:
     heard: list[str] = []
     found = runner(Core(), heard)
@@ -113,6 +127,30 @@ async def test_the_timer_rings_at_the_cores_deadline_and_not_after_the_end(turns
     await asyncio.sleep(0.02)
     assert len(heard) == said
     assert found.take(BATCH) is Outcome.NOT_TAKEN
+
+
+async def test_an_overdue_deadline_is_not_put_off_by_events_that_keep_coming() -> None:
+    loop, said = asyncio.get_running_loop(), list[str]()
+    core = Core()
+    runner: Runner[Event, Effect] = Runner(core, loop.time, tick=TICK)
+    runner.effects.on(Said, lambda effect: said.append(effect.text))
+    core.deadline = loop.time() - 1.0
+    end = loop.time() + 5.0
+    while "tick" not in said and loop.time() < end:
+        runner.step(BATCH)
+        await asyncio.sleep(0)
+    assert "tick" in said
+
+
+async def test_records_that_move_no_deadline_set_no_timer() -> None:
+    loop, said = asyncio.get_running_loop(), list[str]()
+    core = Core()
+    runner: Runner[Event, Effect] = Runner(core, loop.time, tick=TICK)
+    runner.effects.on(Said, lambda effect: said.append(effect.text))
+    core.deadline = loop.time()
+    assert runner.take(BATCH, timed=False) is Outcome.TAKEN
+    await asyncio.sleep(0.05)
+    assert said == ["1 records"]
 
 
 async def test_what_is_flushed_once_is_flushed_behind_all_effects_of_a_step() -> None:

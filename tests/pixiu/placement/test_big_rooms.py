@@ -1,4 +1,4 @@
-"""Big rooms and their VRooms: seed 004 §2.2.2."""
+"""Big rooms and their VRooms: PiXiu §2.2.2."""
 
 from __future__ import annotations
 

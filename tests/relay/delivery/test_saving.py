@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from relay.delivery.events import Acknowledgement, Failure
+from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.saving import Saving
 
 LIMITS = Limits(acknowledge_batch=3, acknowledge_calls=2, call_timeout_s=1.0, pause_s=0.1)
 
 
-def cursor(up_to: int, device: int = 0, session: int = 1) -> Acknowledgement:
-    return Acknowledgement(7, device, session, 1, up_to, 0)
+def cursor(up_to: int, device: int = 0, session: int = 1) -> ev.Acknowledgement:
+    return ev.Acknowledgement(7, device, session, 1, up_to, 0)
 
 
 def test_cursors_leave_together_and_the_newest_alone() -> None:
@@ -56,7 +56,7 @@ def test_a_cursor_that_is_refused_for_now_waits_and_one_that_is_fenced_is_told()
     for device in range(3):
         saving.add(cursor(3, device), 0.0)
     (call,) = saving.due(0.02)
-    assert saving.answered(call.number, [Failure.LATER, Failure.FENCED, None], 0.03) == [(cursor(3, 1), Failure.FENCED)]
+    assert saving.answered(call.number, [ev.Failure.LATER, ev.Failure.FENCED, None], 0.03) == [(cursor(3, 1), ev.Failure.FENCED)]
     (again,) = saving.due(0.03 + LIMITS.pause_s)
     assert again.items == [cursor(3, 0)]
 

@@ -7,11 +7,12 @@ from typing import TypeVar
 
 import pytest
 
+from cluster.runtime.contract import TICK
 from pixiu.errors import ConfigurationError
-from pixiu.wire.envelope import AGAIN, GAP, Delivery, split
-from pixiu.wire.record import Kind, encode
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
+from pixiu.wire.record import INBOX_LANES, Kind, encode
 from relay.delivery import events as ev
-from relay.delivery.limits import LANES, Limits
+from relay.delivery.limits import Limits
 from relay.delivery.session import TABLE
 from relay.delivery.sessions import Deliveries
 from relay.delivery.states import Cause, State
@@ -33,7 +34,7 @@ class Bench:
         self.mine = True
         self.table = Deliveries(lambda uin: self.mine, limits)
         self.asked: list[ev.Effect] = []
-        self.inbox: dict[int, list[int]] = {lane: [] for lane in range(LANES)}
+        self.inbox: dict[int, list[int]] = {lane: [] for lane in range(INBOX_LANES)}
         """InboxSeqs that the device has not acknowledged."""
         self.delivered: list[Delivery] = []
 
@@ -49,7 +50,7 @@ class Bench:
     def tick(self) -> None:
         """Time goes on to the next deadline."""
         self.now = max(self.now, self.table.next_deadline())
-        self.tell(ev.Tick())
+        self.tell(TICK)
 
     def take(self, kind: type[E]) -> E:
         """What was asked for: exactly one of a kind."""
@@ -272,7 +273,7 @@ def test_a_newer_connection_opens_a_new_session_and_what_it_gets_again_is_marked
     bench.answer_open(2)
     bench.answer_read()
     bench.answer_fetch()
-    assert [(mail.seq, mail.session, mail.flags) for mail in bench.delivered[2:]] == [(2, 2, AGAIN), (3, 2, 0)]
+    assert [(mail.seq, mail.session, mail.flags) for mail in bench.delivered[2:]] == [(2, 2, REDELIVERED), (3, 2, 0)]
 
 
 def test_an_answer_to_an_older_question_is_void() -> None:
@@ -320,7 +321,7 @@ def test_every_waiting_state_has_a_timeout_and_tries_again(state: State) -> None
     bench.asked.clear()
     while not bench.asked:
         bench.tick()
-        assert bench.table.busy == 0 or bench.asked  # the place is free while it pauses
+        assert bench.table.busy == 0 or bench.asked  # the slot is free while it pauses
     assert LIMITS.call_timeout_s < bench.now - asked_at < LIMITS.call_timeout_s + LIMITS.max_pause_s
     assert bench.table.counters.failures == 1
     if state is State.ONLINE:
@@ -433,7 +434,7 @@ def test_a_broken_stream_holds_everything_and_then_sends_it_again() -> None:
     bench.tell(ev.StreamReady(GATEWAY))
     bench.answer_read()
     bench.answer_fetch()
-    assert [(mail.seq, mail.flags) for mail in bench.delivered[3:]] == [(2, AGAIN), (3, AGAIN), (4, 0)]
+    assert [(mail.seq, mail.flags) for mail in bench.delivered[3:]] == [(2, REDELIVERED), (3, REDELIVERED), (4, 0)]
 
 
 def test_a_stream_of_which_nothing_is_heard_is_tried_again() -> None:
@@ -460,7 +461,7 @@ def test_what_is_not_acknowledged_is_sent_again_ever_more_seldom() -> None:
         times.append(bench.now - before)
     assert [round(each) for each in times] == [10, 20, 40, 60, 60]
     assert bench.seqs() == [1] * 6
-    assert {mail.flags for mail in bench.delivered[1:]} == {AGAIN}
+    assert {mail.flags for mail in bench.delivered[1:]} == {REDELIVERED}
 
 
 def test_a_lost_notify_is_found_by_a_poll() -> None:
@@ -579,12 +580,12 @@ def test_a_notice_without_a_number_is_a_read_at_once_and_another_one_a_moment_la
     bench.answer_read()  # the entry is not in the inbox yet
     assert bench.state() is State.SENDING
     bench.inbox[1].append(2)
-    assert bench.table.next_deadline() == bench.now + LIMITS.again_s
+    assert bench.table.next_deadline() == bench.now + LIMITS.reread_s
     bench.tick()
     bench.answer_read()
     bench.answer_fetch()
     assert [delivery.seq for delivery in bench.delivered] == [1, 2]
-    assert bench.table.next_deadline() > bench.now + LIMITS.again_s
+    assert bench.table.next_deadline() > bench.now + LIMITS.reread_s
 
 
 def test_a_notice_without_a_number_counts_whatever_the_session_does() -> None:

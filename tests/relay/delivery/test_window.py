@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from relay.delivery.events import Listing
+from relay.delivery import events as ev
 from relay.delivery.window import WINDOW, Lane
 
 
-def listing(*seqs: int, up_to: int = 0, floor: int = 0, gap: int = 0, last: int = 0) -> Listing:
-    return Listing([(seq, 1000 + seq) for seq in seqs], floor, gap, last or max(seqs, default=floor), up_to)
+def listing(*seqs: int, up_to: int = 0, floor: int = 0, gap: int = 0, last: int = 0) -> ev.Listing:
+    return ev.Listing([(seq, 1000 + seq) for seq in seqs], floor, gap, last or max(seqs, default=floor), up_to)
 
 
 def opened(up_to: int = 0, last: int = 0) -> Lane:

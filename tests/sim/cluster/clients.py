@@ -213,7 +213,7 @@ class Clients:
         connection.takes_own |= chat
         connection.rooms.update(dict.fromkeys(rooms, request))
         connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms], chat))
-        presence = connection.gateway.core.rooms.presence.own
+        presence = connection.gateway.core.rooms.own
         for room in rooms:
             found = presence.get(self._world.vrooms.room_of_user(room, connection.uin), connection.uin, connection.gateway.instance)
             assert found is not None, "a gateway does not know who has just joined"
@@ -258,7 +258,7 @@ class Clients:
         for user in self.users:
             if user.connection is not None and user.connection.gateway is process:
                 user.connection = None
-                self._world.wire.after(self._world.rng.uniform(0.05, 0.5), lambda user=user: self.connect(user))  # type: ignore[misc]
+                self._world.wire.after(self._world.rng.uniform(0.05, 0.5), self.connect, user)
 
     def to_user(self, process: GatewayProcess, uin: int) -> list[Connection]:
         """The connections on a gateway that asked for a user's own messages."""

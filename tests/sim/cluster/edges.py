@@ -9,9 +9,11 @@ import gateway.events as ge
 import proxy.core
 import proxy.events as pe
 from cluster.links.api import Outcome, PeerState
-from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.lww_map import encode_messages
+from cluster.runtime.contract import END_OF_TURN, NEVER, TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
+from gateway.controls import event_of, signals_delivered
 from gateway.signals import MemoryTable
+from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import control_pb2
 from tests.sim.cluster.process import Process
@@ -23,6 +25,8 @@ class GatewayProcess(Process):
     core: gateway.core.Core
     instance: int
     generation: int
+    outcome: Outcome
+    """What became of the last batch."""
 
     def start_core(self) -> None:
         """See `Process`."""
@@ -62,39 +66,33 @@ class GatewayProcess(Process):
                 found.append(ge.Replica(node.endpoint, node.partition, node.running and state is not PeerState.SUSPECT))
         return tuple(found)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """See `Process`."""
         return self.core.next_deadline()
 
     def tick(self) -> None:
         """See `Process`."""
-        self.step(ge.Tick())
+        self.step(TICK)
 
     def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
         self.world.watch.arrived(self, data[start:end])
-        taken = self.core.records_arrived(ge.RecordsArrived(data, start, end, count))
-        return Outcome.TAKEN if taken else Outcome.MALFORMED
+        self.outcome = Outcome.TAKEN
+        self.step(RecordsReceived(peer, data, start, end, count))
+        return self.outcome
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """See `Process`."""
         for data in messages:
             control = control_pb2.Control.FromString(data)
-            if control.HasField("gateway_confirm"):
-                newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
-                self.world.counts["overtaken"] += len(newer)
-                self.step(ge.Confirmed(peer, list(control.gateway_confirm.ids), newer))
-            elif control.HasField("device_replaced"):
-                gone = control.device_replaced
-                self.step(ge.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason))
-            elif is_anti_entropy(control):
-                self.step(ge.HealingReceived(peer, control, self._is_relay(peer)))
-            elif control.HasField("fenced"):
-                self.step(ge.FenceReceived(peer, control.fenced.floor))
+            self.world.counts["overtaken"] += len(control.gateway_confirm.newer)
+            event = event_of(peer, control, self._is_relay(peer))
+            if event is not None:
+                self.step(event)
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
-        self.step(ge.Settled(settled))
+        self.step(Settled(settled))
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""
@@ -112,7 +110,7 @@ class GatewayProcess(Process):
 
     def end_of_turn(self) -> None:
         """See `Process`."""
-        self.step(ge.EndOfTurn())
+        self.step(END_OF_TURN)
         self.world.watch.turn_ended(self)
 
     def step(self, event: ge.Event) -> None:
@@ -120,17 +118,18 @@ class GatewayProcess(Process):
         links, now = self.links, self.world.now
         for effect in self.core.step(event, now) if self.alive else ():
             match effect:
+                case Settle():
+                    self.outcome = effect.outcome
                 case ge.SendMembership(peer, messages, token):
                     self.world.watch.said.update((message.id, message) for message in messages)
                     links.send_control(peer, encode_messages(messages), token, now)
-                case ge.SendControl(peer, controls):
+                case SendControl(peer, controls):
                     links.send_control(peer, controls, 0, now)
-                case ge.SendRecords(peer, records, lane, token):
+                case SendRecords(peer, records, lane, token):
                     links.send_records(peer, records, lane, token, now)
-                case ge.SendDelivered(peers, signals):
-                    answer = control_pb2.Control(signals_delivered=control_pb2.SignalsDelivered(ids=signals)).SerializeToString()
+                case ge.SendDelivered(peers):
                     for proxy_peer in peers:
-                        links.send_control(proxy_peer, [answer], 0, now)
+                        links.send_control(proxy_peer, [signals_delivered(effect)], 0, now)
                 case ge.Answer(connection, request, known):
                     self.world.clients.answered(self, connection, request, known)
                 case ge.Deliver(connections, data, count):
@@ -173,15 +172,16 @@ class ProxyProcess(Process):
 
     def deadline(self) -> float | None:
         """See `Process`."""
-        return self.core.next_deadline()
+        deadline = self.core.next_deadline()
+        return deadline if deadline != NEVER else None
 
     def tick(self) -> None:
         """See `Process`."""
-        self.step(pe.Tick())
+        self.step(TICK)
 
     def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
-        self.step(pe.BatchForwarded(data, start, end, count))
+        self.step(RecordsReceived(peer, data, start, end, count))
         return Outcome.TAKEN
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
@@ -199,7 +199,7 @@ class ProxyProcess(Process):
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
-        self.step(pe.Settled(settled))
+        self.step(Settled(settled))
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""
@@ -213,11 +213,12 @@ class ProxyProcess(Process):
     def perform(self, effect: Any) -> None:
         """One effect."""
         match effect:
-            case pe.SendRecords(peer, records, lane, token):
+            case SendRecords(peer, records, lane, token):
                 self.links.send_records(peer, records, lane, token, self.world.now)
             case pe.Reply(stream, up_to, failures):
+                assert all(failure.code != MalformedData.code for failure in failures), "a proxy calls a whole batch malformed"
                 self.world.clients.replied(self, stream, up_to, failures)
             case pe.Delivered(stream, signals):
                 self.world.clients.told_delivered(self, stream, signals)
-            case pe.MalformedBatch():
+            case Settle():
                 raise AssertionError("a proxy calls a whole batch malformed")

@@ -11,16 +11,16 @@ import gateway.core
 import proxy.core
 import relay.core
 import router.core
-from broker.fanout import Target
 from cluster.membership.devices import Connection
+from cluster.membership.events import Effect, MessagesReceived
 from cluster.membership.forwards import Group
 from cluster.membership.lww_map import INSTANCE_SHIFT, Applied, Key, Purged, Update
+from cluster.membership.member_state import ClusterView
 from cluster.membership.replica_core import ReplicaCore
-from cluster.membership.replica_events import MessagesReceived, Tick
-from cluster.membership.replica_state import ClusterView
+from cluster.runtime.contract import RecordsReceived, SendControl, Tick
+from cluster.runtime.parcels import Target
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.partition import serves
-from relay.events import RecordsReceived, Relayed
 from tests.sim.cluster.watched import Watched, WatchedDevices
 
 
@@ -74,7 +74,7 @@ class HastyFeedback(Watched):
         instance = gateway_instance(as_of)
         gone = []
         for room in rooms:
-            for uin in list(self._rooms.get(room, {}).get(instance, {})):
+            for uin in list(self._groups.get(room, {}).get(instance, {})):
                 self._remove(room, uin, instance)
                 gone.append(Update(as_of, room, uin, False))
         return Applied(gone, list(rooms))
@@ -105,14 +105,14 @@ class DeafBroker(broker.core.Core):
     def _elsewhere(self, room: int) -> Target | None:
         return None
 
-    def _notice(self, sender: EndpointID, now: float, effects: list[Any]) -> None:
+    def _notice(self, sender: EndpointID, now: float, out: list[Effect]) -> None:
         return
 
 
 class SilentBroker(broker.core.Core):
     """Fault: records of a room that has moved are passed on, but a stale sender is not answered."""
 
-    def _notice(self, sender: EndpointID, now: float, effects: list[Any]) -> None:
+    def _notice(self, sender: EndpointID, now: float, out: list[Effect]) -> None:
         return
 
 
@@ -120,7 +120,7 @@ class GreedyRouter(router.core.Core):
     """Fault: a stale sender's messages are confirmed, and not passed on."""
 
     def _pass_on(
-        self, sender: EndpointID, messages: list[Update], view: ClusterView, group: Group, now: float, effects: list[Any]
+        self, sender: EndpointID, messages: list[Update], view: ClusterView, group: Group, now: float, out: list[Effect]
     ) -> None:
         return
 
@@ -128,13 +128,13 @@ class GreedyRouter(router.core.Core):
 class EndlessRouter(router.core.Core):
     """Fault: what another partition's router sends is passed on as well, so that it comes back."""
 
-    def _take(self, event: MessagesReceived, now: float, effects: list[Any]) -> None:
-        super()._take(event, now, effects)
+    def _take(self, event: MessagesReceived, now: float, out: list[Effect]) -> None:
+        super()._take(event, now, out)
         sender = self._view.replicas.get(event.peer) if self._view is not None else None
         if self._view is not None and sender is not None:
-            foreign = [m for m in event.messages if not serves(self.partition, m.room, self._view.partitions)]
+            foreign = [m for m in event.messages if not serves(self.partition, m.group, self._view.partitions)]
             if foreign:
-                self._pass_on(event.peer, foreign, self._view, Group(None, []), now, effects)
+                self._pass_on(event.peer, foreign, self._view, Group(None, []), now, out)
 
 
 class NewestByMessage(WatchedDevices):
@@ -159,20 +159,18 @@ class NewestByMessage(WatchedDevices):
 class HastyRelay(relay.core.Core):
     """Fault: every login that is not the newest is ended, also one that has just come to a gateway whose clock is behind."""
 
-    def _on_tick(self, event: Tick, now: float, effects: list[Any]) -> None:
+    def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
         self.contests.note(self.devices.take_together(), now - 60.0)
-        super()._on_tick(event, now, effects)
+        super()._on_tick(event, now, out)
 
 
 class MuteRelay(relay.core.Core):
     """Fault: messages to users who are offline are dropped without a word."""
 
-    def records_received(self, event: RecordsReceived, now: float) -> Relayed | None:
+    def _on_records(self, event: RecordsReceived, now: float, out: list[Effect]) -> None:
         """Without notices."""
-        relayed = super().records_received(event, now)
-        if relayed is not None:
-            relayed.controls = []
-        return relayed
+        super()._on_records(event, now, out)
+        out[:] = [effect for effect in out if not isinstance(effect, SendControl)]
 
 
 class StaleLists(broker.core.Core):
@@ -185,12 +183,12 @@ class StaleLists(broker.core.Core):
 class ForgetfulRelay(relay.core.Core):
     """Fault: a login that must go is told so once, and not when its gateway is within reach again."""
 
-    def _on_tick(self, event: Tick, now: float, effects: list[Any]) -> None:
-        ReplicaCore._on_tick(self, event, now, effects)
+    def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
+        ReplicaCore._on_tick(self, event, now, out)
 
 
 class QuietRelay(ForgetfulRelay):
     """Fault: nobody hears that a newer login takes the place of theirs."""
 
-    def _replace(self, change: Update, effects: list[Any]) -> None:
+    def _replace(self, change: Update, out: list[Effect]) -> None:
         return

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import broker.core
-import broker.events as be
-import cluster.membership.replica_events as re
+import cluster.membership.events as ev
 import relay.core
 from cluster.links.api import Outcome, PeerState
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.member_core import MemberCore
 from cluster.membership.replica_core import ReplicaCore
+from cluster.runtime.contract import TICK, RecordsReceived, SendControl, SendRecords, Settle, Settled
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.wire.v1 import control_pb2
-from relay.events import RecordsReceived
 from tests.sim.cluster.process import Process
 from tests.sim.cluster.registry import POLL_S, Node
 
@@ -30,57 +30,85 @@ NO_SNAPSHOT_S = 0.2
 class StoreProcess(Process):
     """What all of them have in common."""
 
-    core: Any
+    core: MemberCore
 
     def tick(self) -> None:
         """See `Process`."""
-        self.step(self.events().Tick())
+        self.step(TICK)
 
     def deadline(self) -> float | None:
         """See `Process`."""
-        return self.core.next_deadline()  # type: ignore[no-any-return]
+        return self.core.next_deadline()
 
-    def events(self) -> Any:
-        """The role's events."""
-        raise NotImplementedError
-
-    def step(self, event: Any) -> None:
+    def step(self, event: ev.Event) -> Outcome:
         """Give the core an event and do what it asks for."""
+        outcome = Outcome.TAKEN
         if self.alive:
-            for effect in self.core.step(event, self.world.now):
+            effects = self.core.step(event, self.world.now)
+            if isinstance(event, RecordsReceived):
+                self.watch_records(event, effects)
+            for effect in effects:
+                if isinstance(effect, Settle):
+                    outcome = effect.outcome
                 self.perform(effect)
+        return outcome
 
-    def perform(self, effect: Any) -> None:
+    def watch_records(self, event: RecordsReceived, effects: list[ev.Effect]) -> None:
+        """What a batch of records has brought."""
+
+    def perform(self, effect: ev.Effect) -> None:
         """One effect."""
-        raise NotImplementedError
+        match effect:
+            case SendRecords(peer, records, lane):
+                self.links.send_records(peer, records, lane, 0, self.world.now)
+            case SendControl(peer, messages, token):
+                self.confirming(messages)
+                self.links.send_control(peer, messages, token, self.world.now)
+            case ev.SetAttachment(peer, attachment):
+                self.links.set_attachment(peer, attachment, self.world.now)
+            case ev.TakeSnapshot(source, partition, partitions):
+                self.world.snapshots.take(self, source, partition, partitions)
+            case ev.BecomeInit():
+                self.set_state("Init")
+            case ev.BecomeRunning():
+                self.serve()
+            case Settle(outcome):
+                assert outcome is not Outcome.MALFORMED, "a whole batch is called malformed"
+
+    def serve(self) -> None:
+        """The map is complete."""
+        self.set_state("Running")
+
+    def confirming(self, messages: list[bytes]) -> None:
+        """Control messages leave, confirmations among them."""
 
     def take_control(self, peer: EndpointID, messages: list[bytes]) -> None:
         """As a shell's `on_control`."""
-        events, changes = self.events(), list[Update]()
+        changes = list[Update]()
         for data in messages:
             control = control_pb2.Control.FromString(data)
             if control.HasField("gateway_messages"):
                 changes += decode_messages(control.gateway_messages)
             elif control.HasField("absence"):
                 self.world.counts["feedback"] += 1
-                self.step(events.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+                self.step(ev.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
             elif is_anti_entropy(control):
-                self.step(events.HealingReceived(peer, control))
+                self.step(ev.AntiEntropyReceived(peer, control))
         if changes:
-            self.step(events.MessagesReceived(peer, changes))
+            self.step(ev.MessagesReceived(peer, changes))
 
     def take_state(self, peer: EndpointID, state: PeerState) -> None:
         """See `Process`."""
         if state is PeerState.DEAD:
-            self.step(self.events().PeerDead(peer))
+            self.step(ev.PeerDead(peer))
         elif state is PeerState.ALIVE:
-            self.step(self.events().PeerAlive(peer))
+            self.step(ev.PeerAlive(peer))
 
     def take_answer(self, peer: EndpointID, attachment: bytes) -> None:
         """A router or gateway answered our heartbeat."""
         state = control_pb2.SubscriptionState.FromString(attachment)
         digest = state.digest if state.HasField("digest") and self.world.variant.digests else None
-        self.step(self.events().SubscriptionReply(peer, state.subscribed, digest))
+        self.step(ev.SubscriptionReply(peer, state.subscribed, digest))
 
 
 class ReplicaProcess(StoreProcess):
@@ -106,23 +134,23 @@ class ReplicaProcess(StoreProcess):
         if self.place.kept is None:
             self.place.kept = []
         age = world.rng.choice([1.0, 200.0, 400.0]) if self.place.runs > 1 else None
-        world.wire.after(0.01, lambda: self.do(lambda: self.step(re.StoreOpened(age))))
+        world.wire.after(0.01, lambda: self.do(lambda: self.opened(age)))
 
-    def events(self) -> Any:
-        """See `StoreProcess`."""
-        return re
+    def opened(self, age: float | None) -> None:
+        """The database is open."""
+        self.step(ev.StoreOpened(age))
 
     def on_view(self) -> None:
         """See `Process`."""
         view, role = self.view, self.place.role
-        replicas = tuple(re.Replica(n.endpoint, n.partition, n.running) for n in view.of_role(role) if n.endpoint != self.endpoint)
-        gateways = tuple(re.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway"))
+        replicas = tuple(ev.Replica(n.endpoint, n.partition, n.running) for n in view.of_role(role) if n.endpoint != self.endpoint)
+        gateways = tuple(ev.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway"))
         brokers = frozenset(node.endpoint for node in view.of_role("broker") if role == "router")
-        self.step(re.ClusterChanged(view.version, view.count(role), replicas, brokers, gateways))
+        self.step(ev.ClusterChanged(view.version, view.count(role), replicas, brokers, gateways))
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
-        self.step(re.Settled(settled))
+        self.step(Settled(settled))
 
     def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """See `Process`."""
@@ -133,29 +161,17 @@ class ReplicaProcess(StoreProcess):
             return self.core.heartbeat(peer, rule.partition, rule.partitions, self.world.now).SerializeToString()
         return b""
 
-    def perform(self, effect: re.Effect) -> None:
+    def perform(self, effect: ev.Effect) -> None:
         """See `StoreProcess`."""
         match effect:
-            case re.SendControl(peer, messages, token):
-                self.confirming(messages)
-                self.links.send_control(peer, messages, token, self.world.now)
-            case re.SetAttachment(peer, attachment):
-                self.links.set_attachment(peer, attachment, self.world.now)
-            case re.Persist(puts, deletes):
+            case ev.Persist(puts, deletes):
                 self.place.kept += [*puts, *deletes]
-            case re.RewriteStore(chunks):
+            case ev.RewriteStore(chunks):
                 self.place.kept[:] = [change for chunk in chunks for change in changes_of(chunk)]
-            case re.LoadStore():
+            case ev.LoadStore():
                 self.world.wire.after(LOAD_S, lambda: self.do(self._load))
-            case re.TakeSnapshot(source, partition, partitions):
-                self.world.snapshots.take(self, source, partition, partitions)
-            case re.BecomeInit():
-                self.set_state("Init")
-            case re.BecomeRunning():
-                self.set_state("Running")
-
-    def confirming(self, messages: list[bytes]) -> None:
-        """Control messages leave, confirmations among them."""
+            case _:
+                super().perform(effect)
 
     def _load(self) -> None:
         stored: dict[Key, Update] = {}
@@ -163,12 +179,12 @@ class ReplicaProcess(StoreProcess):
             if isinstance(item, Key):
                 stored.pop(item, None)
             else:
-                stored[Key(item.room, item.uin, gateway_instance(item.id))] = item
+                stored[Key(item.group, item.member, gateway_instance(item.id))] = item
         kept = LwwMap()
         kept.apply(stored.values(), 0.0)
         for chunk in kept.snapshot():
-            self.step(re.StoreChunk(chunk))
-        self.step(re.StoreLoaded())
+            self.step(ev.StoreChunk(chunk))
+        self.step(ev.StoreLoaded())
 
     def crash(self) -> None:
         """See `Process`."""
@@ -208,14 +224,11 @@ class RelayProcess(ReplicaProcess):
 
     def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
-        relayed = self.core.records_received(RecordsReceived(peer, data, start, end, count), self.world.now)
-        assert relayed is not None, "a relay calls a whole batch malformed"
-        self.world.watch.relayed(self, data[start:end], relayed)
-        for parcel in relayed.parcels:
-            self.links.send_records(parcel.peer, parcel.records, parcel.lane, 0, self.world.now)
-        for control in relayed.controls:
-            self.links.send_control(control.peer, control.messages, 0, self.world.now)
-        return Outcome.TAKEN if relayed.taken else Outcome.NOT_TAKEN
+        return self.step(RecordsReceived(peer, data, start, end, count))
+
+    def watch_records(self, event: RecordsReceived, effects: list[ev.Effect]) -> None:
+        """See `StoreProcess`."""
+        self.world.watch.relayed(self, event.data[event.start : event.end], effects)
 
 
 class BrokerProcess(StoreProcess):
@@ -243,11 +256,7 @@ class BrokerProcess(StoreProcess):
         world.wire.after(0.01, lambda: self.do(self.tick))
         if world.variant.serve_before_snapshot:
             self.core.state = broker.core.State.RUNNING
-            world.wire.after(0.03, lambda: self.do(self._serve))
-
-    def events(self) -> Any:
-        """See `StoreProcess`."""
-        return be
+            world.wire.after(0.03, lambda: self.do(self.serve))
 
     def peer_roles(self) -> tuple[str, ...]:
         """See `Process`."""
@@ -260,30 +269,29 @@ class BrokerProcess(StoreProcess):
     def on_view(self) -> None:
         """See `Process`."""
         view = self.view
-        relays = tuple(be.Replica(n.endpoint, n.partition) for n in view.running("relay") if self.world.shape.through_relays)
         if view.count("broker") != self._count:
             self._count, self.layout_at = view.count("broker"), self.world.now
+        routers, brokers, relays = (view.running(role) for role in ("router", "broker", "relay"))
+        through = relays if self.world.shape.through_relays else ()
         self.step(
-            be.ClusterChanged(
+            ev.ClusterChanged(
                 view.version,
                 view.count("broker"),
-                view.count("router"),
-                view.next("router"),
-                tuple(be.Replica(n.endpoint, n.partition) for n in view.running("router")),
-                tuple(be.Replica(n.endpoint, n.partition) for n in view.running("broker") if n.endpoint != self.endpoint),
-                tuple(be.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway")),
-                view.count("relay") if relays else 0,
-                relays,
+                _replicas(n for n in brokers if n.endpoint != self.endpoint),
+                frozenset(),
+                tuple(ev.Gateway(n.endpoint, n.instance, n.generation) for n in view.of_role("gateway")),
+                ev.OtherRole(view.count("router"), view.next("router"), _replicas(routers)),
+                ev.OtherRole(view.count("relay"), 0, _replicas(through)) if through else ev.NO_OTHER,
             )
         )
 
     def take_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """See `Process`."""
-        effects = self.core.step(be.RecordsReceived(peer, data, start, end, count), self.world.now)
-        self.world.watch.handled(self, peer, data[start:end], effects)
-        for effect in effects:
-            self.perform(effect)
-        return Outcome.NOT_TAKEN if any(isinstance(effect, be.NotTaken) for effect in effects) else Outcome.TAKEN
+        return self.step(RecordsReceived(peer, data, start, end, count))
+
+    def watch_records(self, event: RecordsReceived, effects: list[ev.Effect]) -> None:
+        """See `StoreProcess`."""
+        self.world.watch.handled(self, event.peer, event.data[event.start : event.end], effects)
 
     def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """See `Process`."""
@@ -291,31 +299,18 @@ class BrokerProcess(StoreProcess):
             self.take_answer(peer, attachment)
         return b""
 
-    def perform(self, effect: be.Effect) -> None:
+    def perform(self, effect: ev.Effect) -> None:
         """See `StoreProcess`."""
-        match effect:
-            case be.SendRecords(peer, records, lane):
-                self.links.send_records(peer, records, lane, 0, self.world.now)
-            case be.SendControl(peer, messages):
-                self.links.send_control(peer, messages, 0, self.world.now)
-            case be.SetAttachment(peer, attachment):
-                self.links.set_attachment(peer, attachment, self.world.now)
-            case be.TakeSnapshot(source, partition, partitions):
-                self.taking[source] = []
-                self.world.snapshots.take(self, source, partition, partitions)
-            case be.BecomeInit():
-                self.set_state("Init")
-            case be.BecomeRunning():
-                self._serve()
-            case be.MalformedBatch():
-                raise AssertionError("a broker calls a whole batch malformed")
+        if isinstance(effect, ev.TakeSnapshot):
+            self.taking[effect.source] = []
+        super().perform(effect)
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         """A broker that serves knows all that its snapshots contained."""
         assert self.loaded is not None, "a broker serves that has taken no snapshot"
         for change in self.loaded:
             instance = gateway_instance(change.id)
-            known = self.core.membership.get(change.room, change.uin, instance)
+            known = self.core.membership.get(change.group, change.member, instance)
             old = change.id < self.core.membership.floor(instance)
             assert old or (known is not None and known[0] >= change.id), "a broker serves that lacks what its snapshot had"
         self.set_state("Running")
@@ -353,9 +348,9 @@ class Snapshots:
             if unreachable or self._apart(asker, found) or wire.chance(0.1):
                 wire.after(NO_SNAPSHOT_S, lambda: self._finish(asker, source, "unreachable"))
                 return
-            request = re.SnapshotRequested(1, asker.endpoint, asker.place.role, partition, partitions)
+            request = ev.SnapshotRequested(1, asker.endpoint, asker.place.role, partition, partitions)
             (effect,) = found.core.step(request, self._world.now)
-            if isinstance(effect, re.ServeSnapshot):
+            if isinstance(effect, ev.ServeSnapshot):
                 taking = self._under_way[key] = _Taking(asker, found, effect.chunks)
                 wire.after(wire.hop(), lambda: self._part(taking))
             else:
@@ -381,7 +376,7 @@ class Snapshots:
         def take() -> None:
             if isinstance(asker, BrokerProcess):
                 asker.taking.setdefault(source.endpoint, []).extend(changes_of(chunk))
-            asker.step(asker.events().SnapshotChunk(source.endpoint, chunk))
+            asker.step(ev.SnapshotChunk(source.endpoint, chunk))
 
         asker.do(take)
         wire.after(wire.hop(), lambda: self._part(taking))
@@ -392,13 +387,17 @@ class Snapshots:
         def take() -> None:
             if isinstance(asker, BrokerProcess) and error is None:
                 asker.loaded = (asker.loaded or []) + asker.taking.pop(source, [])
-            asker.step(asker.events().SnapshotFinished(source, error))
+            asker.step(ev.SnapshotFinished(source, error))
 
         asker.do(take)
 
     def _apart(self, one: Process, other: Process) -> bool:
         wire = self._world.wire
         return bool(wire.is_cut(one.address, other.address) or wire.is_cut(other.address, one.address))
+
+
+def _replicas(nodes: Iterable[Node]) -> tuple[ev.Replica, ...]:
+    return tuple(ev.Replica(n.endpoint, n.partition) for n in nodes)
 
 
 def changes_of(chunk: Chunk) -> list[Update]:

@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import broker.events as be
 from broker.feeds import FeedState
 from cluster.links.api import PeerState
 from cluster.links.head import CONTROL, RECORDS
+from cluster.membership.events import Effect
 from cluster.membership.lww_map import LwwMap, Update
+from cluster.runtime.contract import SendControl, SendRecords
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.big_rooms import vrooms_of
 from pixiu.placement.partition import serves
 from pixiu.wire.record import Flag, Kind
 from pixiu.wire.uin_list import take_apart
 from pixiu.wire.v1 import control_pb2
-from relay.events import Relayed
 from tests.sim.cluster.clients import ROOMS, USERS, Connection, Message
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.registry import POLL_S
@@ -94,7 +94,7 @@ class Watch:
         not for this router's partition is with a router that serves it."""
         ids = [i for data in messages for i in control_pb2.Control.FromString(data).gateway_confirm.ids]
         for change in [self.said[i] for i in ids]:
-            if serves(process.core.partition, change.room, process.view.count("router")):
+            if serves(process.core.partition, change.group, process.view.count("router")):
                 for target in self._world.running(BrokerProcess):
                     self._confirmed_at(process, target, change)
             else:
@@ -104,21 +104,21 @@ class Watch:
         feed = target.core.feeds.get(process.core.partition)
         if target.endpoint not in process.core.subscribers or feed is None:
             return
-        wants = serves(target.core.partition, change.room, target.view.count("broker"))
+        wants = serves(target.core.partition, change.group, target.view.count("broker"))
         if feed.source == process.endpoint and feed.state is FeedState.LIVE and wants:
-            known = target.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            known = target.core.membership.get(change.group, change.member, gateway_instance(change.id))
             old = change.id < target.core.membership.floor(gateway_instance(change.id))
-            old = old or (target.endpoint, change.room, change.uin) in self._world.scrambled
+            old = old or (target.endpoint, change.group, change.member) in self._world.scrambled
             assert old or (known is not None and known[0] >= change.id), "a broker does not know a confirmed change"
             self.checked["confirmations"] += 1
 
     def _passed_on(self, process: RouterProcess, change: Update) -> None:
-        partition = change.room % process.view.count("router")
-        mine = process.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+        partition = change.group % process.view.count("router")
+        mine = process.core.membership.get(change.group, change.member, gateway_instance(change.id))
         if mine is not None and mine[0] >= change.id:
             return  # it came just before the layout changed, and was this router's own then
         for other in self._world.alive(RouterProcess):
-            known = other.core.membership.get(change.room, change.uin, gateway_instance(change.id))
+            known = other.core.membership.get(change.group, change.member, gateway_instance(change.id))
             floor = other.core.membership.floor(gateway_instance(change.id))
             if other.core.partition == partition and (other.core.queued or change.id < floor or (known and known[0] >= change.id)):
                 self.checked["passed on"] += 1
@@ -134,16 +134,16 @@ class Watch:
         assert all((message.id, key) in self._handled for key in keys), "a message was accepted that nobody has handled"
         self.checked["accepted chat" if message.kind is Kind.CHAT else "accepted big" if big else "accepted"] += 1
 
-    def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[be.Effect]) -> None:
+    def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[Effect]) -> None:
         """A broker got records, and sends this."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
         lists: dict[tuple[int, int], list[tuple[EndpointID, int]]] = {}
         for effect in effects:
-            if isinstance(effect, be.SendRecords):
+            if isinstance(effect, SendRecords):
                 for record, (_, id_, key) in zip(effect.records, records_of(b"".join(effect.records)), strict=True):
                     sent.setdefault((id_, key), []).append(effect.peer)
                     lists.setdefault((id_, key), []).extend((effect.peer, uin) for uin in users_of(record))
-            elif isinstance(effect, be.SendControl):
+            elif isinstance(effect, SendControl):
                 self._noticed[process.endpoint, effect.peer] = self._world.now
         here = Counter((id_, key) for _, id_, key in records_of(data))
         for id_, key in here:
@@ -205,13 +205,16 @@ class Watch:
                 assert target.endpoint in targets, f"a broker left out a gateway that has long had a member of {key}"
                 self.checked["sent"] += 1
 
-    def relayed(self, process: RelayProcess, data: bytes, relayed: Relayed) -> None:
+    def relayed(self, process: RelayProcess, data: bytes, effects: list[Effect]) -> None:
         """A relay got records, and sends this: to where a user is, from the moment at which the user was told so."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
-        for parcel in relayed.parcels:
-            for _, id_, key in records_of(b"".join(parcel.records)):
-                sent.setdefault((id_, key), []).append(parcel.peer)
-        noticed = Counter(i for c in relayed.controls for i in offline_of(c.messages))
+        noticed: Counter[int] = Counter()
+        for effect in effects:
+            if isinstance(effect, SendRecords):
+                for _, id_, key in records_of(b"".join(effect.records)):
+                    sent.setdefault((id_, key), []).append(effect.peer)
+            elif isinstance(effect, SendControl):
+                noticed.update(offline_of(effect.messages))
         self._offline.update(noticed)
         lost: Counter[int] = Counter()
         for record, (kind, id_, key) in zip(split(data), records_of(data), strict=True):
@@ -354,13 +357,13 @@ class Watch:
     def maps(self) -> Iterator[str]:
         """Where routers, brokers and relays differ from what is on the gateways."""
         view = self._world.registry.view
-        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.presence.own, self._rooms())}
+        everything = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.rooms.own, self._rooms())}
         held: list[tuple[Process, LwwMap, int]] = [
             *((r, r.core.membership, view.count("router")) for r in self._world.alive(RouterProcess)),
             *((b, b.core.membership, view.count("broker")) for b in self._world.alive(BrokerProcess)),
         ]
         users = range(USERS + 1)
-        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.presence.own, users)}
+        devices = {e for g in self._world.alive(GatewayProcess) for e in entries(g.core.users.own, users)}
         held += [(r, r.core.devices, view.count("relay")) for r in self._world.alive(RelayProcess)]
         for process, membership, partitions in held:
             known, keys = (devices, users) if isinstance(process, RelayProcess) else (everything, self._rooms())
@@ -406,5 +409,5 @@ def entries(membership: LwwMap, rooms: Iterable[int]) -> list[tuple[int, int, in
         for key in membership.live_keys(room):
             value = membership.get(*key)
             assert value is not None
-            found.append((value[0], key.room, key.uin, membership.value(*key)))
+            found.append((value[0], key.group, key.member, membership.value(*key)))
     return sorted(found)

@@ -29,7 +29,7 @@ class Watched(LwwMap):
         """Last-writer-wins, checked."""
         applied = super().apply(batch, now)
         for change in applied.changes:
-            key = Key(change.room, change.uin, gateway_instance(change.id))
+            key = Key(change.group, change.member, gateway_instance(change.id))
             assert change.id >= self.highest.get(key, 0), f"{key} went back to an older message"
             self.highest[key] = change.id
         return applied
@@ -50,7 +50,7 @@ class Watched(LwwMap):
 
     def revive(self, change: Update) -> None:
         """An old login is here, as if what came after it had never come."""
-        key = Key(change.room, change.uin, gateway_instance(change.id))
+        key = Key(change.group, change.member, gateway_instance(change.id))
         found = self.get(*key)
         self.highest[key] = change.id
         self._add(*key, change.id, found is None or not found[1])
@@ -60,13 +60,13 @@ class Watched(LwwMap):
         return super()._remove(room, uin, instance)
 
     def _drop(self, room: int, instance: int) -> list[Key]:
-        for uin in self._rooms[room][instance]:
+        for uin in self._groups[room][instance]:
             self._check(Key(room, uin, instance))
         return super()._drop(room, instance)
 
     def _check(self, key: Key) -> None:
         if self.watching:
-            id_ = self._rooms[key.room][key.instance][key.uin]
+            id_ = self._groups[key.group][key.instance][key.member]
             assert not self.is_true(key, id_), f"{key} was removed although its gateway has it"
 
 

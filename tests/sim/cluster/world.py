@@ -163,7 +163,7 @@ class World:
     def is_true(self, key: Key, id_: int) -> bool:
         """Whether the gateway of a key lives and has exactly this login."""
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
-        return found is not None and found.core.rooms.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.rooms.own.get(*key) == (id_, True)
 
     # --- faults
 
@@ -213,7 +213,7 @@ class World:
     def is_true_device(self, key: Key, id_: int) -> bool:
         """The same for a device."""
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
-        return found is not None and found.core.users.presence.own.get(*key) == (id_, True)
+        return found is not None and found.core.users.own.get(*key) == (id_, True)
 
     def _trouble(self, place: Place, end: float) -> None:
         place.troubled_until = max(place.troubled_until, end + self.recovery_s)
@@ -250,17 +250,17 @@ class World:
         instances = {g.instance for g in self.alive(GatewayProcess)}
         count = process.view.count(process.place.role)
         old = [
-            c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.room, count)
+            c for c in self.watch.logins if gateway_instance(c.id) in instances and serves(process.place.partition, c.group, count)
         ]
         old = [c for c in old if c.id >= held.floor(gateway_instance(c.id))]
         if isinstance(process, BrokerProcess) and live and self.rng.random() < 0.5:
             key = self.rng.choice(live)
             held.lose(key)
-            room, uin = key.room, key.uin
+            room, uin = key.group, key.member
         elif old:
             change = self.rng.choice(old)
             held.revive(change)
-            room, uin = change.room, change.uin
+            room, uin = change.group, change.member
         else:
             return
         self.counts["scrambled"] += 1

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pixiu.wire.envelope import GAP, Delivery
-from relay.delivery.events import Acknowledgement, Login
-from relay.delivery.limits import LANES
+from pixiu.wire.record import INBOX_LANES
+from relay.delivery import events as ev
 
 if TYPE_CHECKING:
     from tests.sim.delivery.world import Relay, World
@@ -22,13 +22,13 @@ class Connection:
 
     def __init__(self, client: Client, gateway: Gateway, number: int) -> None:
         self.client, self.gateway = client, gateway
-        self.login = Login(client.uin, client.device, gateway.endpoint, number)
+        self.login = ev.Login(client.uin, client.device, gateway.endpoint, number)
         self.open = True
         self.session = 0
         self.relay: Relay | None = None
-        self.written: list[dict[int, bool]] = [{} for _ in range(LANES)]
+        self.written: list[dict[int, bool]] = [{} for _ in range(INBOX_LANES)]
         """Under this session: InboxSeq → acknowledged."""
-        self.highest = [0] * LANES
+        self.highest = [0] * INBOX_LANES
         self.due: set[int] = set()
         """Lanes whose acknowledgements are about to leave."""
 
@@ -57,7 +57,7 @@ class Gateway:
             if connection.session:
                 counts["session followed on a connection"] += 1
             connection.session, connection.relay = delivery.session, relay
-            connection.written, connection.highest = [{} for _ in range(LANES)], [0] * LANES
+            connection.written, connection.highest = [{} for _ in range(INBOX_LANES)], [0] * INBOX_LANES
         if seq <= connection.highest[lane]:
             counts["repeat dropped"] += 1
             self._acknowledge_soon(connection, lane)
@@ -89,9 +89,9 @@ class Gateway:
         self.world.acknowledge(connection.relay, self.endpoint, self._item(connection, lane, up_to, bits))
 
     @staticmethod
-    def _item(connection: Connection, lane: int, up_to: int, bits: int) -> Acknowledgement:
+    def _item(connection: Connection, lane: int, up_to: int, bits: int) -> ev.Acknowledgement:
         client = connection.client
-        return Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits)
+        return ev.Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits)
 
     def lie(self, connection: Connection, lane: int) -> None:
         """A client acknowledges what it cannot have."""
@@ -116,13 +116,13 @@ class Client:
     def __init__(self, world: World, uin: int, device: int, *, rogue: bool) -> None:
         self.world, self.uin, self.device, self.rogue = world, uin, device, rogue
         self.connection: Connection | None = None
-        self.got: list[set[int]] = [set() for _ in range(LANES)]
+        self.got: list[set[int]] = [set() for _ in range(INBOX_LANES)]
         """InboxSeqs: of messages, and of gap markers."""
         self.application: list[int] = []
         """MsgIDs, each once."""
         self._seen: set[int] = set()
         self._number = 0
-        self._last: list[tuple[int, int]] = [(0, 0)] * LANES
+        self._last: list[tuple[int, int]] = [(0, 0)] * INBOX_LANES
         """Connection's and session's number, and the InboxSeq that came last."""
         self.silent_until = 0.0
 
@@ -134,7 +134,7 @@ class Client:
         if self.connection is not None:
             self.cut(told=world.rng.random() < 0.5)
         self._number += 1
-        self._last = [(0, 0)] * LANES
+        self._last = [(0, 0)] * INBOX_LANES
         self.connection = Connection(self, gateway, self._number)
         gateway.connections[self.uin, self.device] = self.connection
         world.counts["logins"] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from relay.delivery.events import Acknowledgement, Failure, Listing, Missing
+from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.saving import Saving
 from relay.delivery.session import Session
@@ -17,12 +17,12 @@ from relay.delivery.window import Lane
 class IgnoresTheFence(Deliveries):
     """A session goes on although Pi says that there is a newer one."""
 
-    def _fail(self, session: Session, failure: Failure, now: float) -> None:
-        super()._fail(session, Failure.LATER if failure is Failure.FENCED else failure, now)
+    def _fail(self, session: Session, failure: ev.Failure, now: float) -> None:
+        super()._fail(session, ev.Failure.LATER if failure is ev.Failure.FENCED else failure, now)
 
 
 class _Forgetful(Saving):
-    def _put_back(self, number: int, item: Acknowledgement) -> None:
+    def _put_back(self, number: int, item: ev.Acknowledgement) -> None:
         return
 
 
@@ -71,7 +71,7 @@ class LogoutAcknowledges(Session):
     def on(self, cause: Cause, what: Any, now: float) -> bool:
         if cause is Cause.LOGOUT and self.number:
             for number, lane in enumerate(self.lanes):
-                everything = Acknowledgement(self.uin, self.device, self.number, number, lane.reach, 0)
+                everything = ev.Acknowledgement(self.uin, self.device, self.number, number, lane.reach, 0)
                 super().on(Cause.ACKNOWLEDGED, everything, now)
         return super().on(cause, what, now)
 
@@ -81,7 +81,7 @@ class NotYetIsGone(Session):
 
     def on(self, cause: Cause, what: Any, now: float) -> bool:
         if cause is Cause.FETCHED:
-            what = [Missing.GONE if answer is Missing.NOT_YET else answer for answer in what]
+            what = [ev.Missing.GONE if answer is ev.Missing.NOT_YET else answer for answer in what]
         return super().on(cause, what, now)
 
 
@@ -135,7 +135,7 @@ class NoWindow(Session):
 
 
 class _Silent(Lane):
-    def _skip(self, listing: Listing) -> list[tuple[int, int]]:
+    def _skip(self, listing: ev.Listing) -> list[tuple[int, int]]:
         super()._skip(listing)
         return []
 

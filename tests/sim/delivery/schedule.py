@@ -37,7 +37,7 @@ class Verdict:
     seed: int
     violations: list[tuple[str, str]]
     counts: Counter[str]
-    digest: int
+    trace: str
     healed_s: float
     """After the last fault everything was well."""
 
@@ -184,7 +184,7 @@ def run(seed: int, session: type[Session] = Session, table: type[Deliveries] = D
             counts["answers late"] += relay.core.counters.answers_late
             counts["old acknowledgements"] += relay.core.counters.acknowledgements_old
     counts["received"] = sum(len(client.application) for client in world.clients.values())
-    return Verdict(seed, violations, counts, world.digest, world.now - calm_at)
+    return Verdict(seed, violations, counts, world.trace, world.now - calm_at)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,34 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pi.operations import ACKNOWLEDGE, TRIM, U64, USER_DEVICE, Acknowledges, AddDevice, Clock, Code, Limits, OpenSessions, Trims
 from pi.state import Refusal
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    TRIM,
+    U64,
+    USER_DEVICE,
+    Acknowledges,
+    AddDevice,
+    Clock,
+    Code,
+    Limits,
+    OpenSessions,
+    Trims,
+)
 from pixiu.wire.record import Kind, encode
-from relay.delivery.events import Acknowledgement, Asked, Failure, Listing, Missing, Read
+from relay.delivery import events as ev
 from tests.pi.memory import START_S, Replica
 from tests.support.pi import appends, message
 
-_FAILURES = {Code.OLD_SESSION: Failure.FENCED, Code.UNKNOWN_DEVICE: Failure.REFUSED, Code.INVALID_ARGUMENT: Failure.REFUSED}
+_FAILURES = {
+    Code.OLD_SESSION: ev.Failure.FENCED,
+    Code.UNKNOWN_DEVICE: ev.Failure.REFUSED,
+    Code.INVALID_ARGUMENT: ev.Failure.REFUSED,
+}
 
 
-def _failure(code: int) -> Failure:
-    return _FAILURES.get(Code(code), Failure.LATER)
+def _failure(code: int) -> ev.Failure:
+    return _FAILURES.get(Code(code), ev.Failure.LATER)
 
 
 class Pi:
@@ -44,21 +60,21 @@ class Pi:
         """Entries go, acknowledged or not."""
         self.replica.apply(Trims(TRIM.pack(uin, lane, up_to)))
 
-    def open(self, uin: int, device: int) -> int | Failure:
+    def open(self, uin: int, device: int) -> int | ev.Failure:
         """A session number; the one there is where a fault is put back."""
-        there = self.replica.state.user(uin).devices.get(device)
+        there = self.replica.state.inboxes.user(uin).devices.get(device)
         if not self._fencing and there is not None and there.session:
             return there.session
         result = self.replica.apply(OpenSessions(USER_DEVICE.pack(uin, device)))[0][0]
         return result if result > 0 else _failure(-result)
 
-    def acknowledge(self, item: Acknowledgement) -> Failure | None:
+    def acknowledge(self, item: ev.Acknowledgement) -> ev.Failure | None:
         """One cursor."""
         packed = ACKNOWLEDGE.pack(item.uin, item.device, item.lane, item.session, item.up_to, item.bits)
         result = self.replica.apply(Acknowledges(packed))[0][0]
         return None if not result else _failure(-result)
 
-    def read(self, asked: Asked, session: int, reads: Sequence[Read]) -> list[Listing] | Failure:
+    def read(self, asked: ev.Asked, session: int, reads: Sequence[ev.Read]) -> list[ev.Listing] | ev.Failure:
         """Some lanes."""
         found = []
         for read in reads:
@@ -66,30 +82,30 @@ class Pi:
                 answer = self.replica.state.read(asked.uin, asked.device, read.lane, session, read.start, read.num)
             except Refusal as refusal:
                 return _failure(refusal.code)
-            found.append(Listing(answer.entries, answer.floor, answer.gap, answer.last, answer.up_to))
+            found.append(ev.Listing(answer.entries, answer.floor, answer.gap, answer.last, answer.up_to))
         return found
 
     def has(self, uin: int, device: int, lane: int, seq: int) -> bool:
         """Whether a device has acknowledged an entry."""
         state = self.replica.state
-        return state.cursor(uin, device, state.user(uin).devices[device], lane).has(seq)
+        return state.inboxes.cursor(uin, device, state.inboxes.user(uin).devices[device], lane).has(seq)
 
     def up_to(self, uin: int, device: int, lane: int) -> int:
         """A device's cursor."""
         state = self.replica.state
-        return state.cursor(uin, device, state.user(uin).devices[device], lane).up_to
+        return state.inboxes.cursor(uin, device, state.inboxes.user(uin).devices[device], lane).up_to
 
     def session(self, uin: int, device: int) -> int:
         """A device's newest session."""
-        return self.replica.state.user(uin).devices[device].session
+        return self.replica.state.inboxes.user(uin).devices[device].session
 
     def floor(self, uin: int, lane: int) -> int:
         """Up to where an inbox cannot be read."""
-        return self.replica.state.head(uin, lane).floor
+        return self.replica.state.inboxes.head(uin, lane).floor
 
     def last(self, uin: int, lane: int) -> int:
         """An inbox's newest entry."""
-        return self.replica.state.head(uin, lane).last
+        return self.replica.state.inboxes.head(uin, lane).last
 
 
 class Xiu:
@@ -112,18 +128,18 @@ class Xiu:
         self.records[msg_id] = record
         return msg_id, record
 
-    def fetch(self, msg_ids: Sequence[int], now: float, faults: bool) -> list[bytes | Missing]:
+    def fetch(self, msg_ids: Sequence[int], now: float, faults: bool) -> list[bytes | ev.Missing]:
         """Records; now and then fewer than were asked for."""
-        found: list[bytes | Missing] = []
+        found: list[bytes | ev.Missing] = []
         for msg_id in msg_ids:
             if found and faults and self._rng.random() < 0.03:
                 break
             if msg_id in self.gone:
-                found.append(Missing.GONE)
+                found.append(ev.Missing.GONE)
             elif self.late.get(msg_id, 0.0) > now:
-                found.append(Missing.NOT_YET)
+                found.append(ev.Missing.NOT_YET)
             elif faults and self._rng.random() < 0.01:
-                found.append(Missing.LATER)
+                found.append(ev.Missing.LATER)
             else:
                 found.append(self.records[msg_id])
         return found

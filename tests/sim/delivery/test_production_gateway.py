@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from gateway.events import (
-    AcknowledgementsDue,
-    Effect,
-    MailAcknowledged,
-    MailArrived,
-    MailDevice,
-    MailStreamOpened,
-    WriteMail,
-)
+from gateway import events as ev
 from gateway.mail import MailBook
 from gateway.mail_lane import MailLane
 from pixiu.ids import EndpointID
-from pixiu.wire.envelope import Delivery
+from pixiu.wire.envelope import Delivery, encode, envelopes, split
 from relay.delivery.events import Acknowledgement, Device
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run
@@ -28,6 +20,7 @@ from tests.sim.delivery.schedule import run
 if TYPE_CHECKING:
     from tests.sim.delivery.world import Relay, World
 
+EventT = TypeVar("EventT")
 SEEDS = 40
 ENOUGH = {"received": 12_000, "received again": 500, "session followed on a connection": 30, "gap markers": 40, "lies": 100}
 
@@ -86,7 +79,7 @@ class BookedGateway(clients.Gateway):
             return
         if stream not in self._relays:
             self._relays[stream] = relay
-            self._perform(self._book.opened(MailStreamOpened(stream, EndpointID(relay.number + 1)), self.world.now))
+            self._tell(self._book.opened, ev.MailStreamOpened(stream, EndpointID(relay.number + 1)))
         devices = []
         for item in deliveries:
             session = relay.core.sessions.get(Device(item.uin, item.device))
@@ -94,27 +87,33 @@ class BookedGateway(clients.Gateway):
             if session is not None and session.number == item.session:
                 self._meant[meant] = session.connection
             if meant in self._meant:
-                devices.append(MailDevice(item.uin, item.device, self._meant[meant], item.device))
-        self._perform(self._book.arrived(MailArrived(stream, devices, deliveries), self.world.now))
+                devices.append(ev.MailDevice(item.uin, item.device, self._meant[meant], item.device))
+        data = b"".join(encode(*item) for item in deliveries)
+        self._tell(self._book.arrived, ev.MailArrived(stream, devices, envelopes(data, len(deliveries))))
 
     def acknowledged(self, connection: clients.Connection, lane: int, seqs: Sequence[int]) -> None:
-        said = MailAcknowledged(self._numbers[connection], [(lane, seq, seq) for seq in seqs])
-        self._perform(self._book.acknowledged(said, self.world.now))
+        said = ev.MailAcknowledged(self._numbers[connection], [(lane, seq, seq) for seq in seqs])
+        self._tell(self._book.acknowledged, said)
 
     def lie(self, connection: clients.Connection, lane: int) -> None:
         if connection.open and self.up:
             self.world.counts["lies"] += 1
             first = connection.highest[lane] + 1
-            said = MailAcknowledged(self._numbers[connection], [(lane, first, first + 5)])
-            self._perform(self._book.acknowledged(said, self.world.now))
+            said = ev.MailAcknowledged(self._numbers[connection], [(lane, first, first + 5)])
+            self._tell(self._book.acknowledged, said)
 
     def crash(self) -> None:
         super().crash()
         self._begin()
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _tell(self, handler: Callable[[EventT, float, list[ev.Effect]], None], event: EventT) -> None:
+        effects: list[ev.Effect] = []
+        handler(event, self.world.now, effects)
+        self._perform(effects)
+
+    def _perform(self, effects: Sequence[ev.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, WriteMail):
+            if isinstance(effect, ev.WriteMail):
                 connection = self._by_number[effect.connection]
                 if effect.anew:
                     self.world.counts["session followed on a connection"] += bool(connection.session)
@@ -122,8 +121,9 @@ class BookedGateway(clients.Gateway):
                 for item in effect.deliveries:
                     connection.session = item.session
                     connection.highest[item.lane] = item.seq
-                    connection.client.receive(connection, item.session, item)
-            elif isinstance(effect, AcknowledgementsDue):
+                    (delivery,) = split(item.data, 1)
+                    connection.client.receive(connection, item.session, delivery)
+            elif isinstance(effect, ev.AcknowledgementsDue):
                 self.world.after(0.01, self._flush, self._book, effect.stream)
 
     def _flush(self, book: MailBook, stream: int) -> None:

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pixiu.wire.envelope import AGAIN, GAP, Delivery
-from relay.delivery.events import Acknowledgement
-from relay.delivery.limits import LANES
+from pixiu.wire.envelope import GAP, REDELIVERED, Delivery
+from pixiu.wire.record import INBOX_LANES
+from relay.delivery import events as ev
 from relay.delivery.states import State
 from relay.delivery.window import WINDOW
 
@@ -70,10 +70,10 @@ class Watch:
         if len(sent.open) > WINDOW and sum(number > floor for number in sent.open) > WINDOW:
             self.bad("window not kept", (delivery[:7], len(sent.open)))
         key = (relay.start, uin, device, lane, seq)
-        if not delivery.flags & GAP and (key in self._ever) != bool(delivery.flags & AGAIN):
+        if not delivery.flags & GAP and (key in self._ever) != bool(delivery.flags & REDELIVERED):
             self.bad("marked wrongly", delivery[:7])
         self._ever.add(key)
-        if delivery.flags & AGAIN:
+        if delivery.flags & REDELIVERED:
             self.counts["sent again"] += 1
         if delivery.flags & GAP:
             self._gap(delivery)
@@ -110,14 +110,14 @@ class Watch:
 
     # --- acknowledgements
 
-    def acknowledged(self, relay: Relay, item: Acknowledgement) -> None:
+    def acknowledged(self, relay: Relay, item: ev.Acknowledgement) -> None:
         """A relay is told what a device has got."""
         sent = self.lane(relay.start, item.uin, item.device, item.session, item.lane)
         named = {seq for seq in sent.open if seq <= item.up_to or item.bits >> (seq - item.up_to - 1) & 1}
         sent.open -= named
         sent.done |= named
 
-    def saves(self, relay: Relay, item: Acknowledgement) -> None:
+    def saves(self, relay: Relay, item: ev.Acknowledgement) -> None:
         """A cursor leaves a relay."""
         sent = self.lane(relay.start, item.uin, item.device, item.session, item.lane)
         if item.up_to < sent.saved_up_to:
@@ -130,7 +130,7 @@ class Watch:
                 self.bad("acknowledged beyond what was sent", item)
                 return
 
-    def taken(self, item: Acknowledgement) -> None:
+    def taken(self, item: ev.Acknowledgement) -> None:
         """Pi is about to take a cursor."""
         pi, client = self.world.pi, self.world.clients[item.uin, item.device]
         if client.rogue:
@@ -153,7 +153,7 @@ class Watch:
         """What is not as it must be when the faults are over."""
         world, found = self.world, []
         for (uin, device), client in world.clients.items():
-            for lane in range(LANES):
+            for lane in range(INBOX_LANES):
                 last, up_to = world.pi.last(uin, lane), world.pi.up_to(uin, device, lane)
                 if up_to < last:
                     what = "not delivered" if last not in client.got[lane] else "not acknowledged"

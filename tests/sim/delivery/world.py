@@ -1,18 +1,14 @@
-"""Relays (the production core), gateways, clients, Pi and Xiu, and a network between them, under random faults.
-
-One heap of events and one `random.Random`: the same seed gives the same run on every machine.
-"""
+"""Relays (the production core), gateways, clients, Pi and Xiu, and a network between them, under random faults."""
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from cluster.runtime.contract import TICK
 from pixiu.wire.envelope import split
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
@@ -21,6 +17,7 @@ from relay.delivery.sessions import Deliveries
 from tests.sim.delivery.clients import Client, Connection, Gateway
 from tests.sim.delivery.stores import Pi, Xiu
 from tests.sim.delivery.watch import Watch
+from tests.support.simulation import Simulation
 
 FAULTS_S = 16.0
 HEALING_S = 60.0
@@ -49,7 +46,7 @@ class Relay:
     """Gateways whose stream broke, and the core does not know yet: what it sends them is lost."""
 
 
-class World:
+class World(Simulation):
     """One run.
 
     Args:
@@ -62,8 +59,8 @@ class World:
     def __init__(
         self, seed: int, session: type[Session] = Session, table: type[Deliveries] = Deliveries, fencing: bool = True
     ) -> None:
-        self.rng = rng = random.Random(seed)
-        self.now = 0.0
+        super().__init__(seed)
+        rng = self.rng
         self.session_class, self.table_class = session, table
         self.calm = False
         self.reliable = rng.random() < 0.5
@@ -71,14 +68,13 @@ class World:
         self.limits = Limits(
             opening=2, fetching=rng.choice((2, 8)), fetch_entries=rng.choice((4, 16, 64)), max_sessions=100,
             max_remembered=100, record_bytes=200,
-            call_timeout_s=0.6, place_timeout_s=2.0, pause_s=0.05, max_pause_s=0.5, resend_s=1.5, max_resend_s=4.0,
+            call_timeout_s=0.6, slot_timeout_s=2.0, pause_s=0.05, max_pause_s=0.5, resend_s=1.5, max_resend_s=4.0,
             hold_s=3.0, poll_s=1e6 if self.reliable else 4.0, acknowledge_batch=4, acknowledge_calls=2, fenced_pause_s=1.0,
         )  # fmt: skip
         self.pi = Pi(rng.choice((40, 100_000, 100_000)), fencing)
         self.xiu = Xiu(rng)
         self.watch = Watch(self)
         self.counts: Counter[str] = Counter()
-        self.digest = 0
         self.loss = rng.choice((0.0, 0.03, 0.1))
         self.inboxes: dict[tuple[int, int], dict[int, int]] = {}
         """(UIN, lane) → InboxSeq → MsgID."""
@@ -89,8 +85,6 @@ class World:
             for name in (b"", b"tablet")[: rng.choice((1, 2))]:
                 device = self.pi.add_device(uin, name)
                 self.clients[uin, device] = Client(self, uin, device, rogue=rng.random() < 0.1)
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
         self._starts = 0
         self._streams = 0
         self._arrival: dict[tuple[int, str], float] = {}
@@ -100,26 +94,7 @@ class World:
         self._saves: dict[tuple[int, int], tuple[float, Sequence[ev.Acknowledgement]]] = {}
         """(relay's start, call) → when it was made, and its cursors."""
 
-    # --- time
-
-    def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
-        self.at(self.now + delay, action, *arguments)
-
-    def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (when, self._order, action, arguments))
-
-    def run_until(self, until: float, done: Callable[[], bool] | None = None) -> None:
-        """Play events; `done` is asked four times a second."""
-        ask_at = self.now
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, action, arguments = heapq.heappop(self._heap)
-            action(*arguments)
-            if done is not None and self.now >= ask_at:
-                ask_at = self.now + 0.25
-                if done():
-                    return
-        self.now = max(self.now, until)
+    # --- the network
 
     def delay(self) -> float:
         return self.rng.uniform(0.001, 0.05) if self.rng.random() < 0.95 else self.rng.uniform(0.05, 0.4)
@@ -209,10 +184,10 @@ class World:
 
     def _digest(self, relay: Relay, effect: ev.Effect) -> None:
         said = b"".join(effect.chunks) if isinstance(effect, ev.Deliver) else type(effect).__name__.encode()
-        self.digest = crc32(b"%d %.6f " % (relay.number, self.now) + said, self.digest)
+        self.note(b"%d " % relay.number, said)
 
     def _tick(self, relay: Relay, start: int) -> None:
-        self._arrive(relay, start, ev.Tick())
+        self._arrive(relay, start, TICK)
 
     # --- calls to Pi and Xiu: the request or the answer may be lost, or refused
 

@@ -1,6 +1,6 @@
 """What happened in a run, and whether it may happen: the invariants of replication.
 
-Source: DESIGN sections 12 and 14.
+Source: docs/replication.md, docs/promises.md, "Failure rules".
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Verdict:
     seed: int
     violations: list[tuple[str, str]]
     counts: Counter[str]
-    digest: int
+    trace: str
     outcome: str
     """"well", "well by an operator's word" (a sole member was damaged and said so), or "stuck"."""
 
@@ -175,4 +175,4 @@ def run(seed: int, core: type[Core] = Core, trust_damage: bool = False, director
         outcome = "stuck"
         history.violation("stuck", ", ".join(f"{n.member} {n.core.state.value if n.core else 'down'}" for n in world.nodes))
     world.counts[outcome] += 1
-    return Verdict(seed, history.violations, world.counts, world.digest, outcome)
+    return Verdict(seed, history.violations, world.counts, world.trace, outcome)

@@ -1,11 +1,10 @@
 """Replication under random schedules of faults: nothing acknowledged is lost, and each fault of the code is found.
 
-PIXIU_REPLICATION_RUNS says how many seeds are played; the nightly target plays 100,000.
+PIXIU_REPLICATION_RUNS says how many seeds are played; `make sim` plays 100,000.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,10 +14,11 @@ import pytest
 from cluster.replication.core import Core
 from tests.sim.replication import faulty
 from tests.sim.replication.schedule import Verdict, run
+from tests.support.effort import portion, runs
 
 BLOCK = 500
-BLOCKS = max(1, int(os.environ.get("PIXIU_REPLICATION_RUNS", "2000")) // BLOCK)
-FILE_RUNS = 15
+BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=2000) // BLOCK)
+FILE_RUNS = runs("PIXIU_REPLICATION_FILE_RUNS", local=5, ci=15)
 ENOUGH = {
     "acknowledged": 50_000, "promotions": 2000, "shrinks": 500, "grows": 1500, "kills": 1000, "power cuts": 1000, "pauses": 700,
     "late proposals": 700, "snapshots": 700, "damaged starts": 300, "→ Repairing": 400, "→ HandingOver": 80,
@@ -69,30 +69,27 @@ def test_nothing_is_lost_with_logs_on_real_files(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second = run(7), run(7)
-    assert (first.digest, first.counts, first.outcome) == (second.digest, second.counts, second.outcome)
-    assert first.digest != run(8).digest
+    assert (first.trace, first.counts, first.outcome) == (second.trace, second.counts, second.outcome)
+    assert first.trace != run(8).trace
 
 
-@pytest.mark.parametrize(
-    ("core", "trust_damage", "signs"),
-    [
-        (faulty.NoMaximalSet, False, {"acknowledged entry lost"}),
-        (faulty.NoCutOff, False, {"prefixes differ", "replicas diverge", "stuck"}),
-        (faulty.NoFirstEntry, False, {"replicas diverge", "stuck"}),
-        (faulty.AcknowledgesBeforeTheShrink, False, {"acknowledged entry lost", "acknowledged late", "stale read"}),
-        (Core, True, {"unclean promoted", "acknowledged entry lost"}),
-        (faulty.GoesOnAlone, False, {"acknowledged entry lost"}),
-    ],
-    ids=[
-        "no maximal set",
-        "no cut-off",
-        "no first entry",
-        "acknowledges before the shrink",
-        "trusts a damaged log",
-        "goes on alone",
-    ],
-)
-def test_a_fault_put_back_is_found(core: type[Core], trust_damage: bool, signs: set[str]) -> None:
+FAULTS: dict[str, tuple[type[Core], bool, set[str]]] = {
+    "no maximal set": (faulty.NoMaximalSet, False, {"acknowledged entry lost"}),
+    "no cut-off": (faulty.NoCutOff, False, {"prefixes differ", "replicas diverge", "stuck"}),
+    "no first entry": (faulty.NoFirstEntry, False, {"replicas diverge", "stuck"}),
+    "acknowledges before the shrink": (
+        faulty.AcknowledgesBeforeTheShrink,
+        False,
+        {"acknowledged entry lost", "acknowledged late", "stale read"},
+    ),
+    "trusts a damaged log": (Core, True, {"unclean promoted", "acknowledged entry lost"}),
+    "goes on alone": (faulty.GoesOnAlone, False, {"acknowledged entry lost"}),
+}
+
+
+@pytest.mark.parametrize("name", portion(FAULTS))
+def test_a_fault_put_back_is_found(name: str) -> None:
+    core, trust_damage, signs = FAULTS[name]
     for seed in range(400):
         seen = {what for what, _ in run(seed, core, trust_damage).violations}
         if seen & signs:

@@ -1,15 +1,8 @@
-"""Replicas of one partition: production cores, each with a shell that is a few lines here, under random faults.
-
-One heap of events and one `random.Random`: the same seed gives the same run on every machine.
-"""
+"""Replicas of one partition: production cores, each with a shell that is a few lines here, under random faults."""
 
 from __future__ import annotations
 
-import heapq
-import random
-import zlib
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +17,7 @@ from tests.sim.replication.disk import Disk, MemoryLog
 from tests.sim.replication.files import FileDisk, FileLog
 from tests.sim.replication.history import History
 from tests.sim.replication.zookeeper import Register
+from tests.support.simulation import Simulation
 
 FAULTS_S = 22.0
 HEALING_S = 40.0
@@ -63,7 +57,7 @@ class Node:
     tick_at: float = 0.0
 
 
-class World:
+class World(Simulation):
     """One run.
 
     Args:
@@ -74,8 +68,7 @@ class World:
     """
 
     def __init__(self, seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> None:
-        self.rng = random.Random(seed)
-        self.now = 0.0
+        super().__init__(seed)
         self.core_class = core
         self.trust_damage = trust_damage
         self.zookeeper = Register(SESSION_TIMEOUT_S)
@@ -84,7 +77,6 @@ class World:
         self.nodes = [Node(MemberID(i + 1), disk) for i, disk in enumerate(disks)]
         self.history = History(self)
         self.counts: Counter[str] = Counter()
-        self.digest = 0
         self.cuts: dict[tuple[int, int], float] = {}
         """(from, to) → until when nothing passes."""
         self.calm = False
@@ -93,29 +85,8 @@ class World:
         self.loss = self.rng.choice((0.0, 0.02, 0.1))
         self.unknown = self.rng.choice((0.02, 0.1, 0.4))
         """How often the answer of a compare-and-set is lost."""
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
         self._values = 0
         self.after(ZOOKEEPER_TURN_S, self._zookeeper_turn)
-
-    # --- time
-
-    def after(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (self.now + delay, self._order, action, arguments))
-
-    def run_until(self, until: float, done: Callable[[], bool] | None = None) -> None:
-        """Play events; `done` is asked four times a second."""
-        ask_at = self.now
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, action, arguments = heapq.heappop(heap)
-            action(*arguments)
-            if done is not None and self.now >= ask_at:
-                ask_at = self.now + 0.25
-                if done():
-                    return
-        self.now = max(self.now, until)
 
     # --- processes
 
@@ -164,7 +135,7 @@ class World:
             if len(node.held) < 200:
                 node.held.append(event)
             return
-        self.digest = zlib.crc32(f"{self.now:.6f} {node.member} {type(event).__name__}".encode(), self.digest)
+        self.note(b"%d %s" % (node.member, type(event).__name__.encode()))
         before = core.state
         self.perform(node, core.step(event, self.now))
         if core.state is not before:

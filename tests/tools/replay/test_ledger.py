@@ -11,6 +11,7 @@ from pixiu.ids import UIN, RoomID
 from pixiu.tools.replay.histogram import Histogram
 from pixiu.tools.replay.ledger import EARLY_US, NOT_YET, Ledger, Outcome
 from pixiu.tools.replay.payload import encode_payload
+from tests.support.effort import runs
 
 ROOM, OTHER = RoomID(10), RoomID(11)
 A, B, C = UIN(1), UIN(2), UIN(3)
@@ -154,7 +155,7 @@ def test_answers_count_once() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=runs("PIXIU_EXAMPLES", local=25, ci=60), deadline=None)
 def test_any_schedule_counts_as_a_plain_model_does(seed: int) -> None:
     # The model: sets of (message, user) pairs.
     chance, ledger = random.Random(seed), Ledger()

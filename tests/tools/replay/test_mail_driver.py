@@ -121,6 +121,7 @@ async def test_every_mail_is_acknowledged_once_by_users_who_are_hardly_there() -
     assert driver.most_online == cluster.most_open
 
 
+@pytest.mark.slow
 async def test_what_is_lost_is_missing_and_the_end_does_not_wait_for_ever() -> None:
     driver = await play(Cluster(lose=lambda number: number == 7))
     assert [missing.number for missing in driver.ledger.missing()] == [7]

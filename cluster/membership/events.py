@@ -1,22 +1,28 @@
-"""What happens to the core of a router or a relay, and what it asks its shell to do; in part of a broker as well."""
+"""What happens to the core of a router, relay or broker, and what it asks its shell to do.
+
+All are members of the shared map: routers and relays replicate it (`replica_core`), brokers read it (`member_core`). What
+every core has, records and parcels among it, is in `cluster.runtime.contract`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from cluster.membership.lww_map import Chunk, Key, Update
+from cluster.runtime.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.v1 import control_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Another replica of the role in the registry, of any partition."""
+    """A replica of a role in the registry, of any partition."""
 
     endpoint: EndpointID
     partition: int
-    running: bool
+    running: bool = True
     """False: it is in Init; peers forward to it, nobody takes a snapshot from it."""
 
 
@@ -30,17 +36,36 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherRole:
+    """The Running replicas of another role."""
+
+    partitions: int = 0
+    """0: nothing goes by way of this role."""
+    next_partitions: int = 0
+    """Once the doubling that is under way is over; the present number without one."""
+    replicas: tuple[Replica, ...] = ()
+
+
+NO_OTHER: Final = OtherRole()
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterChanged:
     """The registry's view is another one."""
 
     version: int
     """Of the layout."""
     partitions: int
-    """Router partitions."""
+    """Of the own role."""
     replicas: tuple[Replica, ...]
-    """Without this process; Draining ones left out."""
+    """Of the own role without this process; Draining ones left out. To a broker the Running ones."""
     brokers: frozenset[EndpointID]
+    """Who may subscribe, for routers."""
     gateways: tuple[Gateway, ...]
+    routers: OtherRole = NO_OTHER
+    """For brokers."""
+    relays: OtherRole = NO_OTHER
+    """For brokers, where records go through relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +83,11 @@ class PeerAlive:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsReceived:
-    """`count` records lie in data[start:end], from a proxy, or from a broker or relay that passes them on. Routers get none."""
-
-    peer: EndpointID
-    data: bytes
-    start: int
-    end: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class MessagesReceived:
     """Gateway messages, from a gateway or from another replica."""
 
     peer: EndpointID
     messages: list[Update]
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of parcels: (token, whether the peer handled all of it)."""
-
-    parcels: list[tuple[int, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class SubscriptionReply:
 
 
 @dataclass(frozen=True, slots=True)
-class HealingReceived:
+class AntiEntropyReceived:
     """One of the messages of `cluster.membership.anti_entropy`, from a gateway, a replica or a broker."""
 
     peer: EndpointID
@@ -164,19 +171,15 @@ class SnapshotFinished:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time of `next_deadline()` has come."""
-
-
 Event = (
     ClusterChanged
     | PeerDead
     | PeerAlive
+    | RecordsReceived
     | MessagesReceived
     | Settled
     | SubscriptionReply
-    | HealingReceived
+    | AntiEntropyReceived
     | AbsenceReceived
     | SnapshotRequested
     | StoreOpened
@@ -187,15 +190,6 @@ Event = (
     | SnapshotFinished
     | Tick
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SendControl:
-    """Send serialized `Control` messages; a token other than 0 wants `Settled`."""
-
-    peer: EndpointID
-    messages: list[bytes]
-    token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +256,18 @@ class BecomeRunning:
     """The membership is complete: register as Running."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingForRouters:
+    """A broker cannot run yet: no router of these partitions can be used. Said every 10 seconds."""
+
+    partitions: tuple[int, ...]
+    waited_s: float
+
+
 Effect = (
-    SendControl
+    SendRecords
+    | SendControl
+    | Settle
     | SetAttachment
     | Persist
     | RewriteStore
@@ -273,4 +277,5 @@ Effect = (
     | RefuseSnapshot
     | BecomeInit
     | BecomeRunning
+    | WaitingForRouters
 )

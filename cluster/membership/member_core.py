@@ -1,0 +1,272 @@
+"""The core that all members of the shared map have in common: brokers, which read it, and `replica_core`, which replicates it.
+
+    registry ─▶ ClusterChanged ┐                 ┌ who serves what, floors of gateways, what moved at a doubling
+    heartbeats ─▶ PeerDead, …  ├─ MemberCore ────┤ attachments: to whom this process subscribes
+    sources ─▶ SnapshotChunk … ┤   the map       ├ merging snapshots and what anti-entropy brings
+    timer ─▶ Tick              ┘                 └ tombstones, gateways that are gone
+
+What differs is in the subclasses: where snapshots come from, what follows a change (a broker forgets cached ways, a replica
+writes its database and passes it on), and what the process does with records. Pure.
+
+Source: PiXiu §2.3, §2.4, §5; docs/routing.md, docs/memberships.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Final
+
+from cluster.membership.anti_entropy import Outcome as Repair
+from cluster.membership.anti_entropy import Puller
+from cluster.membership.events import (
+    AbsenceReceived,
+    AntiEntropyReceived,
+    BecomeInit,
+    ClusterChanged,
+    Effect,
+    Event,
+    MessagesReceived,
+    PeerAlive,
+    PeerDead,
+    SetAttachment,
+    SnapshotChunk,
+    SnapshotFinished,
+    SubscriptionReply,
+    TakeSnapshot,
+)
+from cluster.membership.instance_purge import InstancePurge
+from cluster.membership.lww_map import Applied, Key, LwwMap, Purged
+from cluster.membership.member_state import ClusterView, MemberCounters
+from cluster.runtime.contract import NEVER, EventTable, SendControl, Tick
+from cluster.runtime.layout_notices import LayoutNotices
+from cluster.runtime.parcels import Target
+from pixiu.errors import MalformedData
+from pixiu.ids import EndpointID
+from pixiu.placement.partition import rendezvous, serves
+from pixiu.wire.v1 import control_pb2
+
+HOUSEKEEPING_S: Final = 1.0
+
+
+class MemberCore(ABC):
+    """See the module. `step` never raises on what comes from the network.
+
+    Args:
+        endpoint: this process.
+        partition: the one it serves.
+        heartbeat_s: seconds between heartbeats.
+        poll_interval_s: how old a sender's view of the registry may be, seconds.
+        gone_gateway_s: entries of a gateway that is out of the registry for so long are dropped, seconds.
+        membership: the map, empty.
+    """
+
+    ROLE: ClassVar[str] = ""
+    counters: MemberCounters
+    """What it has done since its start; a role has more of them."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: EndpointID,
+        partition: int,
+        heartbeat_s: float,
+        poll_interval_s: float,
+        gone_gateway_s: float,
+        membership: LwwMap,
+    ) -> None:
+        self.endpoint = endpoint
+        self.partition = partition
+        self.membership = membership
+        self.puller = Puller(membership, heartbeat_s)
+        self.instance_purge = InstancePurge(membership, gone_gateway_s)
+        self._heartbeat_s = heartbeat_s
+        self._grace_s = 2 * poll_interval_s
+        self._view: ClusterView | None = None
+        self._partitions = 1
+        self._dead: set[EndpointID] = set()
+        self._gateways: dict[int, Target] = {}
+        """Instance → gateway."""
+        self._others: dict[EndpointID, Target] = {}
+        """Replicas of the own role to which records were passed on."""
+        self._attachments: dict[EndpointID, bytes] = {}
+        self._purge_at = NEVER
+        self._pass_on_until = self._batch_at = 0.0
+        self._notices = LayoutNotices()
+        self._housekeeping_at = 0.0
+        self.table: EventTable[Effect] = EventTable()
+        on = self.table.on
+        on(ClusterChanged, self._on_cluster)
+        on(PeerDead, self._on_dead)
+        on(PeerAlive, self._on_alive)
+        on(MessagesReceived, self._on_messages)
+        on(SubscriptionReply, self._on_subscription_reply)
+        on(AntiEntropyReceived, self._on_anti_entropy)
+        on(AbsenceReceived, self._on_absence)
+        on(SnapshotChunk, self._on_snapshot_chunk)
+        on(SnapshotFinished, self._on_snapshot_finished)
+        on(Tick, self._on_tick)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
+        return self.table.step(event, now)
+
+    def next_deadline(self) -> float:
+        """When `Tick` is due, monotonic seconds."""
+        return min(self._housekeeping_at, self._purge_at)
+
+    # --- what a role decides
+
+    @abstractmethod
+    def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:
+        """The view is another one."""
+
+    @abstractmethod
+    def _reach_changed(self, now: float, out: list[Effect]) -> None:
+        """Somebody died or lives again."""
+
+    @abstractmethod
+    def _go_on(self, now: float, out: list[Effect]) -> None:
+        """Start-up and snapshots go on when what they waited for is there."""
+
+    @abstractmethod
+    def _purged(self, purged: Purged, out: list[Effect]) -> None:
+        """Registers were dropped."""
+
+    @abstractmethod
+    def _expired(self, keys: list[Key], out: list[Effect]) -> None:
+        """Tombstones are over."""
+
+    @abstractmethod
+    def _learned(self, source: EndpointID, applied: Applied, out: list[Effect]) -> None:
+        """A snapshot or anti-entropy brought what messages had not."""
+
+    @abstractmethod
+    def _is_taking(self, source: EndpointID) -> bool:
+        """Whether a snapshot from there is under way."""
+
+    @abstractmethod
+    def _on_messages(self, event: MessagesReceived, now: float, out: list[Effect]) -> None: ...
+
+    @abstractmethod
+    def _on_subscription_reply(self, event: SubscriptionReply, now: float, out: list[Effect]) -> None: ...
+
+    @abstractmethod
+    def _on_anti_entropy(self, event: AntiEntropyReceived, now: float, out: list[Effect]) -> None: ...
+
+    @abstractmethod
+    def _on_absence(self, event: AbsenceReceived, now: float, out: list[Effect]) -> None: ...
+
+    @abstractmethod
+    def _on_snapshot_finished(self, event: SnapshotFinished, now: float, out: list[Effect]) -> None: ...
+
+    # --- the cluster
+
+    def _on_cluster(self, event: ClusterChanged, now: float, out: list[Effect]) -> None:
+        old, self._view = self._view, ClusterView.of(event, self.endpoint)
+        if old is None or event.partitions != self._partitions:
+            # Senders may go by an older view for so long, also when this process is new.
+            self._pass_on_until = now + self._grace_s
+        if old is not None and event.partitions > self._partitions:
+            self._purge_at = now + self._grace_s
+        self._partitions = event.partitions
+        self._dead &= self._view.endpoints()
+        self._others = {endpoint: target for endpoint, target in self._others.items() if endpoint in self._view.replicas}
+        known = {target.endpoint: target for target in self._gateways.values()}
+        self._gateways = {
+            gateway.instance: known.get(gateway.endpoint) or Target(gateway.endpoint)
+            for gateway in sorted(event.gateways, key=lambda g: (g.generation, g.endpoint))
+        }
+        for gateway in event.gateways:
+            self._purged(self.membership.raise_floor(gateway.instance, gateway.generation), out)
+        self._cluster_changed(old or ClusterView(), now, out)
+
+    def _on_dead(self, event: PeerDead, now: float, out: list[Effect]) -> None:
+        self._dead.add(event.peer)
+        self._reach_changed(now, out)
+
+    def _on_alive(self, event: PeerAlive, now: float, out: list[Effect]) -> None:
+        self._dead.discard(event.peer)
+        self._reach_changed(now, out)
+
+    def _serves(self, group: int) -> bool:
+        return serves(self.partition, group, self._partitions)
+
+    def _elsewhere(self, group: int) -> Target | None:
+        """The replica that serves a group which moved; for two poll intervals after the doubling. Source: docs/routing.md."""
+        if self._view is None or self._batch_at >= self._pass_on_until:
+            return None
+        replicas = self._view.running(group % self._partitions, self._dead)
+        if not replicas:
+            return None
+        endpoint = EndpointID(rendezvous(group, replicas))
+        return self._others.setdefault(endpoint, Target(endpoint))
+
+    def _notice(self, sender: EndpointID, now: float, out: list[Effect]) -> None:
+        """A sender goes by an old layout: tell it."""
+        notice = self._notices.due(sender, self._view.version, now) if self._view is not None else None
+        if notice is not None:
+            self.counters.layout_notices += 1
+            out.append(SendControl(sender, [notice]))
+
+    # --- subscriptions and snapshots
+
+    def _rule(self) -> bytes:
+        """What a heartbeat to a source carries: which groups this process keeps."""
+        return control_pb2.BrokerSubscription(partition=self.partition, partitions=self._partitions).SerializeToString()
+
+    def _attach(self, wanted: dict[EndpointID, bytes], out: list[Effect]) -> None:
+        """Have exactly these heartbeats carry something."""
+        for endpoint in [e for e in self._attachments if e not in wanted]:
+            del self._attachments[endpoint]
+            out.append(SetAttachment(endpoint, b""))
+        for endpoint, attachment in wanted.items():
+            if self._attachments.get(endpoint) != attachment:
+                self._attachments[endpoint] = attachment
+                out.append(SetAttachment(endpoint, attachment))
+
+    def _ask_for_snapshot(self, source: EndpointID, out: list[Effect]) -> None:
+        out.append(TakeSnapshot(source, self.partition, self._partitions))
+
+    def _start_again(self, out: list[Effect]) -> None:
+        """Out of contact for so long that tombstones may be over: Init, until it has a snapshot. Source: docs/memberships.md."""
+        self.counters.started_again += 1
+        out.append(BecomeInit())
+
+    def _on_snapshot_chunk(self, event: SnapshotChunk, now: float, out: list[Effect]) -> None:
+        if not self._is_taking(event.source):
+            return
+        try:
+            applied = self.membership.merge(event.chunk, now)
+        except MalformedData:
+            self.counters.snapshots_malformed += 1
+            self._on_snapshot_finished(SnapshotFinished(event.source, "a chunk is malformed"), now, out)
+        else:
+            self._merged(event, applied, out)
+
+    def _merged(self, event: SnapshotChunk, applied: Applied, out: list[Effect]) -> None:
+        self._learned(event.source, applied, out)
+
+    def _repair(self, peer: EndpointID, outcome: Repair, out: list[Effect]) -> None:
+        """A step of anti-entropy."""
+        if outcome.messages:
+            out.append(SendControl(peer, outcome.messages))
+        self._purged(outcome.purged, out)
+        self._learned(peer, outcome.applied, out)
+
+    # --- time
+
+    def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
+        if self._purge_at <= now:
+            self._purge_at = NEVER
+            self._purged(self.membership.purge_partition(self.partition, self._partitions), out)
+        if self._housekeeping_at <= now:
+            self._housekeeping_at = now + HOUSEKEEPING_S
+            self._housekeep(now, out)
+        self._go_on(now, out)
+
+    def _housekeep(self, now: float, out: list[Effect]) -> None:
+        """Once a second."""
+        self._expired(self.membership.expire(now), out)
+        if self._view is not None:
+            for purged in self.instance_purge.purge(self._gateways, now):
+                self._purged(purged, out)

@@ -1,0 +1,178 @@
+"""The shell that all members of the shared map have in common: links, snapshots and a timer around the core.
+
+Source: PiXiu §2.3, §2.4, §5; docs/architecture.md, "The contract".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from cluster.links.api import Outcome, PeerState
+from cluster.membership import events as ev
+from cluster.membership.anti_entropy import is_anti_entropy
+from cluster.membership.digest import ALL_GROUPS
+from cluster.membership.lww_map import Chunk, Update, decode_messages
+from cluster.membership.member_core import MemberCore
+from cluster.membership.snapshot_client import SnapshotReader
+from cluster.runtime.context import Context
+from cluster.runtime.contract import TICK
+from cluster.runtime.restate import Restate
+from cluster.runtime.role import RoleShell, Runner, totals
+from pixiu.discovery.node import NodeState
+from pixiu.discovery.view import View
+from pixiu.ids import EndpointID, hex_id
+from pixiu.wire.v1 import control_pb2
+
+SNAPSHOT_FAILED: Final = "snapshot_failed"
+DRAIN_POLL_S: Final = 0.05
+DRAIN_LIMIT_S: Final = 5.0
+"""A draining process waits so long for others to stop sending."""
+QUIET_S: Final = 0.5
+MAX_INSTANCES_SHOWN: Final = 256
+"""Gateway instances whose members are a metric each, the lowest ones; all are in `members`."""
+
+
+class MemberService(RoleShell):
+    """Runs one `MemberCore`.
+
+    Args:
+        core: of the role.
+    """
+
+    def __init__(self, context: Context[Any], core: MemberCore) -> None:
+        super().__init__(context.crash)
+        self._context = context
+        self._member = core
+        self._snapshots = SnapshotReader(context.endpoint_id, core.ROLE, self._snapshot_chunk, self._snapshot_finished)
+        self._ready = asyncio.Event()
+        self._restate = Restate(context.membership, context.crash)
+        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(core, context.now, tick=TICK))
+        self._runner.send_by(context.links)
+        on = self._runner.effects.on
+        on(ev.SetAttachment, lambda effect: context.links.set_attachment(effect.peer, effect.attachment))
+        on(ev.TakeSnapshot, self._take_snapshot)
+        on(ev.BecomeInit, lambda _: self._become(NodeState.INIT))
+        on(ev.BecomeRunning, lambda _: self._become(NodeState.RUNNING))
+        context.metrics.collect_from(self._samples)
+
+    async def stop(self) -> None:
+        """End the core, snapshots and tasks."""
+        self.stop_runners()
+        await self._restate.close()
+        await self._snapshots.close()
+        await self.cancel_tasks()
+
+    async def _quiet(self, taken: Callable[[], int], settled: Callable[[], bool]) -> None:
+        """Wait until nothing more is taken for a while and everything is settled, or for `DRAIN_LIMIT_S`."""
+        loop = asyncio.get_running_loop()
+        limit, seen, quiet_since = loop.time() + DRAIN_LIMIT_S, -1, loop.time()
+        while loop.time() < limit and (loop.time() - quiet_since < QUIET_S or not settled()):
+            count = taken()
+            if count != seen:
+                seen, quiet_since = count, loop.time()
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def health(self) -> dict[str, object]:
+        """The map's size; a role says more. `degraded` is a text while something needs an operator."""
+        membership = self._member.membership
+        return {
+            "members": len(membership),
+            "members_digest": str(membership.digest.total(ALL_GROUPS)),
+            "rooms": membership.groups,
+        }
+
+    # What the links call.
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """Gateway messages and what heals them, or somebody knows a newer layout. Confirmations need nothing."""
+        step = self._runner.step
+        changes: list[Update] = []
+        try:
+            for data in messages:
+                control = control_pb2.Control.FromString(data)
+                if control.HasField("gateway_messages"):
+                    changes += decode_messages(control.gateway_messages)
+                elif control.HasField("absence"):
+                    step(ev.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
+                elif control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
+                elif is_anti_entropy(control):
+                    step(ev.AntiEntropyReceived(peer, control))
+        except DecodeError:
+            return Outcome.MALFORMED
+        if changes:
+            step(ev.MessagesReceived(peer, changes))
+        return Outcome.TAKEN
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """Somebody died or lives again."""
+        if state is PeerState.DEAD:
+            self._runner.step(ev.PeerDead(peer))
+        elif state is PeerState.ALIVE:
+            self._runner.step(ev.PeerAlive(peer))
+
+    def on_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
+        """The answer of a source says whether we have missed something, and what it has."""
+        try:
+            if not reply:
+                return self._answer(peer, attachment)
+            state = control_pb2.SubscriptionState.FromString(attachment)
+        except DecodeError:
+            self._member.counters.messages_malformed += 1
+        else:
+            digest = state.digest if state.HasField("digest") else None
+            self._runner.step(ev.SubscriptionReply(peer, state.subscribed, digest))
+        return b""
+
+    # Inside.
+
+    def _answer(self, peer: EndpointID, attachment: bytes) -> bytes:
+        """What to say to the heartbeat of a subscriber. Raises `DecodeError`."""
+        return b""
+
+    def _source_view(self) -> View:
+        """Where sources of snapshots are found."""
+        return self._context.view
+
+    def _become(self, state: NodeState) -> None:
+        """The map is not complete any more, or it is; the first time it is, the process is registered by the runtime."""
+        if state is NodeState.INIT or self._ready.is_set():
+            self._restate.set(state)
+        if state is NodeState.RUNNING:
+            self._ready.set()
+
+    def _take_snapshot(self, effect: ev.TakeSnapshot) -> None:
+        self._snapshots.take(effect.source, self._source_view(), effect.partition, effect.partitions)
+
+    def _snapshot_chunk(self, source: EndpointID, chunk: Chunk) -> None:
+        self._runner.step(ev.SnapshotChunk(source, chunk))
+
+    def _snapshot_finished(self, source: EndpointID, error: str | None) -> None:
+        if error is not None:
+            self._context.log.warning(SNAPSHOT_FAILED, source=hex_id(source), text=error)
+        self._runner.step(ev.SnapshotFinished(source, error))
+
+    def _samples(self) -> dict[str, object]:
+        core = self._member
+        return {
+            **totals(core.counters),
+            **totals(core.membership.counters, "membership_"),
+            **totals(core.puller.counters),
+            "members": len(core.membership),
+            "members_by_instance{instance}": dict(islice(core.membership.members_by_instance().items(), MAX_INSTANCES_SHOWN)),
+            "gateways_purged_total": core.instance_purge.purged_gateways,
+            "rooms": core.membership.groups,
+            "tombstones": core.membership.tombstones,
+        }
+
+
+def gateways_of(view: View) -> tuple[ev.Gateway, ...]:
+    """The gateways of a view that have leased their instance."""
+    return tuple(
+        ev.Gateway(node.endpoint, node.instance, node.generation) for node in view.of_role("gateway") if node.instance >= 0
+    )

@@ -1,0 +1,73 @@
+"""What the core of every member of the shared map keeps beside it: its counters, its view of the registry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Final
+
+import xxhash
+
+from cluster.membership.events import NO_OTHER, ClusterChanged, Gateway, OtherRole, Replica
+from pixiu.ids import EndpointID
+from pixiu.rpc.backoff import Backoff
+
+FIRST_RETRY_S: Final = 0.2
+MAX_RETRY_S: Final = 5.0
+"""The pause before a snapshot is tried again doubles from the first value to this one."""
+
+
+@dataclass(slots=True)
+class MemberCounters:
+    """What every member counts, since its start."""
+
+    messages_malformed: int = 0
+    messages_queued: int = 0
+    queue_overflows: int = 0
+    snapshots_taken: int = 0
+    snapshots_failed: int = 0
+    snapshots_malformed: int = 0
+    started_again: int = 0
+    """Times it was out of contact for too long and became Init again."""
+    layout_notices: int = 0
+    """Senders that were told of a newer layout."""
+
+
+@dataclass(slots=True)
+class ClusterView:
+    """The registry's view as a core needs it."""
+
+    version: int = 0
+    partitions: int = 1
+    replicas: dict[EndpointID, Replica] = field(default_factory=dict)
+    """Others of the own role."""
+    brokers: frozenset[EndpointID] = frozenset()
+    gateways: tuple[Gateway, ...] = ()
+    routers: OtherRole = NO_OTHER
+    relays: OtherRole = NO_OTHER
+
+    @classmethod
+    def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
+        """The view that an event brings, without this process."""
+        replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
+        return cls(event.version, event.partitions, replicas, event.brokers, event.gateways, event.routers, event.relays)
+
+    def running(self, partition: int, dead: Container[EndpointID]) -> list[EndpointID]:
+        """Running replicas of a partition of the own role that are not dead."""
+        return [r.endpoint for r in self.replicas.values() if r.partition == partition and r.running and r.endpoint not in dead]
+
+    def instance_of(self, endpoint: EndpointID) -> int | None:
+        """The instance of a gateway in the registry."""
+        return next((gateway.instance for gateway in self.gateways if gateway.endpoint == endpoint), None)
+
+    def endpoints(self) -> set[EndpointID]:
+        """Everybody in it."""
+        others = {replica.endpoint for replica in (*self.routers.replicas, *self.relays.replicas)}
+        return {*self.replicas, *self.brokers, *others, *(gateway.endpoint for gateway in self.gateways)}
+
+
+def retry_pause_s(endpoint: EndpointID, attempt: int) -> float:
+    """The pause after an attempt to take a snapshot, the first is 1. The jitter comes from the process and the attempt:
+    replicas that start together do not try together."""
+    spread = xxhash.xxh3_64_intdigest(endpoint.to_bytes(8, "little") + attempt.to_bytes(8, "little"))
+    return Backoff(FIRST_RETRY_S, MAX_RETRY_S, lambda: spread % 1024 / 1024).after_s(attempt)

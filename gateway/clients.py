@@ -1,0 +1,320 @@
+"""The clients of a gateway, whatever their protocol: what both protocols see of the gateway, and how effects reach a client.
+
+arrived ──▶ pending ── admit ──▶ opened ── `step`: Opened, Join, Publish, … ──▶ core
+               │ evicted           │ ◀── Deliver, WriteMail, Answer, Disconnect ──┘
+               └── closed ◀────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cluster.runtime.role import totals
+from gateway import events as ev
+from gateway.admission import Admission
+from gateway.options import Options
+from gateway.paced_fanout import PacedFanout
+from gateway.publishing import Confirmable
+from gateway.rates import PublishRates, Rates
+from gateway.slow_consumers import SlowConsumers
+from pixiu.errors import Draining, Overloaded
+from pixiu.ids import EndpointID, SnowflakeID
+from pixiu.mqtt.events import CloseReason
+from pixiu.mqtt.server import SessionLimits
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.envelope import Envelope
+from pixiu.wire.v1 import control_pb2
+
+MAX_REMEMBERED_CLIENTS: Final = 10_000
+"""Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
+RETRY_SPREAD_S: Final = 1.0
+"""Clients that are refused are asked to retry after half to one and a half times this, at least."""
+
+
+class Connection(Protocol):
+    """A client connection."""
+
+    id: int
+    packets: bool
+    """It gets PUBLISH packets of MQTT, else records."""
+
+    def deliver(self, data: bytes, count: int) -> None:
+        """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
+
+    def flush(self) -> None:
+        """Write what was delivered in this turn."""
+
+    def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
+        """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
+
+    def answer(self, request: int, known: bool) -> None:
+        """A join has taken effect; `known` is False when the routers did not confirm it in time."""
+
+    def announce(self) -> None:
+        """Tell the client, if its protocol can, that the gateway is going."""
+
+    def close(self, reason: str) -> None:
+        """End the connection."""
+
+    def replaced(self, moved: bool) -> None:
+        """End the connection, and tell the client, if its protocol can, that a newer login took its place: of the same device
+        (`moved`) or of another one."""
+
+
+class Pending(Protocol):
+    """A connection that may not have said who it is."""
+
+    id: int
+
+    def evict(self) -> None:
+        """End it: too many have not said who they are."""
+
+
+class Named(Protocol):
+    """A connection with a client ID, of which there is one at a time."""
+
+    def end(self, reason: CloseReason, text: str) -> None:
+        """End the connection."""
+
+
+@dataclass(slots=True)
+class ClientCounters:
+    """What clients were not given, or did not get through."""
+
+    slow_consumer_dropped: int = 0
+    """Messages dropped for slow clients."""
+    unroutable: int = 0
+    """Published messages that could not be passed on."""
+    subscriptions_unconfirmed: int = 0
+    """Answered although no router or relay had confirmed them in time."""
+    chat_offline: int = 0
+    """Messages of QoS 1 to users who are not connected."""
+
+
+class Clients:
+    """See the module.
+
+    Args:
+        now: monotonic seconds.
+        step: gives an event to the gateway's core, and performs the effects.
+        next_snowflake: a new message's ID. Raises `LeaseExpired`.
+        publish_confirmed: sends a message of QoS 1; `message.resolved` is called once. Raises `Overloaded` or `Unavailable`.
+        roles: those of the cluster's layout.
+        through_relays: rooms' messages come through relays, to which every connection is told.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        now: Callable[[], float],
+        step: Callable[[ev.Event], None],
+        next_snowflake: Callable[[], SnowflakeID],
+        publish_confirmed: Callable[[Confirmable], None],
+        roles: Callable[[], Collection[str]],
+        endpoint: EndpointID,
+        max_record_bytes: int,
+        vrooms: VRooms,
+        through_relays: bool,
+    ) -> None:
+        self.options = options
+        self.now, self.step = now, step
+        self.next_snowflake, self.publish_confirmed = next_snowflake, publish_confirmed
+        self.endpoint, self.max_record_bytes, self.vrooms = endpoint, max_record_bytes, vrooms
+        self.limits = SessionLimits(max_subscriptions=options.max_subscriptions)
+        self.slow_consumers = SlowConsumers(now)
+        self.rates = PublishRates(
+            Rates(
+                client_messages_per_s=options.client_messages_per_s,
+                client_bytes_per_s=options.client_bytes_per_s,
+                room_messages_per_s=options.room_messages_per_s,
+                room_bytes_per_s=options.room_bytes_per_s,
+                burst_s=options.limit_burst_s,
+            )
+        )
+        self.counters = ClientCounters()
+        self.closed_by_reason: Counter[str] = Counter()
+        """Reason → connections that ended for it."""
+        self._roles, self._through_relays = roles, through_relays
+        self._admission = Admission(
+            rate_per_s=options.connect_rate_per_s,
+            burst=options.connect_burst,
+            max_pending=options.max_pending_connections,
+            max_connections=options.max_connections,
+            now=now(),
+        )
+        self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._connections: dict[int, Connection] = {}
+        self._written: dict[int, Connection] = {}
+        """Connections with deliveries that leave at `flush`."""
+        self._by_client: dict[str, Named] = {}
+        self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
+        self._draining = False
+
+    def __len__(self) -> int:
+        """Connections that have said who they are."""
+        return len(self._connections)
+
+    # --- what the protocols call
+
+    @property
+    def serves_users(self) -> bool:
+        """Whether the cluster has relays, so that messages to users can come."""
+        return "relay" in self._roles()
+
+    @property
+    def serves_mail(self) -> bool:
+        """Whether mail can come: the cluster keeps inboxes, too."""
+        return self.serves_users and "pi" in self._roles()
+
+    def arrived(self, connection: Pending) -> int:
+        """A number for a new connection, which has not said who it is yet. An older one may have to go for it."""
+        number = next(self._numbers)
+        self._pending[number] = connection
+        oldest = self._admission.arrived(number)
+        if oldest is not None:
+            self._pending.pop(oldest).evict()
+        return number
+
+    def admit(self, connection: Pending) -> None:
+        """A client says who it is. Raises `Overloaded` or `Draining`."""
+        if self._draining:
+            raise Draining("this gateway is going; connect to another one")
+        wait_s = self._admission.connect(connection.id, self.now())
+        if wait_s:
+            # Those that are refused together must not come back together.
+            retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
+            text = "too many clients connect to this gateway, or are connected (gateway.connect_rate_per_s, max_connections)"
+            raise Overloaded(f"{text}; use another one, or come again in {retry_ms} ms", retry_ms)
+        self._pending.pop(connection.id, None)
+
+    def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
+        """A client said who it is. `login`: it counts as a login of the user."""
+        if not login and not self._through_relays:
+            device = 0
+        self._connections[connection.id] = connection
+        wall_ms = time.time_ns() // 1_000_000
+        self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login))
+
+    def closed(self, connection: Pending, reason: int) -> None:
+        """A connection is gone. `reason`: of control.proto."""
+        self._admission.gone(connection.id)
+        self._pending.pop(connection.id, None)
+        if self._connections.pop(connection.id, None) is not None:
+            self.step(ev.Closed(connection.id, reason))
+
+    def take_over(self, client_id: str, connection: Named) -> dict[int, SnowflakeID]:
+        """An older connection of the client ID ends. Returns the IDs of its unacknowledged messages by packet ID."""
+        older = self._by_client.pop(client_id, None)
+        if older is not None:
+            older.end(CloseReason.TAKEN_OVER, "the same client connected again")
+        self._by_client[client_id] = connection
+        return self._remembered.pop(client_id, {})
+
+    def gone(self, client_id: str, connection: Named, unacknowledged: dict[int, SnowflakeID]) -> None:
+        """The connection of a client ID ended."""
+        if self._by_client.get(client_id) is connection:
+            del self._by_client[client_id]
+        if unacknowledged:
+            self._remembered[client_id] = dict(unacknowledged)
+            while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
+                self._remembered.popitem(last=False)
+
+    # --- effects of the core
+
+    def deliver(self, effect: ev.Deliver) -> None:
+        """Write messages to connections: at `flush`, or paced."""
+        if effect.paced:
+            self._paced.put(effect)
+            return
+        connections, written, data, count = self._connections, self._written, effect.data, effect.count
+        for number in effect.connections:
+            connection = connections.get(number)
+            if connection is not None:
+                connection.deliver(data, count)
+                written[number] = connection
+
+    def flush(self) -> None:
+        """Write what was delivered, once for each connection."""
+        if self._written:
+            written, self._written = self._written, {}
+            for connection in written.values():
+                connection.flush()
+
+    def write_mail(self, effect: ev.WriteMail) -> None:
+        """Write mail to a connection."""
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.deliver_mail(effect.deliveries, effect.anew)
+
+    def answer(self, effect: ev.Answer) -> None:
+        """Tell a client that its subscription has taken effect."""
+        self.counters.subscriptions_unconfirmed += not effect.known
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.answer(effect.request, effect.known)
+
+    def replace(self, effect: ev.Disconnect) -> None:
+        """End a connection that a newer login replaces."""
+        moved = effect.reason == control_pb2.REASON_MOVED
+        connection = self._connections.get(effect.connection)
+        # Who leaves a gateway that drains is there twice for a moment.
+        if connection is not None and not (moved and self._draining):
+            connection.replaced(moved)
+
+    # --- the end
+
+    def drain(self, jitter_s: float) -> None:
+        """Admit nobody more, and move the clients elsewhere, spread over `jitter_s` seconds."""
+        self._draining = True
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections.values()):
+            connection.announce()
+            text = "the gateway is going; connect to another one"
+            # Who can be told leaves by itself in the first half, after it has found another gateway.
+            loop.call_later(random.uniform(0.5, 1.0) * jitter_s, connection.close, text)
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
+
+    def stop(self) -> None:
+        """End what is left."""
+        self.slow_consumers.close()
+        for connection in list(self._connections.values()):
+            connection.close("the gateway has stopped")
+
+    def samples(self) -> dict[str, object]:
+        """For metrics."""
+        slow = self.slow_consumers
+        return {
+            **totals(self.counters),
+            "connections": len(self._connections),
+            "connections_pending": self._admission.pending,
+            "connections_evicted_total": self._admission.evicted,
+            "connections_refused_total": self._admission.refused,
+            "connections_behind{grade}": slow.counts(),
+            "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
+            "connections_closed_total{reason}": dict(self.closed_by_reason),
+            "publish_over_rate_dropped_total": self.rates.dropped,
+            "publish_over_rate_held_total": self.rates.held,
+        }
+
+    def _write(self, number: int, data: bytes, count: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.deliver(data, count)
+            connection.flush()
+
+    def _dropped(self, messages: int) -> None:
+        self.counters.slow_consumer_dropped += messages

@@ -1,0 +1,32 @@
+"""What routers and relays say to a gateway's core in control messages. Pure."""
+
+from __future__ import annotations
+
+from cluster.membership.anti_entropy import is_anti_entropy
+from gateway import events as ev
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import control_pb2
+
+
+def event_of(peer: EndpointID, control: control_pb2.Control, relay: bool | None) -> ev.Event | None:
+    """The event that a control message is; None where it is none for a core.
+
+    relay: whether the peer is one; None: the gateway's view does not have it yet.
+    """
+    if control.HasField("gateway_confirm"):
+        newer = [(found.id, found.connect_time) for found in control.gateway_confirm.newer]
+        return ev.Confirmed(peer, list(control.gateway_confirm.ids), newer)
+    if control.HasField("device_replaced"):
+        gone = control.device_replaced
+        return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)
+    if is_anti_entropy(control):
+        return ev.HealingReceived(peer, control, relay)
+    if control.HasField("fenced"):
+        return ev.FenceReceived(peer, control.fenced.floor)
+    return None
+
+
+def signals_delivered(effect: ev.SendDelivered) -> bytes:
+    """The control message of an effect."""
+    delivered = control_pb2.SignalsDelivered(ids=effect.signals)
+    return control_pb2.Control(signals_delivered=delivered).SerializeToString()

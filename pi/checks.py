@@ -1,0 +1,105 @@
+"""What a leader refuses of its callers' operations, looked at where they lie. Pure.
+
+Nothing is decoded: numbers are unpacked a body at a time, and what passes goes into the log as the bytes that came.
+
+Source: docs/decisions/0110-operations-travel-as-they-lie-in-the-log.md; docs/pi.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from pixiu.errors import InvalidArgument, TooManyReceivers, WrongPartition
+from pixiu.ids import MAX_ID
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    DELETE,
+    FANOUT_HEAD,
+    MAX_RECEIVERS,
+    TRIM,
+    U64,
+    USER_DEVICE,
+    WRITER,
+    Op,
+    Writer,
+    writer_at,
+)
+
+Span = tuple[int, int, int]
+"""(number, where the body begins, where it ends): see `pixiu.wire.inbox_operations.spans`."""
+_APPENDS, _FANOUT, _ADD_DEVICE, _CLOCK = int(Op.APPENDS), int(Op.FANOUT), int(Op.ADD_DEVICE), int(Op.CLOCK)
+_USERS: Final = {
+    int(op): struct.Struct(f"<Q{form.size - U64.size}x")
+    for op, form in (
+        (Op.ACKNOWLEDGES, ACKNOWLEDGE), (Op.OPEN_SESSIONS, USER_DEVICE), (Op.DROP_DEVICES, USER_DEVICE), (Op.TRIMS, TRIM),
+        (Op.DELETES, DELETE),
+    )
+}  # fmt: skip
+"""Items that begin with a UIN: reads that alone."""
+
+
+def writers_of(payload: bytes, found: Sequence[Span]) -> list[Writer]:
+    """The writers of all appends and fan-outs. Raises MalformedData."""
+    return [writer_at(payload, begin) for op, begin, _ in found if op in (_APPENDS, _FANOUT)]
+
+
+def check(payload: bytes, found: Sequence[Span], partition: int, partitions: int) -> int:
+    """How many appends to one inbox a caller's operations ask for.
+
+    Args:
+        payload: the operations.
+        found: where each one is.
+        partition: this replica's.
+        partitions: of Pi; 0 while that is not known: then any user is served.
+
+    Raises WrongPartition, InvalidArgument, TooManyReceivers.
+    """
+    appends = 0
+    for op, begin, end in found:
+        if op == _APPENDS:
+            numbers = _numbers(payload, begin + WRITER.size, (end - begin - WRITER.size) // APPEND.size * 2)
+            check_users(numbers[1::2], partition, partitions)
+            _check_messages(numbers[::2])
+            appends += len(numbers) // 2
+        elif op == _FANOUT:
+            receivers = _numbers(payload, begin + FANOUT_HEAD, (end - begin - FANOUT_HEAD) // U64.size)
+            if len(receivers) > MAX_RECEIVERS:
+                raise TooManyReceivers(f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several")
+            check_users(receivers, partition, partitions)
+            _check_messages(_numbers(payload, begin + WRITER.size, 1))
+            appends += len(receivers)
+        elif op == _ADD_DEVICE:
+            check_users(_numbers(payload, begin, 1), partition, partitions)
+        elif op == _CLOCK:
+            raise InvalidArgument("only a leader sets the clock")
+        else:
+            check_users([uin for (uin,) in _USERS[op].iter_unpack(memoryview(payload)[begin:end])], partition, partitions)
+    return appends
+
+
+def _numbers(payload: bytes, begin: int, count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"<{count}Q", payload, begin)
+
+
+def check_users(uins: Sequence[int], partition: int, partitions: int) -> None:
+    """Raises WrongPartition, InvalidArgument for the first user that this partition does not serve."""
+    if not uins:
+        return
+    n = partitions or 1
+    rest = partition % n
+    if min(uins) > 0 and max(uins) <= MAX_ID and (n == 1 or not [uin for uin in uins if uin % n != rest]):
+        return
+    for uin in uins:
+        if uin % n != rest:
+            raise WrongPartition(f"user {uin} is served by pi partition {uin % n} of {n}, not by {partition}", key=uin)
+        if not 0 < uin <= MAX_ID:
+            raise InvalidArgument(f"UIN {uin} is out of range: 1 to 2^63-1")
+
+
+def _check_messages(msg_ids: Sequence[int]) -> None:
+    if msg_ids and not (min(msg_ids) > 0 and max(msg_ids) <= MAX_ID):
+        wrong = next(msg_id for msg_id in msg_ids if not 0 < msg_id <= MAX_ID)
+        raise InvalidArgument(f"MsgID {wrong} is out of range: 1 to 2^63-1")

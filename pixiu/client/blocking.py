@@ -1,0 +1,155 @@
+"""How asynchronous objects get blocking twins: a background thread with an event loop, and methods that run in it.
+
+    class SyncSubscription(Twin[Subscription]):
+        join = blocking(Subscription.join)          # the same name, arguments and docstring; waits for the result
+
+Type checkers see the arguments of the asynchronous method, and what awaiting it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from pixiu.client.drafts import Draft
+from pixiu.client.streams import Receipt
+from pixiu.errors import NotConnected
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+W = TypeVar("W")
+
+
+class Background:
+    """A thread that runs an event loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the background thread and wait for it; an interrupt of this thread cancels it."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            work.close()
+            raise self._not_connected()
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call something in the background thread, without waiting."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            raise self._not_connected()
+        loop.call_soon_threadsafe(call)
+
+    def post(self, draft: Draft) -> Receipt:
+        """Hand a message to the loop, without waiting for it."""
+        raise NotImplementedError
+
+    def start_thread(self) -> None:
+        """Begin."""
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, args=(loop,), name="pixiu-client", daemon=True)
+        self._thread.start()
+
+    def stop_thread(self) -> None:
+        """End the loop, and wait for the thread."""
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+        if thread is not None:
+            thread.join()
+
+    @staticmethod
+    def _turn(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    @staticmethod
+    def _not_connected() -> NotConnected:
+        return NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
+
+
+class Twin(Generic[W]):
+    """The blocking twin of an object that lives in the background thread.
+
+    Args:
+        background: the thread.
+        wrapped: the object.
+    """
+
+    __slots__ = ("_background", "_wrapped")
+
+    def __init__(self, background: Background, wrapped: W) -> None:
+        self._background = background
+        self._wrapped = wrapped
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The blocking twin of an asynchronous method."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._background.run(method(self._wrapped, *args, **kwargs))
+        return result
+
+    return call
+
+
+def blocking_as(
+    twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[Any, P], R]:
+    """`blocking`; what it returns is given a twin as well."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return twin(self._background, self._background.run(method(self._wrapped, *args, **kwargs)))
+
+    return call
+
+
+def in_loop_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], R]:
+    """The twin of what a plain method returns that has to be called in the background thread."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async def there() -> T:
+            return method(self._wrapped, *args, **kwargs)
+
+        return twin(self._background, self._background.run(there()))
+
+    return call
+
+
+def here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A plain method that any thread may call."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._wrapped, *args, **kwargs)
+
+    return call
+
+
+def here_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], R]:
+    """`here`; what it returns is given a twin."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return twin(self._background, method(self._wrapped, *args, **kwargs))
+
+    return call

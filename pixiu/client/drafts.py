@@ -1,0 +1,126 @@
+"""Messages that were checked and need only their ID, and the records made of them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypedDict
+
+from pixiu.client.message import TYPE_MASK
+from pixiu.errors import InvalidArgument, RecordTooLarge
+from pixiu.ids import MAX_ID
+from pixiu.wire import record
+from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
+
+MAX_EXTENSION_BYTES: Final = 65_535
+MAX_LIFETIME_MIN: Final = 65_535
+# Plain numbers: an operation with an IntFlag takes half a microsecond.
+TO_ROOM: Final = int(Flag.TO_ROOM)
+TO_TOPIC: Final = int(Flag.TO_ROOM | Flag.TOPIC)
+DERIVED_ID: Final = int(Flag.DERIVED_ID)
+ROOM_KIND: Final = int(Kind.ROOM)
+CHAT_KIND: Final = int(Kind.CHAT)
+SIGNAL_KIND: Final = int(Kind.SIGNAL)
+MAIL_KIND: Final = int(Kind.MAIL)
+BYTES: Final = (bytes, bytearray, memoryview)
+
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of a message beside its payload: `await room.send(b"…", type=3, lifetime_min=5)`."""
+
+    type: int
+    """A number for the application, 0 to 63; 0 by default."""
+    lifetime_min: int
+    """For how many minutes the message is of use; 0, the default: without limit."""
+    extension: bytes
+    """JSON headers, at most 65 535 bytes; none by default."""
+    first_lane: bool
+    """Whether to overtake messages of the normal lane; False by default."""
+    derived_id: int | None
+    """An ID made from where the content comes from, so that who sends it again sends the same message; None, the default: one
+    of its own."""
+
+
+class Draft(NamedTuple):
+    """A message that was checked, and needs only its ID."""
+
+    key: int
+    flags: int
+    body: bytes
+    type: int
+    lane: int
+    lifetime_min: int
+    extension: bytes
+    size: int
+    kind: int
+    derived_id: int | None = None
+
+
+def draft(
+    kind: int,
+    key: int,
+    payload: bytes,
+    limit: int,
+    topic: str | None = None,
+    *,
+    type: int = 0,
+    lifetime_min: int = 0,
+    extension: bytes = b"",
+    first_lane: bool = False,
+    derived_id: int | None = None,
+) -> Draft:
+    """Check a message to a room (its RoomID), a topic (its RoomID and name) or a user (the UIN).
+
+    Args:
+        kind: of the record: `ROOM_KIND`, `CHAT_KIND` or `MAIL_KIND`.
+        key: of the record.
+        payload: what to send.
+        limit: of the record's size, bytes.
+        topic: of a message to a topic.
+        type, lifetime_min, extension, first_lane, derived_id: as `SendOptions` has them.
+
+    Raises `InvalidArgument` and `RecordTooLarge`.
+    """
+    if not 0 <= type <= TYPE_MASK:
+        raise InvalidArgument(f"a type is from 0 to {TYPE_MASK}, not {type}")
+    if not 0 <= lifetime_min <= MAX_LIFETIME_MIN:
+        raise InvalidArgument(f"lifetime_min is from 0 (without limit) to {MAX_LIFETIME_MIN}, not {lifetime_min}")
+    if len(extension) > MAX_EXTENSION_BYTES:
+        raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
+    if payload.__class__ is not bytes and not isinstance(payload, BYTES):
+        raise InvalidArgument(f"a payload is bytes, not {payload.__class__.__name__}; encode text with .encode()")
+    body = bytes(payload)
+    if topic is not None:
+        body = with_topic(topic, body)
+    size = HEADER_SIZE + len(extension) + len(body)
+    if size > limit:
+        raise RecordTooLarge(f"a message of {size} bytes with its header is above the limit of {limit}; send a reference instead")
+    flags = TO_TOPIC if topic is not None else TO_ROOM if kind == ROOM_KIND else 0
+    if derived_id is not None:
+        if not 0 < derived_id <= MAX_ID:
+            raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
+        flags |= DERIVED_ID
+    lane = LANE_FIRST if first_lane else LANE_NORMAL
+    return Draft(key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, kind, derived_id)
+
+
+def encode(draft: Draft, message_id: int, sender: int, limit: int, kind: int | None = None) -> bytes:
+    """The record of a draft.
+
+    Args:
+        draft: of the message.
+        message_id: its SnowflakeID.
+        sender: the sender's UIN, 0 for a service.
+        limit: of the record's size, bytes.
+        kind: of the record, where it is not the draft's.
+    """
+    return record.encode(
+        draft.kind if kind is None else kind,
+        draft.key,
+        draft.body,
+        message_id,
+        sender=sender,
+        flags=draft.flags,
+        type=draft.type,
+        lifetime_min=draft.lifetime_min,
+        extension=draft.extension,
+        limit=limit,
+    )

@@ -1,0 +1,66 @@
+"""How a mail is to be sent: its level, lane, lifetime and further receivers, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final, Literal, TypedDict
+
+from pixiu.errors import InvalidArgument, TooManyReceivers
+from pixiu.ids import MAX_ID
+from pixiu.wire.inbox_operations import MAX_RECEIVERS
+from pixiu.wire.levels import Level
+
+LevelName = Literal["replicated", "persisted", "accepted"]
+LEVELS: Final = {"replicated": Level.REPLICATED, "persisted": Level.PERSISTED, "accepted": Level.ACCEPTED}
+MAX_EXPIRE_MIN: Final = 65_535
+
+
+class MailSendOptions(TypedDict, total=False):
+    """What may be said of a mail beside its payload: `await user.mail(b"…", level="persisted")`."""
+
+    level: LevelName
+    """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on both leaders' disks;
+    "accepted": in both leaders' logs. The latter two may be lost by a change of leader."""
+    lane: int
+    """0 goes before 1, the default; order holds within a lane."""
+    expire: timedelta | None
+    """For how long it is of use, in whole minutes; None, the default: for as long as the cluster keeps mail."""
+    to: Iterable[int]
+    """Further receivers, at most 1 000 in all: the body is stored once."""
+    type: int
+    """A number for the application, 0 to 63; 0 by default."""
+    extension: bytes
+    """JSON headers, at most 65 535 bytes; none by default."""
+    derived_id: int | None
+    """An ID made from where the content comes from, instead of one of its own (None, the default): for a day from when it was
+    stored, whoever sends it again stores nothing; with another content it fails with `IdReused`."""
+
+
+def minutes_of(expire: timedelta | None) -> int:
+    """A lifetime in whole minutes, rounded up; 0 for none. Raises `InvalidArgument`."""
+    if expire is None:
+        return 0
+    minutes = -int(-expire.total_seconds() // 60)
+    if not 0 < minutes <= MAX_EXPIRE_MIN:
+        raise InvalidArgument(f"expire is above 0 and at most {MAX_EXPIRE_MIN} minutes, not {expire}")
+    return minutes
+
+
+def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
+    """The receivers beside the first one. Raises `InvalidArgument` and `TooManyReceivers`."""
+    receivers = list(dict.fromkeys([uin, *to]))
+    if len(receivers) > MAX_RECEIVERS:
+        raise TooManyReceivers(f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several")
+    for each in receivers:
+        if not 0 < each <= MAX_ID:
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {each}")
+    return tuple(receivers[1:])
+
+
+def level_of(level: str) -> Level:
+    """A level by its name. Raises `InvalidArgument`."""
+    found = LEVELS.get(level)
+    if found is None:
+        raise InvalidArgument(f"a level is one of {', '.join(LEVELS)}, not {level!r}")
+    return found

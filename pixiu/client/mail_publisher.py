@@ -1,0 +1,104 @@
+"""All mail of one client: checked, given an ID, and handed to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Unpack
+
+from pixiu.client.drafts import MAIL_KIND, draft, encode
+from pixiu.client.mail_options import MailSendOptions, level_of, minutes_of, receivers_of
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.client.mail_shell import LEAST_TICK_S, MailShell
+from pixiu.client.worker import WorkerLease
+from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
+
+
+class MailPublisher:
+    """All mail of one client: gives IDs, and owns the stream.
+
+    Args:
+        shell: of the stream.
+        worker: gives the IDs.
+        sender: the client's UIN, 0 for a service.
+        limit: of a record's size, bytes.
+    """
+
+    def __init__(self, shell: MailShell, worker: WorkerLease, sender: int, limit: int) -> None:
+        self.shell = shell
+        self._worker, self._sender, self._limit = worker, sender, limit
+
+    def send(
+        self,
+        uin: int,
+        payload: bytes,
+        *,
+        level: str = "replicated",
+        lane: int = LANE_NORMAL,
+        expire: timedelta | None = None,
+        to: Iterable[int] = (),
+        type: int = 0,
+        extension: bytes = b"",
+        derived_id: int | None = None,
+    ) -> MailReceipt:
+        """Queue a mail now; arguments as `MailSendOptions` has them. Raises `Overloaded`, and what is wrong with the arguments."""
+        wanted, more = level_of(level), receivers_of(uin, to)
+        if lane not in (LANE_FIRST, LANE_NORMAL):
+            raise InvalidArgument(f"a lane is {LANE_FIRST} (first) or {LANE_NORMAL}, not {lane}")
+        checked = draft(
+            MAIL_KIND, uin, payload, self._limit,
+            type=type, lifetime_min=minutes_of(expire), extension=extension, first_lane=lane == LANE_FIRST,
+            derived_id=derived_id,
+        )  # fmt: skip
+        self._check_room()
+        try:
+            message_id = self._worker.next() if derived_id is None else derived_id
+        except LeaseExpired:
+            raise Overloaded("no worker number for message IDs is held now: await room() first") from None
+        receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)
+        self.shell.offer(receipt)
+        return receipt
+
+    def resend(self, receipt: MailReceipt) -> None:
+        """Queue one that failed again."""
+        self._check_room()
+        self.shell.offer(receipt)
+
+    def _check_room(self) -> None:
+        if not self.shell.core.has_room():
+            raise Overloaded(f"{self.shell.core.unresolved} mails are not confirmed: await room() first")
+
+    async def room(self) -> None:
+        """Wait until one more may be sent. Raises `Unavailable` when no proxy lends a number for IDs."""
+        await self.shell.wait(self.shell.core.has_room)
+        if not self._worker.usable():
+            await self._worker.ready()
+
+    async def send_and_wait(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
+        """Queue a mail, waiting for room, and wait until it is confirmed."""
+        while True:
+            await self.room()
+            try:
+                receipt = self.send(uin, payload, **options)
+                break
+            except Overloaded:
+                await asyncio.sleep(LEAST_TICK_S)  # others were faster
+        await receipt
+        return receipt
+
+    async def flushed(self) -> None:
+        """Until all that was sent before has left once."""
+        core, number = self.shell.core, self.shell.core.counters.offered
+        await self.shell.wait(lambda: core.flushed(number))
+
+    async def sent(self) -> None:
+        """Until proxies have it."""
+        core, number = self.shell.core, self.shell.core.counters.offered
+        await self.shell.wait(lambda: core.sent(number))
+
+    async def finished(self) -> None:
+        """Until it is resolved."""
+        core, number = self.shell.core, self.shell.core.counters.offered
+        await self.shell.wait(lambda: core.finished(number))

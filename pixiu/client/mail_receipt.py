@@ -1,0 +1,44 @@
+"""What sending a mail returns."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pixiu.client.awaited import Awaited
+from pixiu.client.mail import MailTicket
+from pixiu.errors import PixiuError
+from pixiu.ids import MsgID, SnowflakeID
+from pixiu.wire.levels import Level
+
+
+class MailReceipt(Awaited, MailTicket):
+    """What sending a mail returns. `await receipt` waits until it is confirmed at its level, and raises why it failed.
+
+    Source: docs/architecture.md: "a Future exists only for a message that is awaited".
+    """
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
+        super().__init__(record, message_id, level, more)
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    @property
+    def id(self) -> SnowflakeID:
+        """The sender's ID of the mail, the same for every time it is sent."""
+        return SnowflakeID(self.message_id)
+
+    @property
+    def stored_as(self) -> MsgID:
+        """The MsgID that Xiu gave it; 0 until it is known."""
+        return MsgID(self.msg_id)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas had it, of Xiu and of Pi, when it was confirmed."""
+        return self.copies
+
+    @property
+    def error(self) -> PixiuError | None:
+        """Why it failed; None when it is confirmed or not resolved yet."""
+        return self.problem()

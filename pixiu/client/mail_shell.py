@@ -1,0 +1,180 @@
+"""The shell of mail's core: one stream to a proxy at a time, the timer, and who waits for the core.
+
+Source: docs/architecture.md, "A mail is sent".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
+from pixiu.client.mail import (
+    Effect,
+    MailBatch,
+    MailOutcome,
+    MailResolved,
+    MailSender,
+    MailTicket,
+    OpenMailStream,
+)
+from pixiu.client.mail_receipt import MailReceipt
+from pixiu.errors import NotConnected, Overloaded
+from pixiu.rpc.channels import Channels
+from pixiu.rpc.deadline_timer import DeadlineTimer
+from pixiu.rpc.duplex import Duplex
+from pixiu.rpc.grpc_streams import GrpcCall
+from pixiu.wire.levels import Triple
+from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
+
+MAX_WAITING: Final = 10_000
+"""Coroutines that may wait for room; more are refused as `Overloaded`."""
+LEAST_TICK_S: Final = 0.01
+Check = Callable[[], bool]
+
+
+class MailShell:
+    """Runs one `MailSender`. `on_refresh` is called when a proxy failed or goes."""
+
+    def __init__(self, core: MailSender, client: str, channels: Channels, on_refresh: Callable[[], None]) -> None:
+        self.core = core
+        self._client = client
+        self._channels = channels
+        self._on_refresh = on_refresh
+        self._loop = asyncio.get_running_loop()
+        self._duplex: Duplex[mail_pb2.MailRequest, mail_pb2.MailReply] | None = None
+        self._stream = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: deque[tuple[Check, asyncio.Future[None]]] = deque()
+        self._alarm = DeadlineTimer(self._tick, least_s=LEAST_TICK_S)
+        self._closed = False
+
+    def offer(self, ticket: MailTicket) -> None:
+        """Hand a mail to the core."""
+        if self._closed:
+            raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
+        effects = self.core.offer(ticket, self._loop.time())
+        if effects:
+            self._apply(effects)
+        if not self._alarm.is_set:
+            self._arm()
+
+    async def wait(self, check: Check) -> None:
+        """Until a condition of the core holds; `mail_timeout_s` bounds it, since nothing is unresolved for longer."""
+        if check() or self._closed:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} callers wait already: await each before the next one")
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((check, future))
+        await future
+
+    def set_proxies(self, addresses: tuple[str, ...]) -> None:
+        """The cluster's proxies changed."""
+        if not self._closed:
+            self._apply(self.core.set_proxies(addresses, self._loop.time()))
+
+    async def close(self) -> None:
+        """End the stream; what is unresolved fails, its outcome unknown."""
+        text = "the client was closed before the mail was confirmed: its outcome is unknown"
+        self._apply(self.core.abandon(text, self._loop.time()))
+        self._closed = True
+        self._alarm.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Writable):
+                if self._duplex is not None:
+                    self._duplex.wake()
+            elif isinstance(effect, MailResolved):
+                for ticket in effect.tickets:
+                    if isinstance(ticket, MailReceipt):
+                        ticket.wake()
+            elif isinstance(effect, OpenMailStream):
+                self._open(effect)
+            elif isinstance(effect, CloseStream):
+                if effect.stream == self._stream and self._task is not None and self._task is not asyncio.current_task():
+                    self._task.cancel()
+            elif isinstance(effect, RefreshCluster):
+                self._on_refresh()
+        self._let_go()
+        self._arm()
+
+    def _let_go(self) -> None:
+        if self._waiting:
+            still = deque[tuple[Check, asyncio.Future[None]]]()
+            for check, future in self._waiting:
+                if future.done():
+                    continue
+                if check() or self._closed:
+                    future.set_result(None)
+                else:
+                    still.append((check, future))
+            self._waiting = still
+
+    def _open(self, effect: OpenMailStream) -> None:
+        if self._closed:
+            return
+        self._stream, self._duplex = effect.stream, None
+        self._task = self._loop.create_task(self._run(effect), name=f"pixiu-mail-{effect.address}")
+        self._tasks.add(self._task)
+        self._task.add_done_callback(self._tasks.discard)
+
+    def _arm(self) -> None:
+        if not self._closed:
+            self._alarm.set(self.core.next_deadline())
+
+    def _tick(self) -> None:
+        self._apply(self.core.tick(self._loop.time()))
+
+    async def _run(self, effect: OpenMailStream) -> None:
+        """One stream from its opening to its end."""
+        hello = mail_pb2.MailHello(client=self._client, worker=effect.worker, generation=effect.generation)
+        first = [mail_pb2.MailRequest(hello=hello)]
+
+        def give() -> mail_pb2.MailRequest | None:
+            if first:
+                return first.pop()
+            self._let_go()  # the batch before has left
+            batch = self.core.next_batch(effect.stream, self._loop.time())
+            return None if batch is None else _request_of(batch)
+
+        call: GrpcCall[mail_pb2.MailRequest, mail_pb2.MailReply] = GrpcCall.over(
+            self._channels, effect.address, lambda channel: mail_pb2_grpc.MailerStub(channel).Send()
+        )
+        async with call:
+            duplex = Duplex(call, lambda reply: self._take(effect.stream, reply), give)
+            if effect.stream == self._stream:
+                self._duplex = duplex
+            end = await duplex.run()
+            self._apply(self.core.stream_died(effect.stream, self._loop.time(), f"{effect.address}: {end.text}"))
+
+    def _take(self, number: int, reply: mail_pb2.MailReply) -> None:
+        for triple in reply.triples:
+            place = ("pi" if triple.pi else "xiu", triple.partition)
+            self.core.triples[place] = Triple(triple.layout_version, triple.epoch, triple.committed)
+        outcomes = [
+            MailOutcome(
+                result.position, result.count, result.copies, result.msg_ids,
+                Failure(result.code, result.text) if result.code else None, result.open,
+            )
+            for result in reply.results
+        ]  # fmt: skip
+        now = self._loop.time()
+        self._apply(self.core.reply(number, now, outcomes, reply.taken, reply.window_bytes, reply.draining))
+        if reply.HasField("end"):
+            end = reply.end
+            self._apply(self.core.ended(number, now, Failure(end.code, end.text, end.retry_after_ms)))
+
+
+def _request_of(batch: MailBatch) -> mail_pb2.MailRequest:
+    level = mail_pb2.MailLevel.ValueType(batch.level.value)
+    more = [mail_pb2.MailReceivers(index=index, uins=uins) for index, uins in batch.more]
+    return mail_pb2.MailRequest(batch=batch.data, count=batch.count, position=batch.position, level=level, more=more)

@@ -1,0 +1,255 @@
+"""A duplex stream of messages, client's side or server's: one reader, one writer, and in words why it ended.
+
+    take(message) ◀── reader ◀──┐
+                                 ├── carrier ⇄ the other side
+    give() ─────────▶ writer ──▶┘
+
+A `Carrier` moves the messages; gRPC is one (`pixiu.rpc.grpc_streams`), and any other that keeps order and bounds may take its
+place. The writer pulls: it asks `give` whenever it is free, so what waits can be joined or replaced until it leaves; an
+owner that wants a queue has `Outbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+Out = TypeVar("Out")
+"""What this side writes."""
+In = TypeVar("In")
+"""What it reads."""
+_Out = TypeVar("_Out", contravariant=True)
+_In = TypeVar("_In", covariant=True)
+
+CLOSE_WAIT_S: Final = 2.0
+"""How long a serving side's write under way may take when the stream ends; then it is cut."""
+WHY_S: Final = 1.0
+"""How long, after a write has failed, the reader may take to learn why."""
+CLOSED_BY_PEER: Final = "the stream was closed by the other side"
+
+
+class StreamEnded(Exception):
+    """A stream broke, was refused or was not opened. Its text says why; it is for owners of streams, and never reaches users.
+
+    Attributes:
+        refused: the other side refused it in a way that trying again does not change.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class End(NamedTuple):
+    """How a stream ended."""
+
+    text: str
+    refused: bool = False
+
+
+class Carrier(Protocol[_Out, _In]):
+    """One open stream. Everything raises `StreamEnded` when it is over, and nothing of what carries it."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is the serving side: its last word ends the stream, and a write under way must end before that."""
+
+    async def opened(self, timeout_s: float) -> None:
+        """Wait until the other side has taken the stream (client), or tell it so (server)."""
+
+    async def read(self) -> _In | None:
+        """The next message; None when the other side has said its last word."""
+
+    async def write(self, message: _Out) -> None:
+        """Send a message; waits while the other side takes no more."""
+
+    async def done_writing(self) -> None:
+        """This side has said its last word."""
+
+
+async def ask(carrier: Carrier[Out, In], message: Out, timeout_s: float) -> In:
+    """Begin a stream: the answer to its first message. Raises `StreamEnded`, also when none comes in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await carrier.write(message)
+            answer = await carrier.read()
+    except TimeoutError:
+        raise StreamEnded("no answer in time") from None
+    if answer is None:
+        raise StreamEnded(CLOSED_BY_PEER)
+    return answer
+
+
+class Outbox(Generic[Out]):
+    """Messages that wait to be written, in order and bounded.
+
+    Args:
+        max_messages: that wait. Policy: beyond either bound a new one is not taken.
+        max_bytes: of them; 0 for any.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int = 0) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
+        self._waiting: deque[tuple[int, Out]] = deque()
+        self._bytes = 0
+        self.work = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, message: Out, size: int = 0) -> bool:
+        """Queue a message of `size` bytes. False: there was no room."""
+        if len(self._waiting) >= self._max_messages or (self._max_bytes and self._bytes + size > self._max_bytes):
+            return False
+        self._waiting.append((size, message))
+        self._bytes += size
+        self.work.set()
+        return True
+
+    def give(self) -> Out | None:
+        """The next one."""
+        if not self._waiting:
+            return None
+        size, message = self._waiting.popleft()
+        self._bytes -= size
+        return message
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+        self._bytes = 0
+
+    async def wait(self) -> None:
+        """Until something waits."""
+        while not self._waiting:
+            self.work.clear()
+            await self.work.wait()
+
+
+class Duplex(Generic[Out, In]):
+    """Runs one open stream.
+
+    Args:
+        carrier: of it.
+        take: called with each message that comes; nothing more is read until an awaitable that it returns is done.
+        give: the next message to write, None while there is none. Asked again after `wake`.
+        work: set when `give` has something, in place of `wake`; an `Outbox` has one.
+        over: called once, at the moment when the stream is over, before a last write is waited for.
+        last: after the other side's last word, what is waited for before the stream ends; nothing by default.
+        last_s: for how long, seconds; None for ever.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier[Out, In],
+        take: Callable[[In], Awaitable[object] | None],
+        give: Callable[[], Out | None],
+        *,
+        work: asyncio.Event | None = None,
+        over: Callable[[], None] | None = None,
+        last: Callable[[], Awaitable[object]] | None = None,
+        last_s: float | None = None,
+    ) -> None:
+        self._carrier, self._take, self._give = carrier, take, give
+        self._work = asyncio.Event() if work is None else work
+        self._notify, self._last, self._last_s = over, last, last_s
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._text = ""
+        self._finishing = False
+        self._over = False
+        self._work.set()  # what waits from the beginning
+
+    def wake(self) -> None:
+        """`give` has something."""
+        self._work.set()
+
+    def finish(self) -> None:
+        """Say what `give` still has, as the last word. A serving side ends with it; the other one reads on to the end."""
+        self._finishing = True
+        self._work.set()
+
+    def end(self, text: str) -> None:
+        """End now; `run` returns this text."""
+        if not self._stop.done():
+            self._text = text
+            self._stop.set_result(None)
+
+    async def run(self) -> End:
+        """Until one side has ended the stream, or it broke. Raises what `take` and `give` raise.
+
+        Being cancelled ends the stream as well.
+        """
+        loop = asyncio.get_running_loop()
+        reader, writer = loop.create_task(self._read()), loop.create_task(self._write())
+        try:
+            await _first_of(reader, writer, self._stop)
+            if reader.done():
+                if self._last is not None and reader.exception() is None and not self._stop.done():
+                    await self._say_last(self._last, writer)
+            elif writer.done() and not self._stop.done():
+                await self._hear_last(reader, writer)
+        finally:
+            self._over = True
+            if self._notify is not None:
+                self._notify()
+            await self._close(reader, writer)
+        return self._ended(reader, writer)
+
+    async def _read(self) -> None:
+        while (message := await self._carrier.read()) is not None:
+            taken = self._take(message)
+            if taken is not None:
+                await taken
+
+    async def _write(self) -> None:
+        while True:
+            while not self._over and (message := self._give()) is not None:
+                await self._carrier.write(message)
+            if self._over:
+                return
+            if self._finishing:
+                await self._carrier.done_writing()
+                return
+            self._work.clear()
+            await self._work.wait()
+
+    async def _say_last(self, last: Callable[[], Awaitable[object]], writer: asyncio.Task[None]) -> None:
+        waiting = asyncio.ensure_future(last())
+        try:
+            await _first_of(waiting, writer, self._stop, timeout_s=self._last_s)
+        finally:
+            waiting.cancel()
+
+    async def _hear_last(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        failed = writer.exception() is not None
+        if failed or not self._carrier.serves:
+            # After a write that failed the reader learns why: the status of a call is told to whoever reads.
+            await _first_of(reader, self._stop, timeout_s=WHY_S if failed else None)
+
+    async def _close(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        try:
+            reader.cancel()
+            if self._carrier.serves:
+                # A write under way is left to end: gRPC refuses to close a call in the middle of one.
+                self._work.set()
+                await asyncio.wait({reader, writer}, timeout=CLOSE_WAIT_S)
+        finally:
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    def _ended(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> End:
+        errors = [error for task in (reader, writer) if not task.cancelled() and (error := task.exception()) is not None]
+        for error in errors:
+            if not isinstance(error, StreamEnded):
+                raise error
+        if self._stop.done():
+            return End(self._text)
+        for error in errors:
+            return End(str(error), isinstance(error, StreamEnded) and error.refused)
+        return End(CLOSED_BY_PEER)
+
+
+async def _first_of(*futures: asyncio.Future[None] | asyncio.Future[object], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

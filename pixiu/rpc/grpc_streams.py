@@ -1,0 +1,153 @@
+"""gRPC as the carrier of duplex streams: a call (client's side) and a handler (server's side).
+
+What is peculiar about grpc.aio is dealt with here and nowhere else:
+
+* It raises `CancelledError` in whoever reads, writes or waits for a call that was refused or cancelled. Only a task that was
+  itself asked to end may take that for its own end.
+* A reader or writer that is cancelled cancels the call; so both have tasks of their own (`pixiu.rpc.duplex`).
+* A write that meets the end of a refused call makes it forget the status that says why: begin with `pixiu.rpc.duplex.ask`, or write
+  only the first message before the first answer.
+* The end of a call is told by five kinds of errors, and by a message that is `EOF`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Self
+
+import grpc
+import grpc.aio
+
+from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.duplex import In, Out, StreamEnded
+
+ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
+Method = Callable[[grpc.aio.Channel], Any]
+"""Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
+
+
+def _why(error: BaseException) -> BaseException:
+    """What to raise for an error of a call."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return error
+        return StreamEnded("the call was cancelled")
+    return StreamEnded(reason_of(error), refused=isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSED)
+
+
+class GrpcCall(Generic[Out, In]):
+    """A call that this process makes; `async with` ends it. Use `over` or `to`.
+
+    Args:
+        call: a bidirectional call of grpc.aio.
+        release: gives up its channel.
+    """
+
+    serves = False
+
+    def __init__(self, call: Any, release: Callable[[], Awaitable[None]]) -> None:
+        self._call, self._release = call, release
+
+    @classmethod
+    def over(cls, channels: Channels, address: str, method: Method) -> Self:
+        """By the channel to an address (host:port) that others use as well."""
+        return cls(method(channels.acquire(address)), lambda: channels.release(address))
+
+    @classmethod
+    def to(cls, address: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
+        """By a channel of its own: one that connects now, however long others have waited to."""
+        channel = grpc.aio.insecure_channel(address, options=options)
+        return cls(method(channel), channel.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End it, and give up its channel."""
+        self.cancel()
+        await self._release()
+
+    def cancel(self) -> None:
+        """Break it: what it holds is lost."""
+        self._call.cancel()
+
+    async def opened(self, timeout_s: float) -> None:
+        """Wait for the connection. Raises `StreamEnded`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call.wait_for_connection()
+        except (TimeoutError, *ENDED) as error:
+            if isinstance(error, TimeoutError):
+                raise StreamEnded("no connection in time") from None
+            raise _why(error) from None
+
+    async def read(self) -> In | None:
+        """The next message; None at the end. Raises `StreamEnded`."""
+        try:
+            message: In = await self._call.read()
+        except ENDED as error:
+            raise _why(error) from None
+        return None if message is grpc.aio.EOF else message
+
+    async def write(self, message: Out) -> None:
+        """Send one. Raises `StreamEnded`."""
+        try:
+            await self._call.write(message)
+        except ENDED as error:
+            raise _why(error) from None
+
+    async def done_writing(self) -> None:
+        """No more will be sent. Raises `StreamEnded`."""
+        try:
+            await self._call.done_writing()
+        except ENDED as error:
+            raise _why(error) from None
+
+
+class GrpcHandler(Generic[Out, In]):
+    """A call that another process makes of this one: lives in the handler of a bidirectional method, and ends when that returns.
+
+    Args:
+        context: of the call.
+    """
+
+    serves = True
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.peer = str(context.peer())
+        """Where it comes from, for logs."""
+
+    async def opened(self, timeout_s: float = 0.0) -> None:
+        """Tell the caller that its call is served, before there is anything to answer."""
+        await self._context.send_initial_metadata(())
+
+    async def read(self) -> In | None:
+        """The next message; None when the caller sends no more. Raises `StreamEnded`."""
+        try:
+            message: In = await self._context.read()
+        except ENDED as error:
+            raise _why(error) from None
+        return None if message is grpc.aio.EOF else message
+
+    async def write(self, message: Out) -> None:
+        """Send one. Raises `StreamEnded`."""
+        try:
+            await self._context.write(message)
+        except ENDED as error:
+            raise _why(error) from None
+
+    async def done_writing(self) -> None:
+        """The handler's return says it."""
+
+    async def refuse(self, error: PixiuError, status: grpc.StatusCode | None = None) -> NoReturn:
+        """End the call with an error: its own status, or another one."""
+        await self._context.abort(GRPC_STATUS[error.code] if status is None else status, str(error))
+        raise AssertionError("abort raises")

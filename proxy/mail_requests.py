@@ -1,0 +1,166 @@
+"""Requests to the leaders of Xiu and Pi: what leaves in one, what is under way, and what Xiu's answers say of it. Pure.
+
+Source: docs/architecture.md, "A mail is sent".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from cluster.runtime.contract import NEVER
+from pixiu.ids import MSG_SEQUENCE_BITS
+from pixiu.wire.inbox_operations import encode_appends, encode_fanout
+from proxy import mail_events as ev
+from proxy.mail_batches import Batch, Part
+from proxy.mail_results import PERMANENT
+
+STORE_BYTES: Final = 256 << 10
+STORE_RECORDS: Final = 4096
+"""Of one request to a Xiu; or one batch."""
+APPEND_ITEMS: Final = 4096
+"""Of one request to a Pi; or one part, which is at most as large as a batch."""
+MAX_REQUESTS: Final = 4
+"""To one store without an answer. Policy: what comes meanwhile waits and leaves together."""
+STALL_S: Final = 10.0
+"""A store that owes an answer and says nothing for so long is left for the next leader."""
+
+Waiting = TypeVar("Waiting")
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[Waiting]):
+    """What went to a store and is not answered."""
+
+    waiting: list[Waiting]
+    count: int
+    remaining: int = 0
+    found: list[int] = field(default_factory=list)
+    """MsgIDs."""
+    codes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    retry: tuple[str, str] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Link(Generic[Waiting]):
+    """To the leader of one partition."""
+
+    store: ev.Store
+    number: int = 0
+    """Of the stream that is open; 0: none is."""
+    epoch: int = -1
+    """-1: nobody was asked to open one yet."""
+    queue: deque[Waiting] = field(default_factory=deque)
+    in_flight: dict[int, Request[Waiting]] = field(default_factory=dict)
+    """By the request's number, for a Xiu the position of its first record; in order."""
+    next_number: int = 1
+    progress_at: float = 0.0
+    not_before: float = 0.0
+    trouble: tuple[str, str] | None = None
+    """The last refusal."""
+
+    @property
+    def deadline(self) -> float:
+        """When it stalls, or when what waits may be sent again; `NEVER`: nothing to wait for."""
+        stalls_at = self.progress_at + STALL_S if self.in_flight else NEVER
+        sends = self.number and self.queue and len(self.in_flight) < MAX_REQUESTS
+        return min(stalls_at, self.not_before) if sends else stalls_at
+
+    def stalls(self, now: float) -> bool:
+        """Whether it owes an answer for too long."""
+        return bool(self.in_flight) and now >= self.progress_at + STALL_S
+
+    def sent(self, request: Request[Waiting], numbers: int, now: float) -> int:
+        """A request leaves, which takes so many numbers; returns its first one."""
+        number = self.next_number
+        self.next_number += numbers
+        if not self.in_flight:
+            self.progress_at = now
+        self.in_flight[number] = request
+        return number
+
+    def drop(self) -> list[Request[Waiting]]:
+        """The stream is gone; what it had, in order."""
+        lost = list(self.in_flight.values())
+        self.in_flight, self.number, self.epoch = {}, 0, 0
+        return lost
+
+
+def store_requests(link: Link[Batch], now: float) -> Iterator[ev.SendStore]:
+    """What leaves for a Xiu now: batches of one level together."""
+    while link.queue and len(link.in_flight) < MAX_REQUESTS:
+        batches = [link.queue.popleft()]
+        size, count, level = batches[0].size, batches[0].count, batches[0].level
+        while link.queue and link.queue[0].level == level:
+            after = link.queue[0]
+            if size + after.size > STORE_BYTES or count + after.count > STORE_RECORDS:
+                break
+            size, count = size + after.size, count + after.count
+            batches.append(link.queue.popleft())
+        position = link.sent(Request(batches, count, count, [0] * count), count, now)
+        data = batches[0].data if len(batches) == 1 else b"".join(batch.data for batch in batches)
+        yield ev.SendStore(link.store.partition, link.number, position, data, count, level, link.epoch)
+
+
+def append_requests(link: Link[Part], now: float) -> Iterator[ev.SendAppend]:
+    """What leaves for a Pi now: parts of one level together."""
+    while link.queue and len(link.in_flight) < MAX_REQUESTS:
+        parts = [link.queue.popleft()]
+        level, items = parts[0].batch.level, len(parts[0].uins)
+        while link.queue and link.queue[0].batch.level == level and items + len(link.queue[0].uins) <= APPEND_ITEMS:
+            items += len(link.queue[0].uins)
+            parts.append(link.queue.popleft())
+        number = link.sent(Request(parts, items), 1, now)
+        operations = b"".join([_operation(part, link.epoch) for part in parts])
+        yield ev.SendAppend(link.store.partition, link.number, number, operations, level)
+
+
+def _operation(part: Part, epoch: int) -> bytes:
+    batch, writer = part.batch, part.batch.writer
+    if batch.many:
+        return encode_fanout(writer.worker, writer.generation, epoch, batch.msg_ids[0], part.uins)
+    msg_ids = [batch.msg_ids[index] for index in part.indexes]
+    return encode_appends(writer.worker, writer.generation, epoch, msg_ids, part.uins)
+
+
+def take_runs(link: Link[Batch], runs: Sequence[ev.StoredRun]) -> list[Request[Batch]]:
+    """Note what a Xiu says of the records that are under way to it; returns the requests that are answered whole."""
+    starts = list(link.in_flight)
+    current = 0
+    answered: list[int] = []
+    for run in runs:
+        while current < len(starts) and not 0 <= run.position - starts[current] < link.in_flight[starts[current]].count:
+            current += 1
+        if current == len(starts):  # levels may be answered out of order: look again from the first one
+            current = next((i for i, s in enumerate(starts) if 0 <= run.position - s < link.in_flight[s].count), -1)
+        if current < 0:
+            current = 0
+            continue
+        request = link.in_flight[starts[current]]
+        _take_run(request, run, run.position - starts[current], link.store.partition)
+        if request.remaining <= 0:
+            answered.append(starts[current])
+    return [link.in_flight.pop(start) for start in dict.fromkeys(answered)]
+
+
+def _take_run(request: Request[Batch], run: ev.StoredRun, begin: int, partition: int) -> None:
+    """Note what a Xiu says of some records of a request, the first of them at index `begin`."""
+    count = min(run.count, request.count - begin)
+    request.remaining -= count
+    if run.code:
+        if run.code in PERMANENT:
+            for index in range(begin, begin + count):
+                request.codes[index] = (run.code, run.text)
+        else:
+            request.retry = (run.code, run.text)
+    elif run.msg_id:
+        request.found[begin : begin + count] = [run.msg_id] * count
+    else:
+        types = b"".join(bytes(batch.types) for batch in request.waiting)[begin : begin + count]
+        base = (partition << 8) << MSG_SEQUENCE_BITS
+        sequences = range(run.sequence, run.sequence + count)
+        request.found[begin : begin + count] = [
+            base | type_ << MSG_SEQUENCE_BITS | sequence for type_, sequence in zip(types, sequences, strict=True)
+        ]

@@ -1,0 +1,69 @@
+"""Marks every test by where it lies and which fixtures it uses, so that nobody has to: `make quick` runs what has no such mark.
+
+    tests/e2e, tests/sim, tests/fuzz      e2e, sim, fuzz
+    fixtures of tests.support.zookeeper   zookeeper
+    fixtures of tests.support.roles       process
+
+`process`, `sim` and `slow` are set by hand elsewhere. A test that starts a process without a mark that says so fails, and is
+told which mark it lacks. Locally property tests draw fewer examples, see `tests.support.effort`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.support.effort import CI
+
+TESTS = Path(__file__).parent
+FOLDERS = ("e2e", "sim", "fuzz")
+"""Whose name is the mark of every test in them."""
+FIXTURES = {"zookeeper_server": "zookeeper", "own_server": "zookeeper", "roles": "process"}
+STARTS = ("e2e", "sim", "process", "zookeeper")
+"""Marks of tests that may start processes."""
+STARTING = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
+"""The audit events by which Python reports a new process."""
+
+EXAMPLES = 100 if CI else 25
+"""Of a property test that says nothing else."""
+
+hypothesis.settings.register_profile("pixiu", max_examples=EXAMPLES)
+hypothesis.settings.load_profile("pixiu")
+
+_running: list[pytest.Item] = []
+"""The test that runs now, unless its marks allow it to start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Set the marks, before `-m` selects by them."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        marks = {folder} & set(FOLDERS)
+        marks |= {mark for fixture, mark in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())}
+        for mark in sorted(marks):
+            item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Remember a test that must not start anything."""
+    if not any(item.get_closest_marker(mark) for mark in STARTS):
+        _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+def _forbid(event: str, _: tuple[object, ...]) -> None:
+    if _running and event in STARTING:
+        raise RuntimeError(
+            f"{_running[0].nodeid} starts a process: give it @pytest.mark.process, so that `make quick` leaves it out"
+        )
+
+
+sys.addaudithook(_forbid)

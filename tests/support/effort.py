@@ -1,0 +1,27 @@
+"""How much of what can be repeated at will is played: little while one works, more in continuous integration."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import TypeVar
+
+Case = TypeVar("Case")
+
+CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
+"""Set by services of continuous integration, and by `make test`."""
+A_DAY_S = 24 * 3600
+PORTION = 4
+"""One case in so many is played locally; which, changes every day."""
+
+
+def runs(variable: str, local: int, ci: int) -> int:
+    """How many seeds to play: what the environment variable says; without it `ci` in continuous integration, else `local`."""
+    return int(os.environ.get(variable) or (ci if CI else local))
+
+
+def portion(cases: Iterable[Case]) -> list[Case]:
+    """All cases in continuous integration; locally a quarter of them, chosen by the day's number: in four days all are played."""
+    everything = list(cases)
+    return everything if CI else everything[int(time.time() // A_DAY_S) % PORTION :: PORTION] or everything[:1]
