@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.jobs.common import sentence_of, write_tables
+from pipeline.reading import sentence_of, write_tables
 from pipeline.session import open_session
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
@@ -91,7 +91,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """What is stored against what is listed against what was acknowledged. Exit code 1: something is not as it should be."""
-    from pipeline.jobs import audit as job
+    from pipeline import audit as job
 
     _needs_folder(html)
     options = job.AuditOptions(target, settle, window, unacked, sends, receipts)
@@ -112,7 +112,7 @@ def skew(
     as_json: AsJson = False,
 ) -> None:
     """Hot rooms and users, loads of partitions at n, 2n and 4n, and a verdict: leave, double, or VRooms."""
-    from pipeline.jobs import skew as job
+    from pipeline import skew as job
 
     _needs_folder(html)
     options = job.SkewOptions(target, log, key, partitions, top)
@@ -130,7 +130,7 @@ def latency(
     as_json: AsJson = False,
 ) -> None:
     """Percentiles of the time inside each hop and on each link."""
-    from pipeline.jobs import latency as job
+    from pipeline import latency as job
 
     _needs_folder(html)
     options = job.LatencyOptions(traces, minute)
@@ -150,7 +150,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
-    from pipeline.jobs import archive as job
+    from pipeline import archive as job
 
     _needs_folder(html)
     options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader)
@@ -183,7 +183,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """JSON that devices send to a user, in windows of time: what is new since the last run."""
-    from pipeline.jobs import ingest as job
+    from pipeline import ingest as job
 
     _needs_folder(html)
     options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window, late)

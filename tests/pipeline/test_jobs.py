@@ -14,10 +14,10 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from pipeline.audit import AuditOptions
 from pipeline.commands import pipeline
-from pipeline.jobs.audit import AuditOptions
-from pipeline.jobs.skew import Load, verdict
 from pipeline.report import Bars, Report, Section
+from pipeline.skew import Load, verdict
 from pixiu.client.stores import Stores
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
@@ -88,7 +88,7 @@ class TestOnACluster:
     """With Spark."""
 
     def audit(self, spark: Any, store: Store, **more: Any) -> tuple[Report, dict[str, Any]]:
-        from pipeline.jobs import audit
+        from pipeline import audit
 
         return audit.run(spark, AuditOptions(store.target, settle_s=0, **more))
 
@@ -124,7 +124,7 @@ class TestOnACluster:
         assert report.findings == len(never) + len(ghosts) + 1 + 1 + 1
 
     def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
-        from pipeline.jobs import skew
+        from pipeline import skew
 
         log = tmp_path / "log.jsonl"
         rooms = ["hot"] * 700 + [f"room{number % 100}" for number in range(300)]
@@ -136,7 +136,7 @@ class TestOnACluster:
         assert {row["name"]: row.messages for row in tables["keys"].collect()} == Counter(rooms)
 
     def test_latency_finds_the_slow_hop_alone(self, spark: Any, tmp_path: Path) -> None:
-        from pipeline.jobs import latency
+        from pipeline import latency
 
         def line(number: int, slow_us: int) -> str:
             at, stamps = number * 1000, []
@@ -157,7 +157,7 @@ class TestOnACluster:
         assert moved == pytest.approx({"proxy 0/1": 50.0, "whole way": 50.0})
 
     def test_an_archive_holds_what_is_stored_and_says_when_it_does_not(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        from pipeline.jobs import archive
+        from pipeline import archive
         from tests.pipeline.test_spark import batch
 
         store.send(store.users(3), [b"%d" % number for number in range(300)])
@@ -190,7 +190,7 @@ class TestOnACluster:
             archive.verify(spark, str(tmp_path / "nothing"))
 
     def test_windows_of_a_stream_are_those_of_a_batch(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        from pipeline.jobs import ingest
+        from pipeline import ingest
 
         users = store.users(2)
         options = ingest.IngestOptions(

@@ -282,7 +282,7 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_one_sentence(spark: Any, store: Store, options: dict[str, str], said: str) -> None:
-    from pipeline.jobs.common import sentence_of
+    from pipeline.reading import sentence_of
 
     with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
         batch(spark, store, **options).count()

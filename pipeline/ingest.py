@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.jobs.common import sentence_of
+from pipeline.reading import sentence_of
 from pipeline.report import Report, section_of
 from pixiu.errors import DiskFailed, InvalidArgument
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.jobs.common import read_json
+from pipeline.reading import read_json
 from pipeline.report import Bars, Report, section_of
 
 SCHEMA = (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.jobs.common import read, read_file
+from pipeline.reading import read, read_file
 from pipeline.report import Bars, Report, Section
 from pixiu.errors import InvalidArgument
 from pixiu.ids import topic_room

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.jobs.common import read, read_file
+from pipeline.reading import read, read_file
 from pipeline.report import Bars, Report, section_of
 from pixiu.ids import MSG_COUNTER_BITS, SNOWFLAKE_SEQUENCE_BITS, SNOWFLAKE_WORKER_BITS
 from pixiu.wire.record import Flag

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.jobs.common import sentence_of
+from pipeline.reading import sentence_of
 from pipeline.report import Report, Section, section_of
 from pixiu.errors import DiskFailed, InvalidArgument, StoreDamaged
 from pixiu.wire.export_tables import MESSAGES, TABLES
