@@ -100,6 +100,7 @@ class Runner(Generic[EventT, EffectT]):
         """The same for what a link hands over: what the core says became of it; NOT_TAKEN while there is no core."""
         if self.core is None or self._stopped:
             return Outcome.NOT_TAKEN
+        assert not self._performing, "what is handed over is answered now, and not behind other effects"
         self._outcome = Outcome.TAKEN
         self.step(event, timed=timed)
         return self._outcome

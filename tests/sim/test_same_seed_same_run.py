@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = {
     "cluster": "from tests.sim.cluster.run import run; print(run({seed}).wire.trace)",
+    "system": "from tests.sim.system.run import run; print(run({seed}).wire.trace)",
     "replication": "from tests.sim.replication.schedule import run; print(run({seed}).trace)",
     "delivery": "from tests.sim.delivery.schedule import run; print(run({seed}).trace)",
     "mail": "from tests.proxy.test_mail_under_faults import play; print(play({seed}).trace)",

@@ -197,3 +197,10 @@ async def test_a_role_that_expects_nothing_by_links_calls_it_malformed() -> None
 def test_counters_become_totals() -> None:
     assert totals({"sent": 3}, "mail_") == {"mail_sent_total": 3}
     assert totals(Said("x")) == {"text_total": "x"}
+
+
+async def test_what_is_handed_over_while_effects_are_performed_is_a_bug_and_not_a_wrong_answer() -> None:
+    found: Runner[Event, Effect] = Runner(Core(), lambda: 0.0)
+    found.effects.on(Said, lambda effect: found.take(BATCH) and None)
+    with pytest.raises(AssertionError, match="answered now"):
+        found.step(Said("a"))

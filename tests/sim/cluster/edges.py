@@ -138,6 +138,11 @@ class GatewayProcess(Process):
                     self.world.clients.replaced(self, connection, reason)
                 case ge.Fenced():
                     raise AssertionError("a gateway that lives was taken for dead")
+                case _:
+                    self.other(effect)
+
+    def other(self, effect: ge.Effect) -> None:
+        """What is said of mail, which is not here."""
 
 
 class ProxyProcess(Process):

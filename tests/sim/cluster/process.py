@@ -207,6 +207,8 @@ class Process:
 
     def _transmit(self) -> None:
         outputs, world = self.links.outputs, self.world
+        if not (outputs.datagrams or outputs.resets or outputs.streams or outputs.frames or outputs.replies):
+            return
         datagrams, outputs.datagrams = outputs.datagrams, []
         for data, address in datagrams:
             world.wire.send(self, world.receiver_of(self, data, address) if data[3] in ITEMS else None, data, address)

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from cluster.links.head import HEAD
 from cluster.links.options import DATAGRAM, STREAM, LinkOptions
@@ -75,6 +75,9 @@ class World:
         variant: the cores, with what a test put back.
     """
 
+    roles: ClassVar[dict[str, type[Process]]] = ROLES
+    gateways, proxies = GATEWAYS, PROXIES
+
     def __init__(self, seed: int, shape: Shape, variant: Variant) -> None:
         self.seed, self.shape, self.variant = seed, shape, variant
         self.wire = Wire(seed, 0.06, 0.04, shape.reorder)
@@ -91,7 +94,7 @@ class World:
         self.by_endpoint: dict[EndpointID, Process] = {}
         self._by_word: dict[int, EndpointID] = {}
         self.places: list[Place] = []
-        self.registry = Registry(self.rng, self.wire.after, self._tell, GATEWAYS + 2)
+        self.registry = Registry(self.rng, self.wire.after, self._tell, self.gateways + 2)
         self.snapshots = Snapshots(self)
         self.clients = Clients(self)
         self.watch = Watch(self)
@@ -99,8 +102,8 @@ class World:
             self.registry.layout(role, partitions, partitions)
             for partition in range(partitions):
                 self.add(role, partition, REPLICAS)
-        self.add("proxy", 0, PROXIES)
-        self.add("gateway", 0, GATEWAYS)
+        self.add("proxy", 0, self.proxies)
+        self.add("gateway", 0, self.gateways)
 
     @property
     def now(self) -> float:
@@ -148,7 +151,7 @@ class World:
         if place.role == "gateway" and held.issuperset(self.registry.generations):
             self.wire.after(1.0, lambda: self.start(place))
             return
-        process = ROLES[place.role](self, place)
+        process = self.roles[place.role](self, place)
         place.process = self.by_endpoint[process.endpoint] = process
         self.wire.hosts[process.address] = process
         instance, generation = (process.instance, process.generation) if isinstance(process, GatewayProcess) else (-1, 0)

@@ -1,0 +1,83 @@
+"""What is built into a whole system: production cores, and the faults that a test can put in the place of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import cluster.replication.core
+import gateway.core
+import gateway.events as ge
+import proxy.mail
+import router.core
+from cluster.membership.events import Effect as ReplicaEffect
+from cluster.membership.events import MessagesReceived
+from cluster.runtime.contract import SendControl
+from pi.state import State
+from pixiu.wire.envelope import REDELIVERED
+from proxy.mail_batches import Batch
+from proxy.mail_events import Effect as MailEffect
+from proxy.mail_events import Result, Store
+from relay.delivery.session import Session
+from relay.delivery.sessions import Deliveries
+from relay.mail_core import MailCore
+from relay.mail_devices import MailDevices
+from tests.sim.cluster.faults import Variant
+
+
+@dataclass(frozen=True)
+class SystemVariant(Variant):
+    """The production cores, unless a test says otherwise."""
+
+    replication: type[cluster.replication.core.Core] = cluster.replication.core.Core
+    state: type[State] = State
+    mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
+    mail_devices: type[MailDevices] = MailDevices
+    deliveries: type[Deliveries] = Deliveries
+    relay_mail: type[MailCore] = MailCore
+    session: type[Session] = Session
+
+
+class ConfirmsWhatIsStored(proxy.mail.MailCore):
+    """Fault: mail is confirmed when Xiu has it; Pi may have it a moment later, or never."""
+
+    def _release(self, batch: Batch, out: list[MailEffect]) -> None:
+        super()._release(batch, out)
+        stored = [index for index in range(batch.count) if index not in batch.codes]
+        results = [Result(batch.positions[index], 1, batch.copies, (batch.msg_ids[index],)) for index in stored]
+        self._answer(batch.writer, results, Store(False, batch.partition))
+
+
+class DropsRedeliveries(gateway.core.Core):
+    """Fault: mail that is marked as sent before is not written to the client."""
+
+    def step(self, event: ge.Event, now: float) -> list[ge.Effect]:
+        """Without what is marked."""
+        if isinstance(event, ge.MailArrived):
+            event = replace(event, deliveries=[item for item in event.deliveries if not item.flags & REDELIVERED])
+        return super().step(event, now)
+
+
+class OwnsEverybody(MailDevices):
+    """Fault: every relay of a partition takes itself for the owner of all its users."""
+
+    def owns(self, uin: int) -> bool:
+        """Whoever it is."""
+        return self._endpoint in self._owners and uin % self._partitions == self._partition
+
+
+class OneSession(State):
+    """Fault: Pi gives a device the session number that it has: nobody is fenced."""
+
+    def _open_session(self, uin: int, number: int) -> int:
+        device = self.inboxes.user(uin).devices.get(number)
+        return device.session if device is not None and device.session else super()._open_session(uin, number)
+
+
+class ConfirmsUnheard(router.core.Core):
+    """Fault: what a gateway says is confirmed, and neither kept nor passed on."""
+
+    def _take(self, event: MessagesReceived, now: float, effects: list[ReplicaEffect]) -> None:
+        if self._view is None or event.peer in self._view.replicas:
+            super()._take(event, now, effects)
+        else:
+            effects.append(SendControl(event.peer, [self._confirmation([message.id for message in event.messages])]))

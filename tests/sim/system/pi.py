@@ -1,0 +1,194 @@
+"""A Pi replica: its production core and state, over a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pi.core
+import pi.events as pe
+from cluster.replication import events as ev
+from cluster.replication.events import Persisted
+from cluster.replication.model import Entry, Position
+from cluster.runtime.contract import END_OF_TURN, TICK
+from pi.reading import Read
+from pi.streams import level_of, message_of, reads_of
+from pixiu import errors
+from pixiu.wire.inbox_operations import ENTRY_KIND, Limits
+from pixiu.wire.v1 import pi_pb2
+from tests.pi.memory import MemoryStore
+from tests.sim.replication.disk import Disk
+from tests.sim.system.base import Unlinked
+from tests.sim.system.replica import Kept, Replica
+from tests.sim.system.streams import Stream
+
+CODES = {
+    ev.Rejection.NOT_LEADER: errors.NotLeader.code,
+    ev.Rejection.DRAINING: errors.Draining.code,
+    ev.Rejection.OVERLOADED: errors.Overloaded.code,
+    ev.Rejection.TOO_FEW_IN_SYNC: errors.TooFewInSync.code,
+    ev.Rejection.DISK_FULL: errors.DiskFull.code,
+}
+CLOCK_S = 1.0
+
+
+class Machine:
+    """See `tests.sim.system.replica.Machine`. What was not flushed is in the state's table alone."""
+
+    def __init__(self, process: PiProcess, kept: Kept) -> None:
+        self._process, self._kept = process, kept
+        self.state = process.world.variant.state(kept.state)
+
+    @property
+    def position(self) -> Position:
+        """See `Machine`."""
+        return self.state.applied
+
+    def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
+        """See `Machine`."""
+        answers: list[object] = []
+        for entry in entries:
+            (results,) = self._process.world.mail.applying(self._process, entry, lambda entry=entry: self.state.apply([entry]))  # type: ignore[misc]
+            answers.append(results)
+        return answers
+
+    def flush(self) -> int:
+        """See `Machine`."""
+        self._kept.state.write(self.state.freeze())
+        self.state.table.thawed()
+        return self.position.counter
+
+    def snapshot(self) -> object:
+        """See `Machine`: everything was flushed just before."""
+        return dict(self._kept.state.values)
+
+    def load(self, snapshot: Any) -> None:
+        """See `Machine`."""
+        self._kept.state = MemoryStore()
+        self._kept.state.values = dict(snapshot)
+        self.state = self._process.world.variant.state(self._kept.state)
+
+
+class PiProcess(Unlinked):
+    """One replica of a partition of Pi."""
+
+    def start_core(self) -> None:
+        """See `Process`."""
+        place, world = self.place, self.world
+        if place.kept is None:
+            place.kept = Kept(Disk(), MemoryStore())
+        kept: Kept = place.kept
+        self._streams: dict[int, Stream] = {}
+        self._number = 0
+        self._requested_in_turn = False
+        self.machine = Machine(self, kept)
+        partition = world.partitions["pi", place.partition]
+        self.core = pi.core.Core(partition=place.partition, inboxes=self, limits=Limits(), clock_interval_s=CLOCK_S)
+        self.replica = Replica(self, partition, place.number + 1, kept.disk, self.machine, self._leading, self._deposed)
+        self.after(0.02, lambda: self.set_state("Running"))
+
+    @property
+    def methods(self) -> dict[str, Callable[[Stream], None]]:
+        """See `Served`."""
+        return {"Exchange": self._exchange}
+
+    def on_view(self) -> None:
+        """See `Process`."""
+        addresses = {node.partition: "{}:{}".format(*node.address) for node in self.view.running("pi")}
+        self.step(pe.LayoutChanged(self.view.version, self.view.count("pi"), addresses))
+
+    def deadline(self) -> float | None:
+        """See `Process`: the shell asks at least so often."""
+        return min(self.replica.deadline(), max(self.core.next_deadline(), self._clock_not_before))
+
+    _clock_not_before = 0.0
+
+    def tick(self) -> None:
+        """See `Process`."""
+        now = self.world.now
+        if now >= max(self.core.next_deadline(), self._clock_not_before):
+            self._clock_not_before = now + 0.05
+            self.step(TICK)
+        self.replica.tick()
+
+    def end_of_turn(self) -> None:
+        """See `Process`."""
+        if self._requested_in_turn:
+            self._requested_in_turn = False
+            self.step(END_OF_TURN)
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """See `Served`."""
+        self.replica.drain(done)
+
+    def crash(self) -> None:
+        """See `Process`."""
+        super().crash()
+        self.replica.crash()
+
+    # --- streams
+
+    def _exchange(self, stream: Stream) -> None:
+        self._number += 1
+        number = self._number
+        self._streams[number] = stream
+        stream.take = lambda request: self._requested(number, request)
+        stream.left = lambda: self._left(number)
+
+    def _requested(self, number: int, request: pi_pb2.PiRequest) -> None:
+        if not self.core.epoch:
+            self.step(pe.LeaderChanged(0, self.replica.leader_address))
+        self.step(pe.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
+        self._requested_in_turn = True
+
+    def _left(self, number: int) -> None:
+        self._streams.pop(number, None)
+        self.step(pe.StreamClosed(number))
+
+    # --- what the core reads
+
+    def read(
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0, devices: bool = False
+    ) -> Read:
+        """See `pi.core.Inboxes`."""
+        return self.machine.state.read(uin, number, lane, session, start, count, before, devices=devices)
+
+    def may_read(self) -> bool:
+        """See `pi.core.Inboxes`."""
+        return self.replica.may_read()
+
+    # --- the core
+
+    def _leading(self, epoch: int) -> None:
+        self.step(pe.LeaderChanged(epoch, ""))
+
+    def _deposed(self, epoch: int) -> None:
+        self.step(pe.LeaderChanged(0, ""))
+
+    def step(self, event: pe.Event) -> None:
+        """Give the core an event and do what it asks for."""
+        if not self.alive:
+            return
+        for effect in self.core.step(event, self.world.now):
+            match effect:
+                case pe.Propose():
+                    self._propose(effect)
+                case pe.Reply(stream):
+                    found = self._streams.get(stream)
+                    if found is not None:
+                        found.reply(message_of(effect))
+
+    def _propose(self, effect: pe.Propose) -> None:
+        first = [0]
+
+        def applied(answers: list[Any], copies: int) -> None:
+            self.step(pe.EntryApplied(first[0], answers[0], copies))
+
+        payloads = [(ENTRY_KIND, effect.payload)]
+        verdict = self.replica.submit(payloads, effect.replicated, lambda: self.step(Persisted(first[0])), applied)
+        if isinstance(verdict, ev.Rejected):
+            self.step(pe.ProposalRejected(effect.token, CODES[verdict.reason], "replication refuses"))
+        else:
+            first[0] = verdict.first
+            self.step(replace(verdict, token=effect.token))

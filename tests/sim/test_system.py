@@ -1,0 +1,70 @@
+"""The whole system in one seeded world: rooms, signals, chat, and mail from its writer to each device's application.
+
+A failing seed prints itself; `python -m tests.sim.system.run SEED` runs it alone. `make sim` runs a thousand.
+
+Source: docs/simulation.md, "The whole system".
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sim.system.run import report
+from tests.support.effort import CI, runs
+
+SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=4, ci=30)
+ENOUGH = 20
+"""Some of what must happen is rare: in one run of five."""
+ROOT = Path(__file__).resolve().parents[2]
+HAPPENED: Counter[str] = Counter()
+"""What the runs of this session had in them."""
+RUNS: list[int] = []
+LEAST = {
+    "crashes": 2, "pauses": 0.5, "cuts": 0.3, "streams broken": 5, "drained": 1, "moves without a gap": 2, "leaders isolated": 0.2,
+    "leaders killed": 0.2, "deposed": 0.3,
+    "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.1, "relay crashed": 0.1, "proxy crashed": 0.1, "snapshots of logs": 0.2,
+    "mails": 100, "bursts": 0.2, "mails to many": 10, "confirmed replicated": 80, "confirmed persisted": 5,
+    "confirmed accepted": 5,
+    "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.1,
+    "deliveries": 150, "delivered again": 5, "written": 150, "received": 150, "received again by another run": 0.5,
+    "acknowledged": 150, "cursors saved": 80, "cursors fenced": 0.05, "sessions": 10, "inboxes opened": 10,
+    "applications restarted": 1, "accepted": 50, "delivered": 50, "chat": 20, "signals": 8, "receipts": 4, "offline": 1,
+    "confirmations": 40,
+}  # fmt: skip
+"""What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_whole_system_keeps_its_promises(seed: int) -> None:
+    found, world = report(seed)
+    assert not found, "\n".join(found)
+    assert world is not None
+    HAPPENED.update(dict(world.pairs()))
+    RUNS.append(seed)
+
+
+@pytest.mark.skipif(not CI, reason="it takes as many runs as continuous integration makes")
+def test_the_runs_have_faults_in_them() -> None:
+    """Of the runs above; alone it makes as many as are enough."""
+    happened, number = HAPPENED, len(RUNS)
+    if number < ENOUGH:
+        number, happened = ENOUGH, Counter()
+        for seed in range(number):
+            found, world = report(seed)
+            assert world is not None, found
+            happened.update(dict(world.pairs()))
+    assert {name: happened[name] / number for name, least in LEAST.items() if happened[name] < least * number} == {}
+
+
+def test_a_seed_runs_alone() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.sim.system.run", "3"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("seed 3: ")
+    assert result.stdout.rstrip().endswith("every promise kept")
