@@ -2,7 +2,7 @@
 
 `python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM.
 
-Source: docs/pipeline.md, section 15 (`pixiu up`).
+Source: docs/operations.md (`pixiu up`); docs/decisions/0171-two-distributions.md.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class EmbeddedZooKeeper:
         data_dir: its folder: configuration, data and log. The data stays after `stop`.
         port: TCP port; 0 takes a free one, which is then kept over restarts of this object.
 
-    Source: docs/pipeline.md.
+    Source: docs/decisions/0171-two-distributions.md.
     """
 
     def __init__(self, data_dir: str | Path, port: int = 0) -> None:
