@@ -143,6 +143,11 @@ class Machine:
         return view.digest
 
     @property
+    def writing(self) -> asyncio.Lock:
+        """Held while the store is written, or replaced by a snapshot; whoever reads it in a thread holds it, too."""
+        return self._writing
+
+    @property
     def behind(self) -> bool:
         """More waits to be written than may."""
         return self.state.unwritten >= MAX_CHANGES

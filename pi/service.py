@@ -23,6 +23,7 @@ from cluster.runtime.role import RoleShell, Runner, totals
 from pi import events as ev
 from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
+from pi.export import PiExport
 from pi.machine import Machine
 from pi.options import Options
 from pi.reading import Read
@@ -33,7 +34,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
@@ -71,6 +72,8 @@ class Service(RoleShell):
         self._runner.effects.on(ev.Reply, self._reply)
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self._begin_again), context.server)
+        self._export = PiExport(self._machine, options)
+        export_pb2_grpc.add_ExportServicer_to_server(self._export, context.server)
         context.metrics.collect_from(self._samples)
 
     # --- what the runtime calls
@@ -86,6 +89,7 @@ class Service(RoleShell):
 
     def on_view(self, view: View) -> None:
         """Where other partitions are."""
+        self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._runner.step(ev.LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
 
@@ -103,6 +107,7 @@ class Service(RoleShell):
 
     async def stop(self) -> None:
         """Write what is left and close everything."""
+        self._export.exporter.close()
         await self._replica.stop()
         self.stop_runners()
         await self.cancel_tasks()
@@ -256,6 +261,7 @@ class Service(RoleShell):
             return {}
         return {
             **totals(self._core.counters),
+            **self._export.exporter.samples(),
             "leads": int(bool(self._core.epoch)),
             "dropped_entries_total": machine.state.inboxes.dropped,
             "malformed_entries_total": machine.state.damaged_entries,

@@ -1,6 +1,6 @@
 """Finds a Java that can run ZooKeeper and Spark.
 
-Source: docs/operations.md, "One machine".
+Source: docs/decisions/0171-two-distributions.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES)
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "pipeline")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -115,6 +115,16 @@ def test_imports_go_downwards_only() -> None:
     above = {"pixiu": {"cluster", "registry", *ROLES}, "cluster": {"registry", *ROLES}, "registry": set(ROLES)}
     wrong = {source for source in sources() if tops(source) & above.get(source.split("/")[0], set())}
     assert not wrong
+
+
+def test_the_pipeline_is_a_client() -> None:
+    """It imports the SDK, and no server's package; nobody imports it, and nobody else PySpark."""
+    servers = {"cluster", "registry", *ROLES}
+    for source in sources():
+        if source.startswith("pipeline/"):
+            assert not tops(source) & servers, source
+        else:
+            assert not tops(source) & {"pipeline", "pyspark"}, source
 
 
 def test_the_sdk_imports_no_tool() -> None:

@@ -469,7 +469,8 @@ class Core:
             return
         head = self._store.head
         try:
-            found = trim_to(self._store.marks(), head, event.at_us, self.settings.keep_us, self.settings.keep_bytes)
+            settings, marks = self.settings, self._store.marks()
+            found = trim_to(marks, head, event.at_us, settings.keep_us, settings.keep_bytes, event.keep_from)
         except errors.StoreDamaged as damage:
             self.damaged = str(damage)
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry
 from cluster.runtime.contract import Settle
+from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.levels import Level, Triple
 
 # --- events
@@ -55,6 +56,8 @@ class TrimDue:
     """It is time to look for what may be trimmed; the host's time, Unix µs."""
 
     at_us: int
+    keep_from: int = MAX_MSG_SEQUENCE
+    """A reader needs what lies at this sequence or behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Options(ReplicatedOptions):
     """Hours for which messages are kept; 0: for ever. Above the largest age of inboxes by a day."""
     keep_mb: int = bounded(0, 0, 1 << 40)
     """MiB of the newest messages that are kept, whatever their age; older ones go. 0: no limit but the disk's."""
+    reader_hold_h: float = bounded(168.0, 0.0, 100_000.0)
+    """Hours for which retention waits for a named reader (docs/pipeline.md) that says nothing."""
     reserve_mb: int = bounded(256, 0, 1 << 30)
     """MiB of free disk below which writes are refused, so that what was taken can be written out."""
     stream_window_mb: int = bounded(8, 1, 1024)

@@ -48,6 +48,12 @@ class StoredBlocks(Protocol):
     def next_first(self, sequence: int) -> int | None:
         """The first sequence of the first block at or behind one."""
 
+    def last_before(self, sequence: int) -> int:
+        """The last sequence of the last block that begins before one; 0: there is none."""
+
+    def marks(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, clock µs, bytes before) of every mark."""
+
     def scan(self, sequence: int) -> Iterator[Block]:
         """Blocks from one on."""
 
@@ -148,3 +154,24 @@ class Reading:
             expected = block.last + 1
             limit -= block.count
             yield block
+
+    def first_at_or_after(self, sequence: int) -> int | None:
+        """The first sequence of a record at or behind one; None at the end. Raises StoreDamaged, DiskFailed."""
+        sequence = max(sequence, self._store.head.floor, 1)
+        return sequence if self._store.last_before(sequence + 1) >= sequence else self._store.next_first(sequence)
+
+    def last_before(self, sequence: int) -> int:
+        """The last sequence of a record before one; 0: there is none. Raises StoreDamaged, DiskFailed."""
+        return min(self._store.last_before(sequence), max(sequence - 1, 0))
+
+    def stored_since(self, at_us: int) -> int | None:
+        """The first sequence of a record that was stored at a time or later; None: none was. Raises StoreDamaged, DiskFailed."""
+        begin = self._store.head.floor
+        for sequence, marked_us, _ in self._store.marks():
+            if marked_us >= at_us:
+                break
+            begin = max(begin, sequence)
+        for block in self._store.scan(begin):
+            if block.at_us >= at_us:
+                return max(block.first, self._store.head.floor)
+        return None

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pixiu.ids import MAX_MSG_SEQUENCE
 from xiu.state import Head
 
 
-def trim_to(marks: Iterable[tuple[int, int, int]], head: Head, at_us: int, keep_us: int, keep_bytes: int) -> tuple[int, int] | None:
+def trim_to(
+    marks: Iterable[tuple[int, int, int]], head: Head, at_us: int, keep_us: int, keep_bytes: int, keep_from: int = MAX_MSG_SEQUENCE
+) -> tuple[int, int] | None:
     """(sequence, bytes stored before it): what lies before may go. None: nothing may.
 
     Args:
@@ -19,12 +22,13 @@ def trim_to(marks: Iterable[tuple[int, int, int]], head: Head, at_us: int, keep_
         at_us: the leader's time, Unix µs.
         keep_us: records are kept for at least so long; 0: for ever.
         keep_bytes: at least so many bytes of the newest records are kept; 0: all of them.
+        keep_from: what lies at this sequence or behind is needed by a reader (`xiu.readers`).
     """
     found: tuple[int, int] | None = None
     for sequence, marked_us, before in marks:
         old = keep_us and marked_us < at_us - keep_us
         surplus = keep_bytes and head.stored_bytes - before >= keep_bytes
-        if not old and not surplus:
+        if (not old and not surplus) or sequence > keep_from:
             break
         if sequence > head.floor:
             found = sequence, before

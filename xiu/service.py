@@ -37,9 +37,10 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import xiu_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
 from xiu import events as ev
 from xiu.core import Core, Settings
+from xiu.export import XiuExport
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
@@ -111,6 +112,8 @@ class Service(RoleShell):
         self._runner.effects.on(Propose, self._propose)
         self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
         xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
+        self.export = XiuExport(self, options)
+        export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
         context.metrics.collect_from(self._samples)
 
     # What the runtime calls.
@@ -149,7 +152,7 @@ class Service(RoleShell):
         """Take part; returns when the partition has a leader, or after a while without."""
         await self._replica.start()
         self.every(self._options.flush_interval_s, self._flush)
-        self.every(self._options.trim_interval_s, lambda: self._runner.step(ev.TrimDue(time.time_ns() // 1000)))
+        self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
         self.every(MEND_POLL_S, self._mend)
         limit = time.monotonic() + LEADER_WAIT_S
@@ -167,6 +170,7 @@ class Service(RoleShell):
         """Flush and close; nothing is left of the table when everything is in the store."""
         await self.cancel_tasks()
         self.streams.close()
+        self.export.exporter.close()
         await self.healer.close()
         self.stop_runners()
         core, self.core, self.reading = self.core, None, None
@@ -194,6 +198,7 @@ class Service(RoleShell):
 
     def on_view(self, view: View) -> None:
         """Who serves which partition."""
+        self.export.view = view
         count = view.layout.partitions("xiu") if "xiu" in view.layout.roles else 1
         serving = [view.replicas("xiu", partition) for partition in range(count)]
         addresses = tuple(nodes[0].address if nodes else "" for nodes in serving)
@@ -287,6 +292,10 @@ class Service(RoleShell):
                 self._context.crash(StoreDamaged(f"this leader can store nothing, and its store is not repaired: {said}"))
             await asyncio.sleep(MEND_AGAIN_S)
 
+    def _trim(self) -> None:
+        now_us = time.time_ns() // 1000
+        self._runner.step(ev.TrimDue(now_us, self.export.readers.keep_from(now_us)))
+
     def _watch_space(self) -> None:
         assert self.core is not None
         enough = self._machine.free_bytes() >= self._options.reserve_mb << 20
@@ -301,6 +310,7 @@ class Service(RoleShell):
         return {
             **totals(core.counters),
             **core.samples(),
+            **self.export.exporter.samples(),
             **totals(table.counters, "table_"),
             "table_bytes": table.used_bytes,
             "table_unpersisted": table.unpersisted,

@@ -198,24 +198,31 @@ class State:
         self.head = decision.head
         return decision
 
-    def _keys(self, data: bytes, count: int, day: int) -> tuple[list[tuple[int, int, int, int, int]], list[bytes]]:
-        """(offset, flags, type, CRC, SnowflakeID) of each record, and the keys of their dedupe entries."""
+    def _keys(self, data: bytes, count: int, day: int) -> tuple[list[tuple[int, int, int, int, int]], list[bytes], list[bytes]]:
+        """(offset, flags, type, CRC, SnowflakeID) of each record, the keys of their dedupe entries, and of derived IDs those
+        under which they stand if they were stored yesterday."""
         parsed: list[tuple[int, int, int, int, int]] = []
         keys: list[bytes] = []
+        yesterday: list[bytes] = []
         unpack, pack, offset = _FIELDS.unpack_from, KEY.pack, _COUNT.size
         for _ in range(count):
             size, _, flags, type_, crc, snowflake = unpack(data, offset)
             parsed.append((offset, flags, type_, crc, snowflake))
-            keys.append(DERIVED_KEY.pack(DERIVED, day, snowflake) if flags & Flag.DERIVED_ID else pack(SNOWFLAKES, snowflake))
+            if flags & Flag.DERIVED_ID:
+                keys.append(DERIVED_KEY.pack(DERIVED, day, snowflake))
+                yesterday.append(DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, snowflake))
+            else:
+                keys.append(pack(SNOWFLAKES, snowflake))
             offset += SIZE_FIELD + size
-        return parsed, keys
+        return parsed, keys, yesterday
 
     def _store(self, entry: Entry, decision: Decision) -> None:
         data, head = entry.payload, decision.head
         count: int = _COUNT.unpack_from(data)[0]
         day = head.clock_us // DAY_US & 0xFFFF
-        parsed, keys = self._keys(data, count, day)
-        found = self._reader.get_many(keys)
+        parsed, keys, old_keys = self._keys(data, count, day)
+        found = self._reader.get_many(keys + old_keys)
+        yesterday = zip(old_keys, found[count:], strict=True)
         now_ms = head.clock_us // 1000 - SNOWFLAKE_EPOCH_MS
         oldest, newest = max(now_ms - DEDUPE_WINDOW_MS, 0) << 22, max(now_ms + MAX_AHEAD_MS + 1, 0) << 22
         sequence = max(head.last, entry.epoch << MSG_COUNTER_BITS)
@@ -232,7 +239,8 @@ class State:
             key = keys[index]
             known = unwritten.get(key) or found[index]
             if flags & Flag.DERIVED_ID:
-                known = known or self._yesterday(day, snowflake)
+                old_key, old_found = next(yesterday)
+                known = known or unwritten.get(old_key) or old_found
             elif not oldest <= snowflake < newest:
                 known = b""
             if known is None and left:
@@ -254,10 +262,6 @@ class State:
         decision.rulings = rulings
         if sequence >= first:
             self._add_block(decision, Block(first, sequence - first + 1, head.clock_us, b"".join(kept)))
-
-    def _yesterday(self, day: int, derived: int) -> bytes | None:
-        key = DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, derived)
-        return self._unwritten.get(key) or self._reader.get_many([key])[0]
 
     @staticmethod
     def _add_block(decision: Decision, block: Block) -> None:

@@ -193,6 +193,16 @@ class Store:
             return first
         return None
 
+    def last_before(self, sequence: int) -> int:
+        """The last sequence of the last block that begins before one; 0: there is none. Raises StoreDamaged, DiskFailed."""
+        found = self._value_of(sequence - 1) if sequence > 0 else None
+        if found is None:
+            return 0
+        block = blocks.decode(*found)
+        if block is None:
+            raise StoreDamaged(f"{self.folder}: the block of sequence {found[0]:012x} has a wrong CRC")
+        return block.last
+
     def scan(self, sequence: int) -> Iterator[Block]:
         """Blocks from the one that a sequence lies in on, in order, as of the call. Raises StoreDamaged, DiskFailed."""
         found = self._value_of(sequence)

@@ -25,6 +25,8 @@ class ReplicatedOptions(PartitionedOptions):
     """Entries that may wait to be replicated; further ones are refused with OVERLOADED."""
     segment_mb: int = bounded(64, 1, 4096)
     """MiB of one file of the log; the log is trimmed by whole files."""
+    export_share: float = bounded(0.5, 0.01, 1.0)
+    """Of one core: what all exports (docs/pipeline.md) of this process may take together."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

@@ -336,7 +336,7 @@ class Client:
         return self._signals.send(record, message_id, draft.lane, wants_receipt)
 
     def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
-        message_id = worker.next()
+        message_id = worker.next() if draft.derived_id is None else draft.derived_id
         record = encode(draft, message_id, self._uin, self.options.max_record_bytes)
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, TypedDict
 
 from pixiu.client.message import TYPE_MASK
 from pixiu.errors import InvalidArgument, RecordTooLarge
+from pixiu.ids import MAX_ID
 from pixiu.wire import record
 from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, Flag, Kind, with_topic
 
@@ -14,6 +15,7 @@ MAX_LIFETIME_MIN: Final = 65_535
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
 TO_ROOM: Final = int(Flag.TO_ROOM)
 TO_TOPIC: Final = int(Flag.TO_ROOM | Flag.TOPIC)
+DERIVED_ID: Final = int(Flag.DERIVED_ID)
 ROOM_KIND: Final = int(Kind.ROOM)
 CHAT_KIND: Final = int(Kind.CHAT)
 SIGNAL_KIND: Final = int(Kind.SIGNAL)
@@ -32,6 +34,9 @@ class SendOptions(TypedDict, total=False):
     """JSON headers, at most 65 535 bytes; none by default."""
     first_lane: bool
     """Whether to overtake messages of the normal lane; False by default."""
+    derived_id: int | None
+    """An ID made from where the content comes from, so that who sends it again sends the same message; None, the default: one
+    of its own."""
 
 
 class Draft(NamedTuple):
@@ -46,6 +51,7 @@ class Draft(NamedTuple):
     extension: bytes
     size: int
     kind: int
+    derived_id: int | None = None
 
 
 def draft(
@@ -59,6 +65,7 @@ def draft(
     lifetime_min: int = 0,
     extension: bytes = b"",
     first_lane: bool = False,
+    derived_id: int | None = None,
 ) -> Draft:
     """Check a message to a room (its RoomID), a topic (its RoomID and name) or a user (the UIN).
 
@@ -68,7 +75,7 @@ def draft(
         payload: what to send.
         limit: of the record's size, bytes.
         topic: of a message to a topic.
-        type, lifetime_min, extension, first_lane: as `SendOptions` has them.
+        type, lifetime_min, extension, first_lane, derived_id: as `SendOptions` has them.
 
     Raises `InvalidArgument` and `RecordTooLarge`.
     """
@@ -87,8 +94,12 @@ def draft(
     if size > limit:
         raise RecordTooLarge(f"a message of {size} bytes with its header is above the limit of {limit}; send a reference instead")
     flags = TO_TOPIC if topic is not None else TO_ROOM if kind == ROOM_KIND else 0
+    if derived_id is not None:
+        if not 0 < derived_id <= MAX_ID:
+            raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
+        flags |= DERIVED_ID
     lane = LANE_FIRST if first_lane else LANE_NORMAL
-    return Draft(key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, kind)
+    return Draft(key, flags, body, lane << 6 | type, lane, lifetime_min, extension, size, kind, derived_id)
 
 
 def encode(draft: Draft, message_id: int, sender: int, limit: int, kind: int | None = None) -> bytes:

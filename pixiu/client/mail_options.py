@@ -32,6 +32,9 @@ class MailSendOptions(TypedDict, total=False):
     """A number for the application, 0 to 63; 0 by default."""
     extension: bytes
     """JSON headers, at most 65 535 bytes; none by default."""
+    derived_id: int | None
+    """An ID made from where the content comes from, instead of one of its own (None, the default): for a day from when it was
+    stored, whoever sends it again stores nothing; with another content it fails with `IdReused`."""
 
 
 def minutes_of(expire: timedelta | None) -> int:

@@ -41,6 +41,7 @@ class MailPublisher:
         to: Iterable[int] = (),
         type: int = 0,
         extension: bytes = b"",
+        derived_id: int | None = None,
     ) -> MailReceipt:
         """Queue a mail now; arguments as `MailSendOptions` has them. Raises `Overloaded`, and what is wrong with the arguments."""
         wanted, more = level_of(level), receivers_of(uin, to)
@@ -49,10 +50,11 @@ class MailPublisher:
         checked = draft(
             MAIL_KIND, uin, payload, self._limit,
             type=type, lifetime_min=minutes_of(expire), extension=extension, first_lane=lane == LANE_FIRST,
+            derived_id=derived_id,
         )  # fmt: skip
         self._check_room()
         try:
-            message_id = self._worker.next()
+            message_id = self._worker.next() if derived_id is None else derived_id
         except LeaseExpired:
             raise Overloaded("no worker number for message IDs is held now: await room() first") from None
         receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)

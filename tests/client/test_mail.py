@@ -11,7 +11,7 @@ import pytest
 import pixiu
 from pixiu.errors import InboxFull, InvalidArgument, NotServed, OutcomeUnknown, Overloaded, TooManyReceivers, Unavailable
 from pixiu.ids import snowflake_worker
-from pixiu.wire.record import Kind
+from pixiu.wire.record import Flag, Kind
 from pixiu.wire.v1 import mail_pb2
 
 
@@ -31,6 +31,19 @@ async def test_mail_returns_when_it_is_confirmed(cluster: Any) -> None:
     (hello,) = mailer.hellos
     assert (hello.client, hello.worker) == ("post", snowflake_worker(receipt.id))
     assert hello.generation > 100_000_000
+
+
+async def test_a_derived_id_is_the_one_that_is_sent(cluster: Any) -> None:
+    await cluster.start()
+    async with pixiu.connect(cluster.target) as px, px.mail_writer() as writer:
+        receipt = writer.send(7, b"row", derived_id=(1 << 63) - 1)
+        own = writer.send(7, b"other")
+        for wrong in (0, -1, 1 << 63):
+            with pytest.raises(InvalidArgument, match="derived ID"):
+                writer.send(7, b"row", derived_id=wrong)
+    derived, plain = cluster.proxies[0].mailer.records
+    assert (derived.snowflake_id, derived.flags, receipt.id) == ((1 << 63) - 1, Flag.DERIVED_ID, (1 << 63) - 1)
+    assert (plain.snowflake_id, plain.flags) == (own.id, 0)
 
 
 async def test_what_is_wrong_with_a_mail_shows_before_it_is_sent(cluster: Any) -> None:

@@ -136,7 +136,9 @@ class Traffic:
     async def _send(self, number: int) -> None:
         process = f"writer-{number}"
         async with (
-            pixiu.connect(self._registry, uin=100 + number, client=process, mail_timeout_s=TIMEOUT_S) as px,
+            pixiu.connect(
+                self._registry, uin=100 + number, client=process, mail_timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S
+            ) as px,
             px.mail_writer() as writer,
         ):
             waiting: set[asyncio.Task[None]] = set()
@@ -177,7 +179,7 @@ class Traffic:
             device.run += 1
             device.unacknowledged.clear()
             process = f"app-{device.uin}-{device.number}-{device.run}"
-            async with pixiu.connect(self._registry, uin=device.uin, client=process) as px:
+            async with pixiu.connect(self._registry, uin=device.uin, client=process, connect_timeout_s=TIMEOUT_S) as px:
                 call = self._history.invoke(process, Login(device.uin, device.number))
                 async with px.inbox(device=device.name) as inbox:
                     inbox.on_gap = lambda gap, d=device, p=process: self._gap(p, d, gap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -127,6 +128,25 @@ def test_derived_ids_have_a_key_space_and_a_window_of_their_own() -> None:
     assert [ruling.verdict for ruling in new.rulings] == [Verdict.STORED]
     (next_day,) = replica.apply(store(3, derived, at_us=NOW_US + DAY_US - 1))
     assert [ruling.verdict for ruling in next_day.rulings] == [Verdict.SAME]
+
+
+def test_derived_ids_are_looked_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink's micro-batch, of another day and some of it again: one question to the store, as for other mail."""
+    replica = Replica()
+    asked: list[int] = []
+    get_many = replica.store.get_many
+
+    def counted(keys: list[bytes]) -> Sequence[bytes | None]:
+        asked.append(len(keys))
+        return get_many(keys)
+
+    monkeypatch.setattr(replica.store, "get_many", counted)
+    rows = [mail(number, b"%d" % number, flags=Flag.DERIVED_ID) for number in range(100)]
+    replica.apply(store(1, *rows[:50]))
+    (again,) = replica.apply(store(2, *rows, mail(200), rows[70], at_us=NOW_US + DAY_US - 1))
+    assert [(ruling.count, ruling.verdict) for ruling in again.rulings][-2:] == [(51, Verdict.STORED), (1, Verdict.SAME)]
+    assert [ruling.verdict for ruling in again.rulings[:50]] == [Verdict.SAME] * 50
+    assert len(asked) == 2
 
 
 def test_an_epoch_without_sequences_left_gives_none() -> None:

@@ -76,6 +76,10 @@ class Rows:
         at = bisect.bisect_left(self._firsts, sequence)
         return self._firsts[at] if at < len(self._firsts) else None
 
+    def last_before(self, sequence: int) -> int:
+        """See `xiu.reading.StoredBlocks`."""
+        raise AssertionError("nobody exports here")
+
     def scan(self, sequence: int) -> Iterator[Block]:
         """See `xiu.reading.StoredBlocks`."""
         raise AssertionError("nobody scans here")

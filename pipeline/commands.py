@@ -1,0 +1,190 @@
+"""Jobs on what the cluster stores, run by Spark.
+
+`pixiu pipeline JOB …` runs them on this machine, or, with `--master`, on a cluster of Spark. So does `python -m pipeline JOB …`,
+which `spark-submit` runs as well.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from pipeline.reading import sentence_of, write_tables
+from pipeline.session import open_session
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.report import Report
+
+EXIT_FOUND: Final = 1
+"""The job ran, and found something."""
+pipeline = typer.Typer(help="Jobs on what the cluster stores, run by Spark.", no_args_is_help=True)
+Master = Annotated[str, typer.Option("--master", help="Of Spark [default: this machine].", metavar="URL")]
+Out = Annotated[str, typer.Option("--out", help="Write all rows here as Parquet.", metavar="FOLDER")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the report as one page.", metavar="FILE")]
+Run = Callable[[Any], tuple["Report", dict[str, Any]]]
+
+
+@contextmanager
+def _session(job: str, master: str) -> Iterator[Any]:
+    """A session that ends with the block, unless somebody else began it."""
+    with error_console().status(f"starting Spark for {job}…"):
+        spark = open_session(f"pixiu {job}", master)
+    try:
+        yield spark
+    finally:
+        if "PIXIU_KEEP_SESSION" not in os.environ:
+            spark.stop()
+
+
+def run_job(job: str, run: Run, *, master: str, as_json: bool, out: str, html: Path | None) -> None:
+    """Run a job and say what it found. Whatever goes wrong is one sentence and exit code 2."""
+    began = time.monotonic()
+    try:
+        with _session(job, master) as spark, error_console().status(f"{job} runs…"):
+            report, tables = run(spark)
+            if out:
+                write_tables(tables, out)
+    except PixiuError:
+        raise
+    except Exception as error:
+        raise Unavailable(sentence_of(error)) from None
+    report.facts["seconds"] = round(time.monotonic() - began, 1)
+    if html is not None:
+        report.write_html(html)
+    if as_json:
+        print_json(report.to_json(), indent=2)
+    else:
+        report.show(console())
+    if report.findings:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _needs_folder(html: Path | None) -> None:
+    if html is not None and not html.parent.is_dir():
+        raise InvalidArgument(f"--html {html}: there is no folder {html.parent}")
+
+
+@pipeline.command()
+@guarded
+def audit(
+    target: Target = DEFAULT_TARGET,
+    settle: Annotated[int, typer.Option(min=0, help="Leave out what was stored in so many last seconds.")] = 60,
+    window: Annotated[int, typer.Option(min=1, max=86_400, help="Look at what was stored in so many last seconds.")] = 82_800,
+    unacked: Annotated[int, typer.Option(min=0, help="Report what nobody acknowledged for so many seconds.")] = 3600,
+    sends: Annotated[str, typer.Option(help="File of (msg_id, uin) that senders were told is stored.", metavar="FILE")] = "",
+    receipts: Annotated[str, typer.Option(help="File of (msg_id, uin) that receivers got.", metavar="FILE")] = "",
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is stored against what is listed against what was acknowledged. Exit code 1: something is not as it should be."""
+    from pipeline import audit as job
+
+    _needs_folder(html)
+    options = job.AuditOptions(target, settle, window, unacked, sends, receipts)
+    run_job("audit", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+
+
+@pipeline.command()
+@guarded
+def skew(
+    target: Annotated[str, typer.Option("--target", "-t", help="The cluster whose stored mail is counted.", metavar="TARGET")] = "",
+    log: Annotated[str, typer.Option(help="Count this log instead: JSON lines, CSV or Parquet.", metavar="FILE")] = "",
+    key: Annotated[str, typer.Option(help="The log's column that names the room or user.")] = "room",
+    partitions: Annotated[int, typer.Option(min=1, max=128, help="Partitions now, a power of two.")] = 2,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="So many of the hottest keys.")] = 20,
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hot rooms and users, loads of partitions at n, 2n and 4n, and a verdict: leave, double, or VRooms."""
+    from pipeline import skew as job
+
+    _needs_folder(html)
+    options = job.SkewOptions(target, log, key, partitions, top)
+    run_job("skew", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+
+
+@pipeline.command()
+@guarded
+def latency(
+    traces: Annotated[str, typer.Argument(help="Folder or files of traces (gateway.trace_dir).", metavar="TRACES")],
+    minute: Annotated[bool, typer.Option("--minute", help="By minute, too.")] = False,
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Percentiles of the time inside each hop and on each link."""
+    from pipeline import latency as job
+
+    _needs_folder(html)
+    options = job.LatencyOptions(traces, minute)
+    run_job("latency", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+
+
+@pipeline.command()
+@guarded
+def archive(
+    path: Annotated[str, typer.Argument(help="Folder, or any path that Spark knows.", metavar="PATH")],
+    target: Target = DEFAULT_TARGET,
+    verify: Annotated[bool, typer.Option("--verify", help="Archive nothing: check what is there.")] = False,
+    rows: Annotated[int, typer.Option(min=1, help="Of a batch, at most.")] = 1_000_000,
+    reader: Annotated[str, typer.Option(help="By which retention waits for this archive.", metavar="NAME")] = "archive",
+    master: Master = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
+    from pipeline import archive as job
+
+    _needs_folder(html)
+    options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader)
+
+    def work(spark: Any) -> tuple[Report, dict[str, Any]]:
+        return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
+
+    run_job("archive", work, master=master, as_json=as_json, out="", html=html)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@pipeline.command()
+@guarded
+def ingest(
+    path: Annotated[str, typer.Argument(help="Where windows and the checkpoint are kept.", metavar="PATH")],
+    users: Annotated[str, typer.Option(help="UINs that the devices send to, like 7,8.")],
+    fields: Annotated[str, typer.Option(help='Of the JSON: "ts timestamp, device string, temp double".')],
+    time_field: Annotated[str, typer.Option("--time", help="The field that windows go by.")],
+    values: Annotated[str, typer.Option(help="Fields that are summed up, like temp,humidity.")],
+    keys: Annotated[str, typer.Option(help="Fields to group by, like device.")] = "",
+    window: Annotated[str, typer.Option(help="Of time.")] = "1 minute",
+    late: Annotated[str, typer.Option(help="What comes later than this behind the newest is left out.")] = "1 hour",
+    target: Target = DEFAULT_TARGET,
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """JSON that devices send to a user, in windows of time: what is new since the last run."""
+    from pipeline import ingest as job
+
+    _needs_folder(html)
+    options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window, late)
+    run_job("ingest", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)

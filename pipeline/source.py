@@ -1,0 +1,309 @@
+"""`format("pixiu")`: Spark's view of a cluster. Batch and streaming reads by Xiu partition and position; writes in `pipeline.sink`.
+
+    driver     initialOffset, latestOffset ──▶ Bounds of every partition ──▶ offsets, within the trigger's limit
+    executors  a task for each range ──▶ Rows, from whichever replica serves ──▶ Arrow record batches, untouched
+
+`pushFilters` is not implemented, and must not be: Spark 4.3 keeps what was pushed on the source object that all scans of a
+DataFrame share, and gives wrong rows without a word. Filters are options.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pipeline.offsets import EARLIEST, LATEST, Offsets, from_json, share_out, to_json
+from pipeline.options import ReadOptions, read_options, write_options
+from pipeline.replicas import Addresses, Replicas, Rows
+from pipeline.schema import spark_schema
+from pixiu.errors import Gone, InvalidArgument
+from pixiu.ids import MAX_MSG_SEQUENCE
+from pixiu.wire.export_tables import MESSAGES, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipeline.sink import PixiuBatchWriter, PixiuStreamWriter
+    from pixiu.wire.v1 import export_pb2
+
+REFRESH_S: Final = 5.0
+"""A stream looks for replicas and partitions that are new so often; those that fail are looked for at once."""
+LOG: Final = logging.getLogger("pixiu.pipeline")
+
+
+class PixiuSource(DataSource):
+    """What Spark makes of `format("pixiu")` and its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "pixiu"
+
+    def schema(self) -> StructType:
+        """The schema of the table and columns that the options name."""
+        options = {name.lower(): value for name, value in self.options.items()}
+        names = [part.strip() for part in options.get("columns", "").split(",") if part.strip()]
+        return spark_schema(columns_of(options.get("table", MESSAGES).strip().lower(), names))
+
+    def reader(self, schema: StructType) -> PixiuReader:
+        """Make the reader of `spark.read`."""
+        return PixiuReader(read_options(dict(self.options), streaming=False))
+
+    def streamReader(self, schema: StructType) -> PixiuStreamReader:
+        """Make the reader of `spark.readStream`."""
+        return PixiuStreamReader(read_options(dict(self.options), streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> PixiuBatchWriter:
+        """Make the writer of `df.write`."""
+        from pipeline.sink import PixiuBatchWriter, columns_to_write
+
+        if overwrite:
+            raise InvalidArgument('messages that were sent cannot be overwritten: write with .mode("append")')
+        options = write_options(dict(self.options))
+        return PixiuBatchWriter(options, columns_to_write(schema, options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PixiuStreamWriter:
+        """Make the writer of `df.writeStream`."""
+        from pipeline.sink import PixiuStreamWriter, columns_to_write
+
+        if overwrite:
+            raise InvalidArgument('messages that were sent cannot be overwritten: use .outputMode("append")')
+        options = write_options(dict(self.options))
+        return PixiuStreamWriter(options, columns_to_write(schema, options))
+
+
+class RowsPartition(InputPartition):
+    """One task's rows, and who had them when it was planned."""
+
+    def __init__(self, rows: Rows, addresses: tuple[str, ...]) -> None:
+        super().__init__((rows, addresses))
+        self.rows, self.addresses = rows, addresses
+
+
+def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """A task: record batches as they come."""
+    if not isinstance(partition, RowsPartition):
+        return  # Spark reads InputPartition(None) where there is nothing to read
+    rows = partition.rows
+    known: Addresses = {rows.partition: partition.addresses}
+    with Replicas(options.target, options.role, known, options.retry_s) as replicas:
+        try:
+            yield from replicas.read(rows)
+        except Gone as gone:
+            raise data_loss(rows.partition, str(gone)) from None
+
+
+def data_loss(partition: int, text: str) -> Gone:
+    """What `failOnDataLoss` is about."""
+    return Gone(
+        f"Xiu partition {partition}: {text}; rows are lost to this query: set failOnDataLoss=false to go on without them, "
+        "or begin anew at startingOffsets=earliest"
+    )
+
+
+class Planner:
+    """Turns wishes into positions: what batch and streaming reads have in common."""
+
+    def __init__(self, options: ReadOptions, replicas: Replicas) -> None:
+        self.options, self.replicas = options, replicas
+
+    def partitions(self) -> list[int]:
+        """Those that are to be read. Raises what `Replicas.find` raises; InvalidArgument for one that there is not."""
+        count = self.replicas.find(REFRESH_S)
+        wanted = self.options.partitions
+        if wanted and max(wanted) >= count:
+            raise InvalidArgument(f"option partitions names {max(wanted)}; the cluster has {self.options.role} 0 to {count - 1}")
+        return sorted(wanted) if wanted else list(range(count))
+
+    def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
+        """Where a wish lies."""
+        if at_ms:
+            return self.replicas.bounds(partition, at_us=at_ms * 1000).at
+        if wanted == EARLIEST:
+            return bounds.first
+        return bounds.end if wanted == LATEST else wanted
+
+    def begin(self, partition: int, position: int, bounds: export_pb2.BoundsReply) -> int:
+        """Where reading begins. Raises Gone when retention has passed it and that is to be told."""
+        if position >= bounds.first:
+            return position
+        if position and self.options.fail_on_data_loss:
+            raise data_loss(partition, f"retention has passed position {position}; the first that is stored is {bounds.first}")
+        if position:
+            LOG.warning("partition %d: positions %d to %d were trimmed and are not read", partition, position, bounds.first - 1)
+        return int(bounds.first)
+
+    def tasks(self, begins: Offsets, ends: Offsets) -> list[RowsPartition]:
+        """Ranges as tasks: one for each partition, or `minPartitions` in all."""
+        found: list[RowsPartition] = []
+        ranges = [(partition, begins[partition], end) for partition, end in sorted(ends.items()) if begins[partition] < end]
+        pieces = -(-self.options.min_partitions // len(ranges)) if ranges and self.options.min_partitions else 1
+        for partition, begin, end in ranges:
+            for low, high in self._cut(partition, begin, end, pieces):
+                rows = Rows(partition, MESSAGES, self.options.columns, self.options.users, low, high)
+                found.append(RowsPartition(rows, self.replicas.addresses.get(partition, ())))
+        return found
+
+    def _cut(self, partition: int, begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
+        if pieces > 1:
+            rows = self.replicas.bounds(partition, begin, end).rows
+            each = -(-rows // pieces)
+            while each and pieces > 1:
+                behind = self.replicas.bounds(partition, begin, end, each).advanced
+                if not begin < behind < end:
+                    break
+                yield begin, behind
+                begin, pieces = behind, pieces - 1
+        yield begin, end
+
+
+class PixiuReader(DataSourceReader):
+    """A batch read. Its end is fixed when the query is planned: what comes later is not in it."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        options = self._options
+        with Replicas(options.target, options.role, retry_s=options.retry_s) as replicas:
+            planner = Planner(options, replicas)
+            wanted = planner.partitions()
+            if options.table != MESSAGES:
+                return self._of_pi(replicas, wanted)
+            begins: Offsets = {}
+            ends: Offsets = {}
+            for partition in wanted:
+                bounds = replicas.bounds(partition)
+                ends[partition] = min(
+                    planner.position(partition, options.ending.of(partition), options.ending_ms, bounds), bounds.end
+                )
+                begin = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
+                begins[partition] = planner.begin(partition, begin, bounds)
+            return planner.tasks(begins, ends)
+
+    def _of_pi(self, replicas: Replicas, wanted: Sequence[int]) -> list[RowsPartition]:
+        """A task for each partition, or for each that has one of the users."""
+        options, count, found = self._options, replicas.count, list[RowsPartition]()
+        for partition in wanted:
+            users = tuple(uin for uin in options.users if uin % count == partition)
+            if options.users and not users:
+                continue
+            applied = replicas.bounds(partition).applied
+            rows = Rows(partition, options.table, options.columns, users, applied=applied)
+            found.append(RowsPartition(rows, replicas.addresses.get(partition, ())))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task."""
+        return read_partition(self._options, partition)
+
+
+class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read: offsets are the positions that are to be read next."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._replicas: Replicas | None = None
+        self._target: Offsets | None = None
+        """With `Trigger.AvailableNow`: nothing behind this is read."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_replicas": None}
+
+    def _planner(self) -> Planner:
+        if self._replicas is None:
+            self._replicas = Replicas(self._options.target, self._options.role, retry_s=self._options.retry_s)
+        return Planner(self._options, self._replicas)
+
+    def initialOffset(self) -> dict[str, int]:
+        """The first offset of a query without a checkpoint."""
+        planner, options = self._planner(), self._options
+        found: Offsets = {}
+        for partition in planner.partitions():
+            bounds = planner.replicas.bounds(partition)
+            position = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
+            found[partition] = planner.begin(partition, position, bounds)
+        self._hold(planner, found)
+        return to_json(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxOffsetsPerTrigger`."""
+        most = self._options.max_offsets_per_trigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends where the partitions end now."""
+        self._target = self._ends(self._planner())
+
+    def _ends(self, planner: Planner) -> Offsets:
+        return {partition: int(planner.replicas.bounds(partition).end) for partition in planner.partitions()}
+
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, int]:
+        """Where the next micro-batch ends."""
+        planner, begins = self._planner(), from_json(start)
+        wanted = planner.partitions() if self._target is None else sorted(self._target)
+        ends: Offsets = dict(begins)
+        rows: dict[int, int] = {}
+        for partition in wanted:
+            begin = begins.get(partition, 0)
+            target = MAX_MSG_SEQUENCE if self._target is None else self._target[partition]
+            bounds = planner.replicas.bounds(partition, begin, target)
+            if begin > bounds.end and bounds.leads:
+                raise InvalidArgument(
+                    f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: "
+                    "it is another cluster's; use another checkpointLocation"
+                )
+            ends[partition] = max(begin, min(bounds.end, target))
+            rows[partition] = bounds.rows
+        if isinstance(limit, ReadMaxRows) and sum(rows.values()) > limit.max_rows:
+            for partition, share in share_out(limit.max_rows, rows).items():
+                begin = begins.get(partition, 0)
+                if rows[partition] > share:
+                    ends[partition] = (
+                        int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
+                    )
+        return to_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        """The newest offset, for the query's progress: how far behind it is."""
+        return to_json(self._ends(self._planner()))
+
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch. Partitions that a doubling added begin at their earliest."""
+        planner, begins, ends = self._planner(), from_json(start), from_json(end)
+        if not planner.replicas.addresses:
+            planner.partitions()
+        found: Offsets = {}
+        for partition, behind in ends.items():
+            begin = begins.get(partition, 0)
+            found[partition] = begin
+            if begin < behind:
+                found[partition] = planner.begin(partition, begin, planner.replicas.bounds(partition))
+        return planner.tasks(found, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task."""
+        return read_partition(self._options, partition)
+
+    def commit(self, end: Mapping[str, object]) -> None:
+        """Everything before this was processed: retention need not wait for it. It lags a batch behind, which is safe."""
+        self._hold(self._planner(), from_json(end))
+
+    def _hold(self, planner: Planner, offsets: Offsets) -> None:
+        if self._options.reader:
+            for partition, position in offsets.items():
+                planner.replicas.hold(partition, self._options.reader, position)
+
+    def stop(self) -> None:
+        """The query ends."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self._replicas = None

@@ -1,0 +1,242 @@
+"""Jobs: what they find is what the test's own ledger says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.audit import AuditOptions
+from pipeline.commands import pipeline
+from pipeline.report import Bars, Report, Section
+from pipeline.skew import Load, verdict
+from pixiu.client.stores import Stores
+from pixiu.ids import msg_id, snowflake
+from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
+from pixiu.wire.record import Kind, encode
+from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
+from tests.pipeline.conftest import Store
+
+DATA = Path(__file__).resolve().parents[2] / "pixiu" / "tools" / "replay" / "data"
+
+
+def test_verdicts() -> None:
+    def loads(*most: int) -> list[Load]:
+        return [Load(2 << place, each, 1000 / (2 << place)) for place, each in enumerate(most)]
+
+    assert verdict(loads(550, 300, 160), 20) == "leave"
+    assert verdict(loads(900, 450, 230), 200) == "double", "many keys of one half: they spread"
+    assert verdict(loads(900, 850, 840), 820) == "vroom", "one key is the load"
+    assert verdict(loads(760, 700, 650), 100) == "vroom", "doubling gains nothing"
+
+
+def test_a_report_is_one_page_that_escapes_what_it_shows() -> None:
+    report = Report("A <b>", {"x": "<script>"}, [Section("s", ("a",), (("<i>",),), 1)], [Bars("b", (("<u>", 2.0),), "ms")])
+    page = report.to_html()
+    assert "<script>" not in page
+    assert "<i>" not in page
+    assert "<u>" not in page
+    assert "http" not in page, "nothing is loaded from elsewhere"
+    assert report.to_json()["tables"]["s"] == {"total": 1, "rows": [{"a": "<i>"}]}
+
+
+def stored_alone(store: Store, uin: int, bodies: list[bytes]) -> list[int]:
+    """Store mail as a proxy does that dies before it tells Pi; its MsgIDs."""
+    now_ms = time.time_ns() // 1_000_000
+    records = [encode(Kind.MAIL, uin, body, snowflake(now_ms, 4001, place)) for place, body in enumerate(bodies)]
+    for process in store.cluster.processes("xiu"):
+        with grpc.insecure_channel(process["address"]) as channel:
+            stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            request = xiu_pb2.StoreRequest(batch=b"".join(records), count=len(records), position=1)
+            found: list[int] = []
+            for reply in stub.Store(iter([request]), timeout=60):
+                for result in reply.results:
+                    if not result.code:
+                        found += [msg_id(reply.partition, 64, result.sequence + place) for place in range(result.count)]
+            if len(found) == len(records):
+                return found
+    raise AssertionError("nobody took it")
+
+
+async def listed_alone(store: Store, uin: int, msg_ids: Sequence[int], worker: int) -> None:
+    """Append to an inbox as nobody should."""
+    async with Stores(store.target) as stores:
+        reply = await stores._ask(uin, pi_pb2.PiRequest(request=1, reads=[pi_pb2.PiRead(uin=uin, lane=1, num=1, peek=True)]))
+        results = await stores.change(uin, encode_appends(worker, 1, reply.epoch, msg_ids, [uin] * len(msg_ids)))
+        assert all(result > 0 for result in results)
+
+
+async def acknowledged(store: Store, uin: int, up_to: int, bits: int) -> None:
+    async with Stores(store.target) as stores:
+        (device,) = await stores.change(uin, encode_add_device(uin, 77))
+        (session,) = await stores.change(uin, encode_opens([(uin, device)]))
+        assert await stores.change(uin, encode_acknowledges([(uin, device, session, 1, up_to, bits)])) == [0]
+
+
+@pytest.mark.e2e
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+class TestOnACluster:
+    """With Spark."""
+
+    def audit(self, spark: Any, store: Store, **more: Any) -> tuple[Report, dict[str, Any]]:
+        from pipeline import audit
+
+        return audit.run(spark, AuditOptions(store.target, settle_s=0, **more))
+
+    def test_audit_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        alone, ghost, late, slow = store.users(4)
+        ordinary = store.send([late, slow], [b"%d" % number for number in range(20)])
+        clean, _ = self.audit(spark, store)
+        assert clean.findings == 0, clean.to_json()
+
+        never = stored_alone(store, alone, [b"a", b"b", b"c"])
+        ghosts = [msg_id(ghost % 2, 64, 1 << 40 | number) for number in (1, 2)]
+        asyncio.run(listed_alone(store, ghost, ghosts, 4002))
+        back = stored_alone(store, late, [b"first", b"second"])
+        asyncio.run(listed_alone(store, late, back[::-1], 4003))
+        asyncio.run(acknowledged(store, slow, 3, 0b100))
+        got = tmp_path / "got.jsonl"
+        some = sorted(ordinary)[:3]
+        lines = [{"msg_id": identity, "uin": ordinary[identity].key} for identity in [*some, some[0]]]
+        got.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sends = tmp_path / "sends.jsonl"
+        told = [*lines[:3], {"msg_id": 5, "uin": alone}]
+        sends.write_text("".join(json.dumps(line) + "\n" for line in told))
+
+        report, found = self.audit(spark, store, unacked_s=0, receipts=str(got), sends=str(sends))
+        rows = {name: [row.asDict() for row in frame.collect()] for name, frame in found.items()}
+        assert {row["msg_id"] for row in rows["never_listed"]} == set(never)
+        assert {row["msg_id"] for row in rows["orphaned"]} == set(ghosts)
+        assert [row["msg_id"] for row in rows["out_of_order"]] == [back[0]]
+        assert (rows["stored_twice"], rows["listed_twice"], rows["dropped"]) == ([], [], [])
+        assert [(row["msg_id"], row["times"]) for row in rows["repeated"]] == [(some[0], 2)]
+        assert [row["msg_id"] for row in rows["lost"]] == [5]
+        assert sorted(row["inbox_seq"] for row in rows["unacknowledged"] if row["uin"] == slow) == [4, 5, 7, 8, 9, 10]
+        assert report.findings == len(never) + len(ghosts) + 1 + 1 + 1
+
+    def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
+        from pipeline import skew
+
+        log = tmp_path / "log.jsonl"
+        rooms = ["hot"] * 700 + [f"room{number % 100}" for number in range(300)]
+        log.write_text("".join(json.dumps({"room": room, "user": f"u{place % 7}"}) + "\n" for place, room in enumerate(rooms)))
+        report, tables = skew.run(spark, skew.SkewOptions(log=str(log)))
+        first = report.to_json()["tables"]["hottest"]["rows"][0]
+        assert (first["key"], first["messages"], first["percent"], first["senders"]) == ("hot", 700, 70.0, 7)
+        assert report.facts["verdict"] == "vroom"
+        assert {row["name"]: row.messages for row in tables["keys"].collect()} == Counter(rooms)
+
+    def test_latency_finds_the_slow_hop_alone(self, spark: Any, tmp_path: Path) -> None:
+        from pipeline import latency
+
+        def line(number: int, slow_us: int) -> str:
+            at, stamps = number * 1000, []
+            for role, inside in (("publisher", 10), ("proxy", 100 + slow_us), ("broker", 50), ("gateway", 20)):
+                stamps.append({"role": role, "partition": 0, "replica": 1, "in_us": at, "out_us": at + inside})
+                at += inside + 500
+            return json.dumps({"snowflake_id": number, "kind": "room", "key": 1, "stamps": stamps})
+
+        def hops(slow_us: int) -> dict[str, float]:
+            (tmp_path / f"{slow_us}.jsonl").write_text("\n".join(line(number, slow_us) for number in range(100)) + "\nno json\n")
+            report, _ = latency.run(spark, latency.LatencyOptions(str(tmp_path / f"{slow_us}.jsonl"), minute=True))
+            assert (report.facts["traces"], report.facts["malformed"]) == (100, 1)
+            return {row["hop"]: row["p50"] for row in report.to_json()["tables"]["hops"]["rows"]}
+
+        before, after = hops(0), hops(50_000)
+        assert before["publisher → proxy"] == 0.5
+        moved = {hop: after[hop] - before[hop] for hop in before if after[hop] != before[hop]}
+        assert moved == pytest.approx({"proxy 0/1": 50.0, "whole way": 50.0})
+
+    def test_an_archive_holds_what_is_stored_and_says_when_it_does_not(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        from pipeline import archive
+        from tests.pipeline.test_spark import batch
+
+        store.send(store.users(3), [b"%d" % number for number in range(300)])
+        total = batch(spark, store).count()
+        options = archive.ArchiveOptions(store.target, str(tmp_path / "archive"), rows_per_batch=total // 2 + 1)
+        report, _ = archive.run(spark, options)
+        assert (report.facts["messages"], report.facts["batches_written"], report.findings) == (total, 2, 0)
+        more = store.send(store.users(1), [b"more"] * 10)
+        report, _ = archive.run(spark, options)
+        assert (report.facts["messages"], report.facts["batches_written"]) == (total + 10, 1)
+        found = archive.read_archive(spark, options.path)
+        stored = batch(spark, store)
+        assert found.select(*stored.columns).exceptAll(stored).count() == 0
+        assert stored.exceptAll(found.select(*stored.columns)).count() == 0
+        assert found.where("body = 'more'").count() == len(more)
+
+        again = spark.read.parquet(f"{options.path}/messages/batch=2").drop("day")
+        archive.write_batch(again, 2, f"{tmp_path}/copy")
+        spark.read.parquet(f"{options.path}/messages/batch=1").write.partitionBy("day").parquet(f"{tmp_path}/copy/messages/batch=1")
+        assert archive.read_archive(spark, f"{tmp_path}/copy").count() == 10, "a batch without a manifest is not there"
+
+        (part,) = list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))[:1]
+        whole = len(list((tmp_path / "archive/messages/batch=2").glob("day=*/*.parquet"))) == 1
+        part.unlink()
+        (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
+        damaged = archive.verify(spark, options.path)
+        assert damaged.findings >= 1
+        assert whole is False or damaged.to_json()["tables"]["damaged"]["rows"][0]["found"] is None
+        with pytest.raises(Exception, match="holds no archive"):
+            archive.verify(spark, str(tmp_path / "nothing"))
+
+    def test_windows_of_a_stream_are_those_of_a_batch(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        from pipeline import ingest
+
+        users = store.users(2)
+        options = ingest.IngestOptions(
+            store.target, str(tmp_path / "in"), ",".join(map(str, users)), "ts timestamp, device string, temp double", "ts",
+            ("device",), ("temp",), rows_per_batch=3000,
+        )  # fmt: skip
+        lines: list[dict[str, Any]] = []
+
+        def send(begin: int, end: int) -> None:
+            part = [
+                {"ts": f"2026-01-01T00:{number // 10 % 60:02}:{number % 60:02}Z", "device": f"d{number % 3}", "temp": number / 4}
+                for number in range(begin, end)
+            ]
+            lines.extend(part)
+            store.send(users, [json.dumps(line).encode() for line in part] + [b"no json"])
+
+        send(0, 300)
+        first, _ = ingest.run(spark, options)
+        assert first.facts["rows_in_windows"] == 300
+        send(250, 400)  # some of it in windows that are there already
+        second, tables = ingest.run(spark, options)
+        assert (second.facts["mails"], second.facts["too_late"], second.facts["rows_in_windows"]) == (151, 0, 450)
+        plain = spark.createDataFrame([(json.dumps(line),) for line in lines], "body string")
+        wanted = ingest.in_windows(ingest.parsed(plain, options), options)
+        assert sorted(tuple(row) for row in tables["windows"].collect()) == sorted(tuple(row) for row in wanted.collect())
+
+    def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
+        runner = CliRunner()
+        page = tmp_path / "audit.html"
+        result = runner.invoke(
+            pipeline, ["audit", "-t", store.target, "--json", "--html", str(page), "--out", str(tmp_path / "rows")]
+        )
+        assert result.exit_code in (0, 1), result.output
+        assert json.loads(result.stdout)["title"] == "Audit of mail"
+        assert page.read_text().startswith("<!doctype html>")
+        assert (tmp_path / "rows" / "never_listed" / "_SUCCESS").exists()
+        for arguments, said in (
+            (["skew", "--log", str(tmp_path / "none.jsonl")], "none.jsonl cannot be read"),
+            (["skew"], "looks at a cluster (--target) or at a log"),
+            (["latency", str(tmp_path / "nowhere")], "cannot be read"),
+            (["audit", "-t", "ftp://x"], "unknown scheme"),
+            (["audit", "--html", "/no/such/folder/x.html"], "there is no folder"),
+        ):
+            result = runner.invoke(pipeline, arguments)
+            assert result.exit_code == 2, result.output
+            assert said in result.stderr
+            assert "Traceback" not in result.output
+            assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,105 @@
+"""Options, offsets and shares: what is wrong is said in one sentence. No Java."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_out, to_json
+from pipeline.options import read_options, write_options
+from pipeline.schema import arrow_schema, spark_schema
+from pixiu.errors import InvalidArgument
+from pixiu.wire.export_tables import TABLES
+
+TARGET = {"target": "zk://127.0.0.1:2181/pubsub"}
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({}, "option target is missing"),
+        ({"target": "ftp://x"}, "unknown scheme"),
+        (TARGET | {"startingOffset": "earliest"}, "no option 'startingOffset' here; did you mean startingOffsets?"),
+        (TARGET | {"zzz": "1"}, "no option 'zzz' here; there are target, table"),
+        (TARGET | {"table": "mails"}, "no table 'mails'; one of messages, inboxes"),
+        (TARGET | {"columns": "bodies"}, "no column 'bodies'; it has xiu_partition"),
+        (TARGET | {"partitions": "1,x"}, "option partitions is a list like 1,2,3 of numbers from 0 to 127, not 'x'"),
+        (TARGET | {"partitions": "128"}, "from 0 to 127, not '128'"),
+        (TARGET | {"users": "-1"}, "option users is a list"),
+        (TARGET | {"startingOffsets": "begin"}, "startingOffsets is earliest, latest, or a position for each Xiu partition"),
+        (TARGET | {"startingOffsets": "[1]"}, "startingOffsets is earliest"),
+        (TARGET | {"startingOffsets": '{"0": "1"}'}, "startingOffsets is earliest"),
+        (TARGET | {"startingOffsets": '{"300": 1}'}, "startingOffsets is earliest"),
+        (TARGET | {"startingOffsets": '{"0": -3}'}, "startingOffsets is earliest"),
+        (TARGET | {"startingOffsets": "latest"}, "behind latest there is nothing"),
+        (TARGET | {"endingOffsets": "earliest"}, "before earliest there is nothing"),
+        (TARGET | {"startingOffsets": "earliest", "startingTimestamp": "1"}, "give startingOffsets or startingTimestamp"),
+        (TARGET | {"startingTimestamp": "yesterday"}, "option startingTimestamp is a number"),
+        (TARGET | {"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streaming reads"),
+        (TARGET | {"failOnDataLoss": "maybe"}, "option failOnDataLoss is one of true, false, not 'maybe'"),
+        (TARGET | {"table": "inboxes", "startingOffsets": "earliest"}, "inboxes has no offsets"),
+        (TARGET | {"reader": "x" * 129}, "is for streaming reads"),
+    ],
+)
+def test_a_wrong_option_of_a_batch_is_named(given_: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        read_options(given_, streaming=False)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"endingOffsets": "latest"}, "option endingOffsets is for batch reads"),
+        ({"table": "inboxes"}, "read it as a batch"),
+        ({"maxOffsetsPerTrigger": "-1"}, "option maxOffsetsPerTrigger is a number from 0"),
+        ({"reader": "x" * 129}, "at most 128 characters"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_named(given_: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        read_options(TARGET | given_, streaming=True)
+    assert said in str(raised.value)
+
+
+def test_options_have_kafkas_names_in_any_case() -> None:
+    found = read_options(TARGET | {"STARTINGOFFSETS": '{"0": 7, "3": -1}', "failondataloss": "False"}, streaming=True)
+    assert [found.starting.of(partition) for partition in (0, 3, 1)] == [7, LATEST, LATEST]
+    assert not found.fail_on_data_loss
+    batch = read_options(TARGET | {"startingOffsets": '{"0": 7}', "users": "1, 2", "columns": "body,seq"}, streaming=False)
+    assert [batch.starting.of(partition) for partition in (0, 1)] == [7, EARLIEST]
+    assert batch.users == (1, 2)
+    assert [name for name, _ in batch.columns] == ["body", "seq"]
+
+
+def test_a_write_needs_a_name_that_stays() -> None:
+    with pytest.raises(InvalidArgument, match="option query is missing"):
+        write_options(TARGET)
+    with pytest.raises(InvalidArgument, match="kind is one of mail, chat, room"):
+        write_options(TARGET | {"query": "q", "kind": "letter"})
+    found = write_options(TARGET | {"query": "q", "idColumns": "a, b", "checkpointLocation": "/x"})
+    assert (found.kind, found.id_columns, found.level) == ("mail", ("a", "b"), "replicated")
+
+
+def test_offsets_come_back_from_a_checkpoint() -> None:
+    assert from_json(to_json({1: 5, 0: 1 << 40})) == {0: 1 << 40, 1: 5}
+    with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
+        from_json({"logOffset": 3})
+    assert parse_wanted("startingOffsets", "LATEST", EARLIEST).of(5) == LATEST
+
+
+@given(st.integers(1, 1000), st.dictionaries(st.integers(0, 7), st.integers(0, 500), max_size=8))
+def test_shares_are_the_limit_and_fit_what_there_is(limit: int, available: dict[int, int]) -> None:
+    shares = share_out(limit, available)
+    assert shares.keys() == available.keys()
+    assert all(0 <= shares[partition] <= rows for partition, rows in available.items())
+    assert sum(shares.values()) == min(limit, sum(available.values()))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_arrow_has_what_spark_expects(table: str) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    assert to_arrow_schema(spark_schema(TABLES[table]), timezone="UTC").equals(arrow_schema(TABLES[table]))

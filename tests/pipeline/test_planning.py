@@ -1,0 +1,189 @@
+"""What the source plans: offsets, limits, ranges, what is lost; over partitions in memory. No Java."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from pipeline import source
+from pipeline.options import read_options
+from pipeline.source import PixiuReader, PixiuStreamReader, RowsPartition
+from pixiu.errors import Gone, InvalidArgument
+from pixiu.wire.v1 import export_pb2
+
+TARGET = {"target": "127.0.0.1:7000"}
+
+
+@dataclass
+class Cluster:
+    """Partitions as lists of positions."""
+
+    partitions: list[list[int]]
+    floors: dict[int, int] = field(default_factory=dict)
+    held: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def put(self, partition: int, count: int, epoch: int = 0) -> None:
+        rows = self.partitions[partition]
+        first = max(rows[-1] + 1 if rows else 1, epoch << 32)
+        rows.extend(range(first, first + count))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    found = Cluster([[], []])
+
+    class Replicas:
+        def __init__(self, target: str, role: str, known: Any = None, retry_s: float = 0) -> None:
+            self.count = 0
+            self.addresses: dict[int, tuple[str, ...]] = {}
+
+        def __enter__(self) -> Replicas:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            pass
+
+        def find(self, max_age_s: float = 0) -> int:
+            self.count = len(found.partitions)
+            self.addresses = {partition: (f"127.0.0.1:{partition}",) for partition in range(self.count)}
+            return self.count
+
+        def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
+            rows = found.partitions[partition]
+            floor, last = found.floors.get(partition, 0), (rows[-1] if rows else 0)
+            stop = min(end or last + 1, last + 1)
+            between = [position for position in rows if max(begin, floor) <= position < stop]
+            taken = between[:limit]
+            return export_pb2.BoundsReply(
+                role="xiu", partition=partition, first=floor, end=last + 1, rows=len(between), leads=True,
+                advanced=taken[-1] + 1 if taken else begin, at=next((p for p in rows if p >= at_us // 1000), last + 1),
+            )  # fmt: skip
+
+        def hold(self, partition: int, reader: str, position: int) -> None:
+            found.held[partition, reader] = position
+
+    monkeypatch.setattr(source, "Replicas", Replicas)
+    return found
+
+
+def stream(**options: str) -> PixiuStreamReader:
+    return PixiuStreamReader(read_options(TARGET | options, streaming=True))
+
+
+def ranges(tasks: Any) -> list[tuple[int, int, int]]:
+    return [(task.rows.partition, task.rows.begin, task.rows.end) for task in tasks if isinstance(task, RowsPartition)]
+
+
+def test_a_stream_goes_on_by_its_limit_over_epochs(cluster: Cluster) -> None:
+    for partition, counts in enumerate(((10, 30), (5, 15))):
+        for epoch, count in enumerate(counts):
+            cluster.put(partition, count, epoch)
+    reader = stream(startingOffsets="earliest", maxOffsetsPerTrigger="12")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(12)
+    offset = reader.initialOffset()
+    assert offset == {"0": 0, "1": 0}
+    seen: list[tuple[int, int]] = []
+    sizes = []
+    while (after := reader.latestOffset(offset, limit)) != offset:
+        rows = [
+            (partition, position)
+            for partition, begin, end in ranges(reader.partitions(offset, after))
+            for position in cluster.partitions[partition]
+            if begin <= position < end
+        ]
+        sizes.append(len(rows))
+        seen += rows
+        offset = after
+    assert sizes == [12, 12, 12, 12, 12]
+    assert sorted(seen) == [(partition, position) for partition in (0, 1) for position in cluster.partitions[partition]]
+    assert reader.latestOffset({"0": 0, "1": 0}, ReadAllAvailable()) == offset, "all available is all"
+    assert reader.reportLatestOffset() == offset
+
+
+def test_available_now_ends_at_what_was_there(cluster: Cluster) -> None:
+    cluster.put(0, 10)
+    reader = stream(startingOffsets="earliest")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    cluster.put(0, 5)
+    cluster.partitions.append([])
+    cluster.put(2, 5)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"0": 11, "1": 1}
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_partitions_that_are_added_begin_at_their_earliest(cluster: Cluster) -> None:
+    cluster.put(0, 3)
+    reader = stream(startingOffsets="latest")
+    start = reader.initialOffset()
+    assert start == {"0": 4, "1": 1}
+    cluster.partitions += [[], []]
+    cluster.put(2, 4)
+    cluster.floors[2] = 2
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert ranges(reader.partitions(start, end)) == [(2, 2, 5), (3, 0, 1)], "of 3, which is empty, nothing"
+
+
+def test_what_was_trimmed_is_told_or_passed(cluster: Cluster) -> None:
+    cluster.put(0, 10)
+    cluster.floors[0] = 6
+    with pytest.raises(Gone, match="partition 0: retention has passed position 3; the first that is stored is 6; rows are lost"):
+        stream().partitions({"0": 3}, {"0": 11})
+    assert ranges(stream(failOnDataLoss="false").partitions({"0": 3}, {"0": 11})) == [(0, 6, 11)]
+    with pytest.raises(Gone, match="retention has passed position 3"):
+        PixiuReader(read_options(TARGET | {"startingOffsets": '{"0": 3}'}, streaming=False)).partitions()
+
+
+def test_another_clusters_checkpoint_is_refused(cluster: Cluster) -> None:
+    cluster.put(0, 3)
+    with pytest.raises(InvalidArgument, match="the checkpoint is at position 99 of Xiu partition 0, and the cluster ends at 4"):
+        stream().latestOffset({"0": 99, "1": 1}, ReadAllAvailable())
+    with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
+        stream().latestOffset({"logOffset": 3}, ReadAllAvailable())
+
+
+def test_a_batch_is_cut_as_it_is_told(cluster: Cluster) -> None:
+    cluster.put(0, 100)
+    cluster.put(1, 10)
+
+    def tasks(**options: str) -> list[tuple[int, int, int]]:
+        return ranges(PixiuReader(read_options(TARGET | options, streaming=False)).partitions())
+
+    assert tasks() == [(0, 0, 101), (1, 0, 11)]
+    assert tasks(partitions="1") == [(1, 0, 11)]
+    assert tasks(startingOffsets='{"0": 5, "1": -1}', endingOffsets='{"0": 9}') == [(0, 5, 9)]
+    assert tasks(endingOffsets='{"0": 999, "1": 1}') == [(0, 0, 101), (1, 0, 1)]
+    cut = tasks(minPartitions="8", partitions="0")
+    assert len(cut) == 8
+    assert cut[0][1] == 0
+    assert cut[-1][2] == 101
+    assert all(before[2] == after[1] for before, after in itertools.pairwise(cut))
+    with pytest.raises(InvalidArgument, match="option partitions names 5; the cluster has xiu 0 to 1"):
+        tasks(partitions="5")
+
+
+def test_retention_is_told_what_is_still_needed(cluster: Cluster) -> None:
+    cluster.put(0, 10)
+    reader = stream(startingOffsets="earliest", reader="archive")
+    reader.initialOffset()
+    assert cluster.held == {(0, "archive"): 0, (1, "archive"): 0}
+    reader.commit({"0": 7, "1": 1})
+    assert cluster.held[0, "archive"] == 7
+
+
+def test_a_reader_travels_without_its_connections(cluster: Cluster) -> None:
+    reader = stream(startingOffsets="earliest")
+    reader.initialOffset()
+    again = pickle.loads(pickle.dumps(reader))
+    assert again._replicas is None
+    assert again.initialOffset() == {"0": 0, "1": 0}

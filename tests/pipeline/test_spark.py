@@ -1,0 +1,292 @@
+"""The source and the sink on a real cluster and a real Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pixiu.wire.record import Flag
+from tests.pipeline.conftest import Store
+from tests.support.cluster import wait_for
+
+PROJECT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("PIXIU_SPARK_KILLS", "1"))
+"""Of the driver: each costs the start of a Java."""
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def batch(spark: Any, store: Store, **options: object) -> Any:
+    reader = spark.read.format("pixiu").option("target", store.target).option("retrySeconds", "30")
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+def stream(spark: Any, store: Store, **options: object) -> Any:
+    reader = spark.readStream.format("pixiu").option("target", store.target).option("startingOffsets", "earliest")
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.load()
+
+
+def to_parquet(source: Any, folder: Path, *, wait_s: int = 240) -> Any:
+    query = (
+        source.writeStream.format("parquet")
+        .option("path", str(folder / "rows"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(wait_s), "the query did not end"
+    if query.exception() is not None:
+        raise query.exception()
+    return query
+
+
+def of(*users: int) -> str:
+    return ",".join(map(str, users))
+
+
+def test_a_batch_is_what_was_sent(spark: Any, store: Store) -> None:
+    users = store.users(20)
+    sent = store.send(users, [b"%d" % number * (number % 50) for number in range(3000)], extension=b'{"tag": 1}', type=5)
+    rows = batch(spark, store, users=of(*users)).collect()
+    assert {row.msg_id for row in rows} == set(sent)
+    assert len(rows) == len(sent)
+    for row in rows:
+        record = sent[row.msg_id]
+        assert (row.key, row.snowflake_id, row.sender, row.type) == (record.key, record.snowflake_id, record.sender, record.type)
+        assert (bytes(row.body), bytes(row.ext), row.flags) == (record.body, record.extension, record.flags)
+        assert row.msg_id == row.xiu_partition << 56 | row.type << 48 | row.seq
+        assert 0 <= (row.stored_at - row.sent_at).total_seconds() < 120
+    parts = batch(spark, store, users=of(*users), minPartitions=7)
+    assert parts.rdd.getNumPartitions() >= 7
+    assert {row.msg_id for row in parts.select("msg_id").collect()} == set(sent)
+    narrow = batch(spark, store, users=of(users[0]), columns="seq,body", partitions=str(users[0] % 2))
+    assert narrow.columns == ["seq", "body"]
+    assert narrow.count() == 150
+
+
+def test_offsets_and_times_cut_a_batch(spark: Any, store: Store) -> None:
+    users = store.users(4)
+    first = store.send(users, [b"x"] * 40)
+    ends = {str(row.xiu_partition): row.end + 1 for row in batch(spark, store).groupBy("xiu_partition").agg({"seq": "max"})
+            .withColumnRenamed("max(seq)", "end").collect()}  # fmt: skip
+    moment = max(row.stored_at for row in batch(spark, store, columns="stored_at").collect())
+    second = store.send(users, [b"y"] * 40)
+
+    def found(**options: object) -> set[int]:
+        return {row.msg_id for row in batch(spark, store, users=of(*users), columns="msg_id", **options).collect()}
+
+    assert found(endingOffsets=json.dumps(ends)) == set(first)
+    assert found(startingOffsets=json.dumps(ends)) == set(second)
+    after_ms = int(moment.timestamp() * 1000) + 1
+    assert found(startingTimestamp=after_ms) == set(second)
+    assert found(endingTimestamp=after_ms) == set(first)
+
+
+def test_pis_tables(spark: Any, store: Store) -> None:
+    users = store.users(6)
+    sent = store.send(users, [b"%d" % number for number in range(60)])
+    rows = batch(spark, store, table="inboxes", users=of(*users)).collect()
+    assert Counter(row.msg_id for row in rows) == Counter(list(sent))
+    assert all(sent[row.msg_id].key == row.uin and row.pi_partition == row.uin % 2 for row in rows)
+    heads = batch(spark, store, table="heads", users=of(*users)).collect()
+    assert {(row.uin, row.last, row.dropped) for row in heads} == {(uin, 10, 0) for uin in users}
+    everything = batch(spark, store, table="inboxes").count()
+    assert everything >= len(store.sent)
+
+
+def test_a_stream_takes_no_more_than_its_limit_and_ends_at_the_end(spark: Any, store: Store, tmp_path: Path) -> None:
+    users = store.users(3)
+    sent = store.send(users, [b"%d" % number for number in range(500)])
+    total = batch(spark, store).count()
+    limit = total // 3 + 1
+    query = to_parquet(stream(spark, store, maxOffsetsPerTrigger=limit), tmp_path)
+    sizes = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert sizes == [limit, limit, total - 2 * limit]
+    (source,) = query.lastProgress["sources"]
+    assert json.loads(source["endOffset"]) == json.loads(source["latestOffset"]), "the lag is in the progress"
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    assert (rows.count(), rows.select("msg_id").distinct().count()) == (total, total)
+    more = store.send(users, [b"more"] * 30)
+    to_parquet(stream(spark, store, maxOffsetsPerTrigger=limit), tmp_path)
+    found = [row.msg_id for row in spark.read.parquet(str(tmp_path / "rows")).where(f"key in ({of(*users)})").collect()]
+    assert Counter(found) == Counter([*sent, *more])
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pipeline.session import open_session
+target, folder = sys.argv[1:]
+spark = open_session("killed", "local[2]")
+source = spark.readStream.format("pixiu").option("target", target).option("startingOffsets", "earliest")
+query = (
+    source.option("maxOffsetsPerTrigger", 100).load().writeStream.format("parquet")
+    .option("path", folder + "/rows").option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
+)
+query.awaitTermination()
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_driver_that_is_killed_neither_loses_nor_repeats(spark: Any, store: Store, tmp_path: Path) -> None:
+    store.send(store.users(5), [b"%d" % number for number in range(3000)])
+    total = batch(spark, store).count()
+    commits = tmp_path / "checkpoint" / "commits"
+    for kill in range(KILLS):
+        with open(tmp_path / "driver.log", "ab") as log:
+            driver = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, store.target, str(tmp_path)],
+                cwd=PROJECT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            wanted = 3 * (kill + 1)
+
+            def got_far(wanted: int = wanted, driver: subprocess.Popen[bytes] = driver) -> bool:
+                return driver.poll() is not None or len(list(commits.glob("[0-9]*"))) >= wanted
+
+            wait_for(got_far, "micro-batches of the driver", 300)
+            assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait(30)
+    to_parquet(stream(spark, store), tmp_path)
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    assert (rows.count(), rows.select("msg_id").distinct().count()) == (total, total)
+
+
+def leader_of(store: Store, partition: int) -> dict[str, Any]:
+    """The process that leads a Xiu partition."""
+
+    def look() -> dict[str, Any]:
+        for process in store.cluster.processes("xiu"):
+            if process["partition"] == partition:
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{process['http']}/health", timeout=10) as reply:
+                    if json.load(reply)["service"]["replication"]["state"] == "Leading":
+                        return dict(process)
+        return {}
+
+    return wait_for(look, f"a leader of partition {partition}")
+
+
+def test_a_leader_dies_under_a_stream(spark: Any, store: Store, tmp_path: Path) -> None:
+    users = store.users(4)
+    sent = store.send(users, [b"before %d" % number for number in range(500)])
+    query = (
+        stream(spark, store, maxOffsetsPerTrigger=200, failOnDataLoss="true")
+        .writeStream.format("parquet")
+        .option("path", str(tmp_path / "rows"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        wait_for(lambda: len(query.recentProgress) > 1 or query.exception(), "micro-batches")
+        os.kill(leader_of(store, users[0] % 2)["pid"], signal.SIGKILL)
+        sent |= store.send(users, [b"after %d" % number for number in range(500)])
+        assert query.exception() is None
+    finally:
+        query.stop()
+    to_parquet(stream(spark, store), tmp_path)
+    rows = spark.read.parquet(str(tmp_path / "rows")).where(f"key in ({of(*users)})").collect()
+    assert Counter(row.msg_id for row in rows) == Counter(list(sent))
+    store.cluster.wait_healthy()
+
+
+def test_a_sink_that_is_run_again_stores_once(spark: Any, store: Store, tmp_path: Path) -> None:
+    (base,) = store.users(1)
+    users = store.users(10)
+    for number in range(3):
+        frame = spark.range(number * 100, number * 100 + 100).selectExpr(
+            "id", f"{base} + 1 + id % 10 as uin", "cast(id as string) as body"
+        )
+        frame.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+
+    def run() -> Any:
+        source = (
+            spark.readStream.schema("id long, uin long, body string").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+        )
+        query = (
+            source.writeStream.format("pixiu")
+            .option("target", store.target)
+            .option("query", "once")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(240)
+        if query.exception() is not None:
+            raise query.exception()
+        return query
+
+    run()
+    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(commits) == 3
+    commits[-1].unlink()
+    (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+    again = run()
+    assert again.lastProgress["numInputRows"] == 100, "the last micro-batch was written once more"
+    stored = batch(spark, store, users=of(*users)).collect()
+    assert Counter(bytes(row.body) for row in stored) == Counter(b"%d" % number for number in range(300))
+    assert all(row.flags & Flag.DERIVED_ID and row.sent_at is None for row in stored)
+    listed = batch(spark, store, table="inboxes", users=of(*users)).collect()
+    assert Counter(row.msg_id for row in listed) == Counter(row.msg_id for row in stored)
+
+
+def test_a_batch_that_is_written_twice_is_stored_once(spark: Any, store: Store) -> None:
+    (uin,) = store.users(1)
+    frame = spark.range(50).selectExpr("id", f"{uin}L as uin", "cast(id as string) as body", "0 as lane")
+    for _ in range(2):
+        frame.write.format("pixiu").mode("append").option("target", store.target).option("query", "b").save()
+    rows = batch(spark, store, users=of(uin)).collect()
+    assert Counter(bytes(row.body) for row in rows) == Counter(b"%d" % number for number in range(50))
+    assert {row.type >> 6 for row in rows} == {0}
+    changed = frame.selectExpr("id", "uin", "concat(body, '!') as body")
+    with pytest.raises(Exception, match="has the ID of another message: two rows have the same values of id"):
+        changed.write.format("pixiu").mode("append").option("target", store.target).option("query", "b").save()
+
+
+def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "pipeline.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {"spark": spark, "target": store.target, "folder": str(tmp_path)}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 3
+    assert names["query"].exception() is None
+    assert batch(spark, store, users="1").where("body like 'hello %'").count() == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"columns": "bodies"}, "table messages has no column 'bodies'"),
+        ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
+        ({"partitions": "7"}, "option partitions names 7; the cluster has xiu 0 to 1"),
+        ({"target": "127.0.0.1:1", "retrySeconds": "1"}, "127.0.0.1:1: connection refused"),
+        ({"target": "zk://127.0.0.1:1/pubsub", "retrySeconds": "1"}, "127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(spark: Any, store: Store, options: dict[str, str], said: str) -> None:
+    from pipeline.reading import sentence_of
+
+    with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
+        batch(spark, store, **options).count()
+    sentence = sentence_of(raised.value)
+    assert said in sentence
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
