@@ -14,7 +14,7 @@ PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RU
 
 # Two processes of tests, a file of tests in one of them: most wait for processes of their own. Those without go where there is room.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-QUICK := -n 2 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
+QUICK := -n 2 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,7 +35,7 @@ quick: lint  # what to run while one works: every test that starts nothing
 check: lint  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BIN)/python scripts/state_diagrams.py --check
 	$(BIN)/python scripts/import_graph.py --check
-	$(BIN)/python -m pytest $(TWO) -m "not e2e" --ignore tests/e2e
+	$(BIN)/python -m pytest $(TWO) -m "not (e2e or spark)" --ignore tests/e2e
 
 test: lint  # what continuous integration runs
 	CI=true $(BIN)/python -m pytest $(TWO)
