@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -294,10 +293,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65_535:
         parser.error(f"--port {options.port}: a port is 0 to 65535")
-    asked = threading.Event()
+    # A flag, and not an Event: a signal that comes while the handler of another one holds the Event's lock would wait for ever.
+    asked: list[int] = []
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        asked.set()
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
@@ -305,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         server.start()
         print(f"ZooKeeper serves {server.address}, data in {options.data}", flush=True)
-        while not asked.is_set():
+        while not asked:
             if server.wait(0.2):
                 print(f"ZooKeeper ended by itself.\n{server.log_tail()}", file=sys.stderr)
                 return 1

@@ -166,6 +166,21 @@ def test_in_the_foreground_it_serves_until_a_signal(tmp_path: Path, number: sign
         process.communicate()
 
 
+def test_signals_that_come_on_top_of_each_other_end_it_as_well(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole terminal, and a supervisor that ends sends SIGTERM at the same time."""
+    process = foreground(tmp_path)
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 60)[0]
+        for _ in range(2000):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_in_the_foreground_a_failure_is_one_clear_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
