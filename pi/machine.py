@@ -250,7 +250,13 @@ class Machine:
             self.scrubbed += SCRUB_KEYS
 
     async def verify(self) -> int:
-        """Check every value that is stored; how many there are. Raises StateDamaged, DiskFailed."""
+        """Check every value of what is applied; how many there are. What a full disk does not take is left out.
+
+        Raises StateDamaged, DiskFailed.
+        """
+        if self.applied != self.flushed:
+            with contextlib.suppress(DiskFull):
+                await self.flush()
         values, after = 0, b""
         while True:
             async with self._writing:  # not while a snapshot takes the store's place

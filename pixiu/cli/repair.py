@@ -168,7 +168,8 @@ async def _registered(role: str, partition: int, target: str) -> list[ProcessSta
 async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Checked]:
     """One replica after the other: they repair themselves from each other."""
     if replicas[0].node.role == "pi":
-        checked = [await _check_pi(replica, target) for replica in replicas]
+        applied = max(replica.applied for replica in replicas)
+        checked = [await _check_pi(replica, target, applied) for replica in replicas]
         if len(checked) > 1:
             for each in checked:
                 await _compare_pi(each, target)
@@ -210,8 +211,9 @@ async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
         return reply
 
 
-async def _check_pi(replica: ReplicaStatus, target: str) -> Checked:
-    """A Pi whose state is damaged sets it aside, ends, and takes another replica's when its supervisor starts it again."""
+async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checked:
+    """A Pi whose state is damaged sets it aside, ends, and takes another replica's when its supervisor starts it again. `applied`:
+    how far the partition was when the check began; it is back when it is there."""
     node = replica.node
     checked = Checked(node.role, node.partition, node.replica, replica.member)
     try:
@@ -226,7 +228,7 @@ async def _check_pi(replica: ReplicaStatus, target: str) -> Checked:
     if not reply.repairing:
         checked.text = f"{reply.damage}; no other replica is in sync"
         return checked
-    values = await _back(replica, target)
+    values = await _back(replica, target, applied)
     if values is None:
         checked.text = f"{reply.damage}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
     else:
@@ -269,7 +271,7 @@ async def _compare_pi(checked: Checked, target: str) -> None:
         if not reply.repairing:
             checked.text = f"{ranges}; no other replica is in sync"
             return
-        if await _back(replica, target) is None:
+        if await _back(replica, target, replica.applied) is None:
             checked.text = f"{ranges}; it ended to begin again, and is not back after {BACK_S:.0f} s: start it"
             return
         back = await _now(checked.role, checked.member, target)
@@ -281,8 +283,9 @@ async def _compare_pi(checked: Checked, target: str) -> None:
     checked.repaired, checked.differing = 1, len(again.differing)
 
 
-async def _back(replica: ReplicaStatus, target: str) -> int | None:
-    """Until the replica runs again with as much as it had, and is whole: how many values it has; None when that takes too long."""
+async def _back(replica: ReplicaStatus, target: str, applied: int) -> int | None:
+    """Until the replica runs again, has applied the log up to there, and is whole: how many values it has; None when that takes too
+    long."""
     end = time.monotonic() + BACK_S
     while time.monotonic() < end:
         await asyncio.sleep(BACK_POLL_S)
@@ -290,7 +293,7 @@ async def _back(replica: ReplicaStatus, target: str) -> int | None:
             now = process.replica
             if now is None or now.member != replica.member or now.node.endpoint == replica.node.endpoint:
                 continue
-            if now.applied < replica.applied:
+            if now.applied < applied:
                 continue
             with contextlib.suppress(grpc.aio.AioRpcError):
                 reply = await _verify_pi(now.node.address, mend=False)

@@ -141,6 +141,12 @@ async def test_a_check_counts_every_value_once(tmp_path: Path) -> None:
             counted = found
 
 
+async def test_a_check_counts_what_was_applied_and_not_written_yet(tmp_path: Path) -> None:
+    async with machine(tmp_path) as one:
+        one.apply(entries(1, 3))
+        assert await one.verify() > 30
+
+
 async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Path) -> None:
     async with machine(tmp_path) as one:
         one.apply(entries(1, 3))
