@@ -12,9 +12,9 @@ RUN_FOR := $(if $(PIXIU_RUN_S),--for $(PIXIU_RUN_S))
 PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RUNS=$(or $(PIXIU_REPLICATION_RUNS),100000) \
 	PIXIU_DELIVERY_RUNS=$(or $(PIXIU_DELIVERY_RUNS),10000) PIXIU_SYSTEM_SEEDS=$(or $(PIXIU_SYSTEM_SEEDS),1000)
 
-# Two processes of tests, a file of tests in one of them: most wait for processes of their own. Those without go where there is room.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
-QUICK := -n 2 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
+# A file of tests in one process: most wait for processes of their own. Those without go where there is room.
+FILES := --dist loadfile --no-loadscope-reorder
+QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,10 +35,10 @@ quick: lint  # what to run while one works: every test that starts nothing
 check: lint  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BIN)/python scripts/state_diagrams.py --check
 	$(BIN)/python scripts/import_graph.py --check
-	$(BIN)/python -m pytest $(TWO) -m "not (e2e or spark)" --ignore tests/e2e
+	$(BIN)/python -m pytest $(FILES) -n 3 -m "not (e2e or spark)" --ignore tests/e2e
 
 test: lint  # what continuous integration runs
-	CI=true $(BIN)/python -m pytest $(TWO)
+	CI=true $(BIN)/python -m pytest $(FILES) -n 3
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
@@ -57,6 +57,7 @@ bench: $(VENV)/.dev
 
 proto: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/generate_protos.py
+	$(BIN)/python scripts/test_vectors.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python scripts/state_diagrams.py

@@ -197,13 +197,15 @@ class Clients:
             raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
-    def opened(self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True) -> None:
-        """A client said who it is. `login`: it counts as a login of the user."""
+    def opened(
+        self, connection: Connection, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
+    ) -> None:
+        """A client said who it is. `login`: it counts as a login of the user. `name`: of the device."""
         if not login and not self._through_relays:
             device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
-        self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login))
+        self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login, name))
 
     def closed(self, connection: Pending, reason: int) -> None:
         """A connection is gone. `reason`: of control.proto."""

@@ -253,7 +253,7 @@ class Core:
         self.index.clients[event.connection] = Client(event.uin, event.packets)
         if event.device:
             opened = self.devices.opened(
-                event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login
+                event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login, name=event.name
             )
             self.users.announce(opened, now)
 
@@ -291,6 +291,9 @@ class Core:
         if event.chat:
             self.index.join_user(event.connection)
         if to_user:
+            # A device has one inbox: the older one is told, as it is by a relay where it is at another gateway.
+            older = self.devices.older(event.connection) if event.mail and not self.devices.takes_mail(event.connection) else []
+            out += [ev.Disconnect(connection, control_pb2.REASON_MOVED) for connection in older]
             self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
         self._halves.setdefault(event.connection, {})[event.request] = None
         devices = self.devices.pairs(event.connection)

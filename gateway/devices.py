@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from cluster.membership.devices import connected, connection_of, device_key
 from cluster.membership.lww_map import Update
 from gateway.hybrid_clock import HybridClock
+from pixiu.wire.inbox_operations import cut_name
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class _Device:
     """Those of its connections that take the user's own messages."""
     mail: set[int] = field(default_factory=set)
     """Those that take mail."""
+    name: str = ""
+    """What its user calls it."""
     mail_told: bool = False
     """Relays were told of mail with this connect time: they may have a session that goes by it."""
 
@@ -64,14 +67,16 @@ class DeviceIndex:
         return [self._of[connection]] if connection in self._of else []
 
     def opened(
-        self, connection: int, uin: int, device: int, device_class: int, wall_ms: int, *, login: bool = True
+        self, connection: int, uin: int, device: int, device_class: int, wall_ms: int, *, login: bool = True, name: str = ""
     ) -> list[Update]:
-        """A connection of a device is there. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user."""
+        """A connection of a device is there. `wall_ms`: Unix milliseconds. `login`: it counts as a login of the user. `name`: of
+        the device, which relays are told when it takes mail."""
         pair, time = (uin, device_key(device, device_class)), self._clock.next(wall_ms)
         found = self._devices.get(pair)
         if found is None:
             found = self._devices[pair] = _Device(time, login)
         found.connect_time, found.fresh = time, True
+        found.name = cut_name(name)
         found.mail_told = bool(found.mail)
         found.connections.add(connection)
         self._of[connection] = pair
@@ -113,6 +118,11 @@ class DeviceIndex:
         """The connection that gets the mail of a device which connected at that time; 0: there is none."""
         found = self._devices.get((uin, key))
         return found.target if found is not None and found.connect_time == connect_time else 0
+
+    def older(self, connection: int) -> list[int]:
+        """The other connections of its device that take mail: it replaces them."""
+        pair = self._of.get(connection)
+        return sorted(self._devices[pair].mail - {connection}) if pair is not None else []
 
     def takes_mail(self, connection: int) -> bool:
         """Whether a connection does."""
@@ -165,6 +175,6 @@ class DeviceIndex:
             found.fresh = False
 
     def _say(self, pair: tuple[int, int], found: _Device) -> Update:
-        return connected(
-            self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login, mail=bool(found.mail)
-        )
+        mail = bool(found.mail)
+        name = found.name if mail else ""
+        return connected(self._next_id(), *pair, found.connect_time, chat=bool(found.chat), login=found.login, mail=mail, name=name)

@@ -65,6 +65,8 @@ class Opened:
     """Unix milliseconds."""
     login: bool = True
     """Whether it counts as a login of the user; see `cluster.membership.devices`."""
+    name: str = ""
+    """Of the device, as its user calls it."""
 
 
 @dataclass(frozen=True, slots=True)

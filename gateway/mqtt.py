@@ -284,7 +284,7 @@ class MQTTConnection(asyncio.Protocol):
         self._publishing.earlier = self._clients.take_over(effect.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
-        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number)
+        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
 
     def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
         """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""

@@ -22,7 +22,7 @@ from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.duplex import Carrier, Duplex
-from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -203,13 +203,13 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             device = hello.device or device_of_name(hello.client)
             duplex = Duplex(handler, lambda request: self._take(stream, request), stream.give, work=stream.work, over=over)
             stream.finish, stream.cut = duplex.finish, duplex.end
-            self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login)
+            self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login, name=hello.client)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
             self._take(stream, first)
             await duplex.run()
         except Overloaded as error:
             # Known to gRPC: when a client may try again.
-            context.set_trailing_metadata((("grpc-retry-pushback-ms", str(error.retry_after_ms)),))
+            context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except PixiuError as error:
             await context.abort(_status(error), str(error))

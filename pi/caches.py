@@ -32,3 +32,8 @@ class Cache(Generic[Value]):
             self._old, self.young = self.young, {}
         self.young[key] = value
         self._old.pop(key, None)
+
+    def drop(self, key: int) -> None:
+        """Forget a value."""
+        self.young.pop(key, None)
+        self._old.pop(key, None)

@@ -30,7 +30,9 @@ from pixiu.wire.inbox_operations import (
 
 Span = tuple[int, int, int]
 """(number, where the body begins, where it ends): see `pixiu.wire.inbox_operations.spans`."""
-_APPENDS, _FANOUT, _ADD_DEVICE, _CLOCK = int(Op.APPENDS), int(Op.FANOUT), int(Op.ADD_DEVICE), int(Op.CLOCK)
+_APPENDS, _FANOUT, _ADD_DEVICE = int(Op.APPENDS), int(Op.FANOUT), int(Op.ADD_DEVICE)
+_LEADERS: Final = (int(Op.CLOCK), int(Op.GIVE_UP))
+"""What only a leader puts into the log."""
 _USERS: Final = {
     int(op): struct.Struct(f"<Q{form.size - U64.size}x")
     for op, form in (
@@ -73,8 +75,8 @@ def check(payload: bytes, found: Sequence[Span], partition: int, partitions: int
             appends += len(receivers)
         elif op == _ADD_DEVICE:
             check_users(_numbers(payload, begin, 1), partition, partitions)
-        elif op == _CLOCK:
-            raise InvalidArgument("only a leader sets the clock")
+        elif op in _LEADERS:
+            raise InvalidArgument("only a leader sets the clock, or gives up what is lost")
         else:
             check_users([uin for (uin,) in _USERS[op].iter_unpack(memoryview(payload)[begin:end])], partition, partitions)
     return appends

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,7 @@ import grpc.aio
 from cluster.replication.replica import Replica
 from pi.digest import Digest
 from pi.machine import Machine
+from pi.repairer import Repairer
 from pi.view import MARK_BYTES, MARK_KIND, View
 from pixiu.errors import GRPC_STATUS, MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
@@ -127,6 +128,7 @@ async def _ask(address: str, mark: int) -> pb.PiDigestReply:
 
 
 DigestContext = grpc.aio.ServicerContext[pb.PiDigestRequest, pb.PiDigestReply]
+GiveUpContext = grpc.aio.ServicerContext[pb.PiGiveUpRequest, pb.PiGiveUpReply]
 CompareContext = grpc.aio.ServicerContext[pb.PiCompareRequest, pb.PiCompareReply]
 
 
@@ -135,11 +137,11 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
 
     Args:
         comparer: of this replica.
-        repair: begins the repair of what differs; whether it could.
+        repairer: of this replica.
     """
 
-    def __init__(self, comparer: Comparer, repair: Callable[[str], bool]) -> None:
-        self._comparer, self._repair = comparer, repair
+    def __init__(self, comparer: Comparer, repairer: Repairer) -> None:
+        self._comparer, self._repairer = comparer, repairer
 
     async def Digest(self, request: pb.PiDigestRequest, context: DigestContext) -> pb.PiDigestReply:
         """The state behind a mark."""
@@ -161,7 +163,15 @@ class ReplicasService(pb_grpc.PiReplicasServicer):
             position, rows, differing = found
             if differing and request.repair:
                 text = f"behind entry {position} the state differs from the leader's, in ranges {differing[:8]} of users"
-                repairing = self._repair(text)
+                repairing = await self._repairer.begin_again(text)
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
         return pb.PiCompareReply(position=position, rows=rows, differing=differing, repairing=repairing)
+
+    async def GiveUp(self, request: pb.PiGiveUpRequest, context: GiveUpContext) -> pb.PiGiveUpReply:
+        """What no replica has."""
+        try:
+            values, lost = await self._repairer.give_up(request.operator, request.reason)
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+        return pb.PiGiveUpReply(values=values, lost=lost)

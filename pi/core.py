@@ -52,8 +52,8 @@ MAX_WAITING_BYTES: Final = 64 << 20
 """Operations that wait for their commit. Policy: more are refused with OVERLOADED."""
 MAX_ENTRY_BYTES: Final = 1 << 20
 """Of one entry; what came in one turn beyond it goes into the next one."""
-MAX_WRITERS_A_STREAM: Final = 64
-"""Writers of one stream whose refusal is remembered. Policy: that of further ones is not."""
+SWEEP_AGAIN_S: Final = 0.5
+"""After a clock entry whose sweep of expired mail had more to do, the next one is due so soon."""
 _CODES: Final = {
     Code.UNKNOWN_DEVICE: UnknownDevice.code, Code.OLD_SESSION: OldSession.code, Code.INVALID_ARGUMENT: InvalidArgument.code,
 }  # fmt: skip
@@ -103,8 +103,6 @@ class Core:
         self.epoch = 0
         """In which this replica leads; 0: it does not."""
         self.committed = 0
-        self.damaged = ""
-        """What is broken in the state; empty: nothing that was found."""
         self.counters = dict.fromkeys(("requests", "refused", "appends", "reads", "outcomes_unknown"), 0)
         self._limits = limits
         self._clock_interval_s = clock_interval_s
@@ -123,7 +121,7 @@ class Core:
         """Counters of entries with a request that waits for the leader's disk alone."""
         self._waiting_bytes = 0
         self._ended: dict[int, dict[int, int]] = {}
-        """By stream: worker → the generation of its appends that ended with a refusal."""
+        """By stream: worker → the generation of its appends that ended with a refusal; `WORKERS` at most, others are malformed."""
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.Requested, self._on_requested)
         self._events.on(ev.StreamClosed, self._on_stream_closed)
@@ -202,8 +200,7 @@ class Core:
             return
         ended = self._ended.setdefault(stream, {})
         for worker, generation, _ in writers:
-            if worker in ended or len(ended) < MAX_WRITERS_A_STREAM:
-                ended[worker] = max(generation, ended.get(worker, 0))
+            ended[worker] = max(generation, ended.get(worker, 0))
 
     def _on_stream_closed(self, event: ev.StreamClosed, now: float, out: list[ev.Effect]) -> None:
         self._ended.pop(event.stream, None)
@@ -221,7 +218,6 @@ class Core:
         except Refusal as refusal:
             return ev.ReadFound([], code=_CODES[refusal.code])
         except StateDamaged as damage:
-            self.damaged = str(damage)
             return ev.ReadFound([], code=damage.code)
 
     # --- the log
@@ -260,6 +256,10 @@ class Core:
         self.committed = max(self.committed, event.counter)
         turn = self._logged.pop(event.counter, None)
         if turn is None:
+            return
+        if not turn:  # a clock entry: did its sweep come to its end?
+            if event.results and event.results[0][0] == 0:
+                self._clock_at = now + SWEEP_AGAIN_S - self._clock_interval_s
             return
         results, at = event.results, 0
         for waiting in turn:

@@ -109,6 +109,12 @@ class Expiry:
         self.drop(uin, lane, head, up_to)
         return looked
 
+    def set_back(self, now_s: int) -> None:
+        """The time goes back, if it is ahead: what was appended meanwhile lies in hours that the sweeps have passed."""
+        if now_s < self._inboxes.now_s:
+            self._inboxes.now_s = now_s
+            self.near = self.far = BEGINNING
+
     def sweep(self) -> bool:
         """Both sweeps, some steps on. Whether they came to their ends."""
         limits, now_s = self._inboxes.limits, self._inboxes.now_s

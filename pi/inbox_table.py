@@ -83,6 +83,11 @@ class InboxTable:
         body = self.table.get(index_key(uin, lane, msg_id))
         return 0 if body is None else int(INDEX_VALUE.unpack(body)[0])
 
+    def replace(self, uin: int, lane: int, head: Head) -> None:
+        """Another head takes an inbox's place."""
+        self.heads.put(uin << 2 | lane, head)
+        self.changed(uin, lane, head)
+
     # --- users and their devices
 
     def user(self, uin: int) -> User:
@@ -93,6 +98,10 @@ class InboxTable:
             user = User() if body is None else User.decode(body)
             self._users.put(uin, user)
         return user
+
+    def forget_user(self, uin: int) -> None:
+        """What is known of a user is looked up again."""
+        self._users.drop(uin)
 
     def put_user(self, uin: int, user: User) -> None:
         """Store a user."""

@@ -51,8 +51,28 @@ def seal(key: bytes, body: bytes) -> bytes:
 def unseal(key: bytes, value: bytes) -> bytes:
     """A value's body. Raises StateDamaged."""
     if len(value) < CRC_BYTES or CRC.unpack_from(value, len(value) - CRC_BYTES)[0] != crc32(key + value[:-CRC_BYTES]):
-        raise StateDamaged(f"the value of key {key.hex()} has a wrong CRC; repair this replica from a peer")
+        raise StateDamaged(f"{name_of(key)} has a wrong CRC; repair this replica from a peer")
     return value[:-CRC_BYTES]
+
+
+def name_of(key: bytes) -> str:
+    """What is stored under a key, in words, for an operator."""
+    if key == META_KEY:
+        return "the applied position"
+    space, size = key[:1], len(key)
+    if space in (b"E", b"I") and size == ENTRY_KEY.size:
+        _, uin, lane, number = ENTRY_KEY.unpack(key)
+        what = f"entry {number}" if space == b"E" else f"the index of message {number:016x}"
+        return f"{what} of lane {lane} of inbox {uin:016x}"
+    if space in (b"H", b"D") and size == INBOX_KEY.size:
+        _, uin, lane = INBOX_KEY.unpack(key)
+        return f"{'the head' if space == b'H' else 'what was deleted'} of lane {lane} of inbox {uin:016x}"
+    if space == b"C" and size == CURSOR_KEY.size:
+        _, uin, device, lane = CURSOR_KEY.unpack(key)
+        return f"the cursor of device {device} in lane {lane} of inbox {uin:016x}"
+    if space == b"U" and size == USER_KEY.size:
+        return f"the devices of user {USER_KEY.unpack(key)[1]:016x}"
+    return f"the value of key {key.hex()}"
 
 
 def entry_key(uin: int, lane: int, seq: int) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -14,6 +15,7 @@ from typing import Final, TypeVar
 from cluster.replication.model import Entry
 from pi.digest import Digest
 from pi.events import NO_DEVICE
+from pi.keys import EPOCH_S
 from pi.reading import Read
 from pi.state import Results, State
 from pi.store import FILE_NAME, LOCK_NAME, StateStore, install, mark, set_aside
@@ -23,13 +25,17 @@ from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unava
 FLUSH_CHANGES: Final = 50_000
 """So many changes are written before the interval is over."""
 MAX_CHANGES: Final = 400_000
-"""Changes that wait. Policy: while there are more, writes are refused with OVERLOADED."""
+"""Changes that wait. Policy: while there are more, writes are refused with OVERLOADED, and nothing is applied."""
 RETRY_S: Final = 0.5
 """Between two tries while the disk is full."""
 DAMAGED_S: Final = 10.0
 """The scrub finds a broken value again after so long: meanwhile there may be a replica to repair it from."""
+MAX_BROKEN: Final = 10_000
+"""Values that are given up at a time. Policy: the rest is found the next time."""
 SCRUB_KEYS: Final = 500
 """Checked at a time."""
+CHECK_PAUSE_S: Final = 0.0005
+"""After so many of a snapshot: the event loop needs the interpreter, too."""
 
 T = TypeVar("T")
 
@@ -71,7 +77,7 @@ class Machine:
         self._on_failed = on_failed
         self._writing = asyncio.Lock()
         self.opened = False
-        self._half_applied = False
+        self.half_applied = False
         """An entry broke off: what is in memory must never be written."""
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,6 +96,7 @@ class Machine:
 
     def _open(self) -> None:
         self.store = StateStore(self._folder, self._map_bytes)
+        self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
         self.state = State(self.store, max_heads=self._heads)
         self.opened = True
         self.flushed = self.state.applied.counter
@@ -100,6 +107,12 @@ class Machine:
         """The counter of the last entry in the state."""
         return self.state.applied.counter
 
+    @property
+    def clock_us(self) -> int:
+        """The time of the state, Unix µs."""
+        now_s = self.state.inboxes.now_s
+        return (now_s + EPOCH_S) * 1_000_000 if now_s else 0
+
     def start(self, scrub_keys_per_s: int) -> None:
         """Start the tasks that write and scrub."""
         self._tasks.append(asyncio.create_task(self._run(), name="pi-flush"))
@@ -107,11 +120,14 @@ class Machine:
             self._tasks.append(asyncio.create_task(self._scrub(scrub_keys_per_s), name="pi-scrub"))
 
     def apply(self, entries: Sequence[Entry]) -> list[list[Results]]:
-        """Committed entries. Raises StateDamaged: then this state must not be used any more."""
+        """Committed entries. Raises StateDamaged: then this state must not be used any more; DiskFull: too much waits to be
+        written, and nothing was applied."""
+        if self.behind:
+            raise DiskFull(self.full or "LMDB writes lag behind the log")
         try:
             found = self._apply_to_marks(entries) if self.views else self.state.apply(entries)
         except StateDamaged as damage:
-            self.damaged, self._half_applied = str(damage), True
+            self.damaged, self.half_applied = str(damage), True
             self._on_failed(damage)
             raise
         if self.state.unwritten >= FLUSH_CHANGES:
@@ -164,7 +180,7 @@ class Machine:
     async def flush(self) -> None:
         """One transaction, durable. Raises DiskFull, DiskFailed, StateDamaged."""
         async with self._writing:
-            if self._half_applied:
+            if self.half_applied:
                 raise StateDamaged(self.damaged)
             counter = self.applied
             changes = self.state.freeze()
@@ -191,12 +207,36 @@ class Machine:
         """Write the state as it is at one applied counter into an empty folder; returns that counter. `apply` goes on."""
         await self.flush()
         await asyncio.to_thread(self.store.copy, folder / FILE_NAME)
-        return await asyncio.to_thread(self._position_of, folder)
+        try:
+            return await asyncio.to_thread(self._checked, folder)
+        except StateDamaged:
+            await self._look_for_damage()
+            raise
 
-    def _position_of(self, folder: Path) -> int:
+    async def _look_for_damage(self) -> None:
+        """Say what is broken in the state; nothing, where only a copy of it is."""
+        try:
+            await self.verify()
+        except StateDamaged as damage:
+            self.damaged = str(damage)
+            self._on_failed(damage)
+
+    async def check(self, folder: Path) -> None:
+        """Check every value of a snapshot. Raises StateDamaged, DiskFailed."""
+        await asyncio.to_thread(self._checked, folder)
+
+    def _checked(self, folder: Path) -> int:
+        """The position of a snapshot whose every value is whole."""
+        return self._position_of(folder, check=True)
+
+    def _position_of(self, folder: Path, *, check: bool = False) -> int:
         """What a snapshot holds: a transaction may have come between the flush and the copy."""
         store = StateStore(folder, self._map_bytes)
         try:
+            after: bytes | None = b"" if check else None
+            while after is not None:
+                after = store.verify(after, SCRUB_KEYS)
+                time.sleep(CHECK_PAUSE_S)
             return State(store, max_heads=2).applied.counter
         finally:
             store.close()
@@ -247,6 +287,8 @@ class Machine:
             except PixiuError as failed:
                 self._on_failed(failed)
                 return
+            if after is None and not self.half_applied:
+                self.damaged = ""  # all of it was looked at once more, from its beginning or from what was broken
             self.scrubbed += SCRUB_KEYS
 
     async def verify(self) -> int:
@@ -265,6 +307,18 @@ class Machine:
                 async with self._writing:
                     return values + await _to_its_end(lambda after=after: self.store.count_from(after))  # type: ignore[misc]
             values, after = values + SCRUB_KEYS, following
+
+    async def broken(self) -> list[bytes]:
+        """The keys of all values that are not whole, of what is stored; at most `MAX_BROKEN`. Raises DiskFailed."""
+        if self.applied != self.flushed:
+            await self.flush()
+        keys: list[bytes] = []
+        after: bytes | None = b""
+        while after is not None and len(keys) < MAX_BROKEN:
+            async with self._writing:  # not while a snapshot takes the store's place
+                begin = after
+                after = await _to_its_end(lambda begin=begin: self.store.verify(begin, SCRUB_KEYS, keys))  # type: ignore[misc]
+        return keys[:MAX_BROKEN]
 
     async def close(self) -> None:
         """Write what is left, as far as the disk takes it; what it does not is in the log."""

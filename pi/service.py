@@ -27,21 +27,19 @@ from pi.export import PiExport
 from pi.machine import Machine
 from pi.options import Options
 from pi.reading import Read
+from pi.repairer import Repairer
 from pi.state import Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged, StorageError
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
-ANSWER_S: Final = 0.5
-"""From the answer to an operator to the end of a process that begins again."""
 SET_ASIDE: Final = "pi_state_set_aside"
-NOT_MARKED: Final = "pi_state_not_marked"
 
 
 class Service(RoleShell):
@@ -63,6 +61,7 @@ class Service(RoleShell):
             on_leading=self._leading, on_deposed=self._deposed, segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
+        self.repairer = Repairer(context, options.partition, self._machine, self._replica, self.spawn)
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
         self._draining = False
@@ -71,7 +70,7 @@ class Service(RoleShell):
         self._runner.effects.on(ev.Propose, self._propose)
         self._runner.effects.on(ev.Reply, self._reply)
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
-        pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self._begin_again), context.server)
+        pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
         self._export = PiExport(self._machine, options)
         export_pb2_grpc.add_ExportServicer_to_server(self._export, context.server)
         context.metrics.collect_from(self._samples)
@@ -99,7 +98,7 @@ class Service(RoleShell):
         await self._replica.start()
 
     async def drain(self) -> None:
-        """Take no new streams, answer what is under way, hand over."""
+        """Take no new streams and no more writes, answer what is under way, hand over."""
         self._draining = True
         while self._core.under_way:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -116,9 +115,10 @@ class Service(RoleShell):
     def health(self) -> dict[str, object]:
         """Who leads, and what is wrong."""
         status = self._replica.status()
+        degraded = status["degraded"] or self._damage
         return {
-            "replication": status,
-            "degraded": status["degraded"] or self._damage,
+            "replication": {**status, "degraded": degraded},
+            "degraded": degraded,
             "streams": len(self._streams),
             "disk_full": self._machine.full,
             "damage": self._damage,
@@ -158,7 +158,8 @@ class Service(RoleShell):
         try:
             return self._machine.read(uin, number, lane, session, start, count, before, devices)
         except StateDamaged as damage:
-            self._damaged(str(damage))
+            self._machine.damaged = str(damage)
+            self.repairer.damaged(str(damage))
             raise
 
     def may_read(self) -> bool:
@@ -179,6 +180,8 @@ class Service(RoleShell):
         try:
             if self._machine.full:
                 raise DiskFull(self._machine.full)
+            if self._draining:  # else there would be something under way for ever, and no hand-over
+                raise Draining("this replica is draining; use the next leader")
             if self._machine.behind:
                 raise Overloaded("LMDB writes lag behind the log; retry later")
             proposal = self._replica.submit([(ENTRY_KIND, effect.payload)], level)
@@ -208,45 +211,18 @@ class Service(RoleShell):
             return await self._machine.verify(), "", False
         except StateDamaged as damage:
             self._machine.damaged = str(damage)
-            return 0, str(damage), repair and self._begin_again(str(damage))
-
-    def _begin_again(self, text: str) -> bool:
-        """Take the state from another replica, if there is one that has it; whether this begins. Raises DiskFull, DiskFailed."""
-        if not self._others_in_sync():
-            return False
-        self._machine.mark_damaged(text)
-        # The answer leaves before the process does.
-        asyncio.get_running_loop().call_later(ANSWER_S, self._end_to_begin_again, text)
-        return True
-
-    def _end_to_begin_again(self, text: str) -> None:
-        self._context.crash(StateDamaged(f"{text}; after a restart this replica takes its inboxes from another one"))
-
-    def _others_in_sync(self) -> bool:
-        status = self._replica.status()
-        in_sync = status.get("in_sync")
-        return isinstance(in_sync, list) and bool(set(in_sync) - {status["member"]})
+            return 0, str(damage), repair and await self.repairer.begin_again(str(damage))
 
     @property
     def _damage(self) -> str:
-        return self._core.damaged or self._machine.damaged
-
-    def _damaged(self, text: str) -> None:
-        """A value is broken. With another replica in sync this one takes its state from there; alone it serves what it can."""
-        if not self._others_in_sync():
-            return
-        try:
-            self._machine.mark_damaged(text)
-        except StorageError as full:  # the scrub, a read or an operator finds the damage again
-            self._context.log.error(NOT_MARKED, error=str(full), code=full.code)
-            return
-        self._end_to_begin_again(text)
+        damage = self._machine.damaged
+        return f"{damage}; {self.repairer.alone}" if damage and self.repairer.alone else damage
 
     def _failed(self, error: PixiuError) -> None:
         """The inboxes cannot be written, or are broken."""
         self._context.log.error(DAMAGED, error=str(error), code=error.code)
         if isinstance(error, StateDamaged):
-            self._damaged(str(error))
+            self.repairer.damaged(str(error))
         else:
             self._context.crash(error)
 

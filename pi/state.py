@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, ParamSpec
 from zlib import crc32
 
-from cluster.replication.model import START, Entry, Position
+from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pi.deletions import Deletions
 from pi.expiry import PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
@@ -29,6 +29,7 @@ from pi.keys import (
     time_key,
     writer_key,
 )
+from pi.loss import Loss
 from pi.reading import Read as Read
 from pi.reading import Reader
 from pi.reading import Refusal as Refusal
@@ -39,6 +40,7 @@ from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
     DELETE,
+    DEVICE_ID_BYTES,
     ENTRY_KIND,
     LANE_SHIFT,
     MAX_LANE,
@@ -54,6 +56,7 @@ from pixiu.wire.inbox_operations import (
     Deletes,
     DropDevices,
     Fanout,
+    GiveUp,
     Limits,
     OpenSessions,
     Operation,
@@ -104,6 +107,7 @@ class State:
         self._deletions = Deletions(self.inboxes)
         self._expiry = Expiry(self.inboxes, self._deletions)
         self._reader = Reader(self.inboxes, self._deletions)
+        self._loss = Loss(self.inboxes, self._deletions)
         self._load()
 
     def _load(self) -> None:
@@ -160,6 +164,8 @@ class State:
     def _apply_one(self, entry: Entry) -> list[Results]:
         self._epoch = entry.epoch
         self.inboxes.now_s = max(self.inboxes.now_s, min(entry.at_us // 1_000_000 - EPOCH_S, 0xFFFF_FFFF))
+        if entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
+            self._expiry.set_back(max(CLOCK.unpack(entry.payload)[0] // 1_000_000 - EPOCH_S, 0))
         if entry.kind != ENTRY_KIND:
             return []
         try:
@@ -190,6 +196,11 @@ class State:
             case Clock(limits):
                 self.inboxes.limits = limits
                 return [int(self._expiry.sweep())]
+            case GiveUp(keys):
+                for key in keys:
+                    if key[:1] == b"G":
+                        self._writers.pop(int.from_bytes(key[1:], "big"), None)
+                return self._loss.give_up(keys)
 
     def _refuses(self, writer: Writer) -> bool:
         """Whether a stream of appends is no longer its writer's."""
@@ -312,9 +323,13 @@ class State:
         return user.sessions
 
     def _device_of(self, uin: int, client_id: bytes) -> int:
+        """The number of a device. Its name follows its DeviceID; without one it keeps the one that it has."""
         user = self.inboxes.user(uin)
         for number, device in user.devices.items():
-            if device.client_id == client_id:
+            if device.client_id[:DEVICE_ID_BYTES] == client_id[:DEVICE_ID_BYTES]:
+                if len(client_id) > DEVICE_ID_BYTES and device.client_id != client_id:
+                    device.client_id = client_id
+                    self.inboxes.put_user(uin, user)
                 self._seen(uin, user, device)
                 return number
         number = user.free_number() if client_id else 0

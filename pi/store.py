@@ -133,15 +133,21 @@ class StateStore:
         except (OSError, lmdb.Error) as error:
             raise self.problem("synced", error) from error
 
-    def verify(self, after: bytes, limit: int) -> bytes | None:
-        """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged."""
+    def verify(self, after: bytes, limit: int, broken: list[bytes] | None = None) -> bytes | None:
+        """Check the CRCs of stored values from a key on; the key to go on after, None at the end. Raises StateDamaged, unless
+        the keys of broken ones are collected."""
         try:
             with self._db.begin() as transaction, transaction.cursor() as cursor:
                 found = cursor.set_range(after) if after else cursor.first()
                 for _ in range(limit):
                     if not found:
                         return None
-                    unseal(cursor.key(), cursor.value())
+                    try:
+                        unseal(cursor.key(), cursor.value())
+                    except StateDamaged:
+                        if broken is None:
+                            raise
+                        broken.append(bytes(cursor.key()))
                     found = cursor.next()
                 return bytes(cursor.key()) if found else None
         except lmdb.Error as error:

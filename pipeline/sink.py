@@ -180,7 +180,7 @@ class PixiuWriter:
         for row in rows:
             to = px.room(row.key) if self._options.kind == "room" else px.user(row.key).destination
             receipts.append(
-                await to.send(
+                await to.writer().send(
                     row.body,
                     type=row.type,
                     lifetime_min=row.lifetime_min,

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pixiu.version import __version__
 
 if TYPE_CHECKING:
+    from pixiu.client.awaited import SendFailure
     from pixiu.client.client import Client, ClientStats, connect
+    from pixiu.client.connection_events import ConnectionEvent, ConnectionEventStream, ConnectionState
     from pixiu.client.destination import Room, Topic, User
     from pixiu.client.directory import ClusterMap
     from pixiu.client.inbox import Inbox
@@ -31,9 +33,20 @@ if TYPE_CHECKING:
     from pixiu.client.signalling import SignalReceipt
     from pixiu.client.streams import Receipt
     from pixiu.client.subscriber import Subscription, SubscriptionCounters
-    from pixiu.client.sync import SyncClient, SyncRoom, SyncSubscription, SyncUser, connect_sync
+    from pixiu.client.sync import (
+        SyncClient,
+        SyncConnectionEvents,
+        SyncRoom,
+        SyncSubscription,
+        SyncTopic,
+        SyncUser,
+        SyncWriter,
+        connect_sync,
+    )
     from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
     from pixiu.client.sync_receipt import SyncReceipt
+    from pixiu.client.sync_view import SyncInboxView
+    from pixiu.client.writer import Writer
     from pixiu.errors import (
         ConfigurationError,
         DiskFull,
@@ -47,6 +60,7 @@ if TYPE_CHECKING:
         LoginReplaced,
         MalformedData,
         NotConnected,
+        NotSent,
         NotServed,
         Offline,
         OutcomeUnknown,
@@ -59,6 +73,7 @@ if TYPE_CHECKING:
         TooManyReceivers,
         Unavailable,
         Undelivered,
+        Unreachable,
     )
     from pixiu.wire.levels import Triple
 
@@ -68,6 +83,9 @@ __all__ = [
     "ClientStats",
     "ClusterMap",
     "ConfigurationError",
+    "ConnectionEvent",
+    "ConnectionEventStream",
+    "ConnectionState",
     "DiskFull",
     "Dropped",
     "GapReason",
@@ -89,6 +107,7 @@ __all__ = [
     "MalformedData",
     "Message",
     "NotConnected",
+    "NotSent",
     "NotServed",
     "Offline",
     "OutcomeUnknown",
@@ -99,25 +118,32 @@ __all__ = [
     "RegistryUnavailable",
     "RemoteError",
     "Room",
+    "SendFailure",
     "SignalReceipt",
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncConnectionEvents",
     "SyncInbox",
+    "SyncInboxView",
     "SyncMailReceipt",
     "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",
+    "SyncTopic",
     "SyncUser",
+    "SyncWriter",
     "TooFewInSync",
     "TooManyReceivers",
     "Topic",
     "Triple",
     "Unavailable",
     "Undelivered",
+    "Unreachable",
     "User",
     "UserPresence",
+    "Writer",
     "__version__",
     "connect",
     "connect_sync",

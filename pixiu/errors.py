@@ -17,17 +17,19 @@
     │   ├── MalformedData        bytes that do not follow the format
     │   ├── ChecksumWrong        a message was damaged on its way
     │   ├── Unavailable          nobody serves this now: try again later
-    │   ├── RegistryUnavailable  ZooKeeper cannot be reached
+    │   │   ├── Unreachable          no process of the cluster answers (a ConnectionError)
+    │   │   ├── RegistryUnavailable  ZooKeeper cannot be reached (a ConnectionError)
+    │   │   ├── NotSent              certainly not sent: send again (a ConnectionError)
+    │   │   └── OutcomeUnknown       no answer in time, it may have happened or not (a TimeoutError)
     │   ├── NotServed            this proxy, or the whole cluster, does not take this kind of message
     │   ├── Dropped              accepted, then lost on the way: sending again is safe with the same ID
-    │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown
+    │   ├── Undelivered          no gateway confirmed a signal in time: the outcome is unknown (a TimeoutError)
     │   ├── Offline              nobody took it: the user has no device online
     │   ├── WrongPartition       sent to a process that does not serve the key
     │   ├── OldSession           a newer session of the device was opened
     │   ├── StaleWriter          an append of a stream that a newer one replaced: open a new one
     │   ├── NotLeader            sent to a replica that does not lead: `leader` says who does
     │   ├── TooFewInSync         fewer replicas are in sync than the cluster wants for a replicated write
-    │   ├── OutcomeUnknown       the leader stopped leading: the write may be kept or not, send it again with the same ID
     │   ├── StaleStream          the leader has changed since: send again what is not confirmed
     │   ├── NotYet               no such MsgID so far: ask again
     │   ├── Gone                 the message was trimmed, or cut off before it was committed
@@ -152,9 +154,29 @@ class ChecksumWrong(RemoteError):
 
 
 class Unavailable(RemoteError):
-    """Nobody serves this now."""
+    """Nobody serves this now. Its subclasses say whether something may have happened: `NotSent`, `OutcomeUnknown`."""
 
     code = "UNAVAILABLE"
+
+
+class Unreachable(Unavailable, ConnectionError):
+    """No process of the cluster answers at the addresses that are known. The text names them."""
+
+    code = "UNREACHABLE"
+
+
+class NotSent(Unavailable, ConnectionError):
+    """The message has certainly not been delivered and will not be: no process took it. Sending it again delivers it once."""
+
+    code = "NOT_SENT"
+
+
+class OutcomeUnknown(Unavailable, TimeoutError):
+    """Nobody confirmed it in time: it may have happened or not. Mail is stored once if it is sent again with the same ID
+    (`MailWriter.resend`). `open_inboxes`: of a mail to several users those whose inboxes have it not, as far as is known."""
+
+    code = "OUTCOME_UNKNOWN"
+    open_inboxes: tuple[int, ...] = ()
 
 
 class NotServed(RemoteError):
@@ -163,7 +185,7 @@ class NotServed(RemoteError):
     code = "NOT_SERVED"
 
 
-class RegistryUnavailable(Unavailable):
+class RegistryUnavailable(Unavailable, ConnectionError):
     """ZooKeeper cannot be reached. The text names the address."""
 
     code = "REGISTRY_UNAVAILABLE"
@@ -175,7 +197,7 @@ class Dropped(RemoteError):
     code = "DROPPED"
 
 
-class Undelivered(RemoteError):
+class Undelivered(RemoteError, TimeoutError):
     """No gateway confirmed in time that it delivered a signal."""
 
     code = "UNDELIVERED"
@@ -224,14 +246,6 @@ class TooFewInSync(RemoteError):
     """Too few replicas are in sync for a write at level replicated. Nothing was written."""
 
     code = "TOO_FEW_IN_SYNC"
-
-
-class OutcomeUnknown(RemoteError):
-    """The leader stopped leading before the write was replicated: it may be kept or not. `open_inboxes`: of a mail to several
-    users those whose inboxes have it not, as far as is known."""
-
-    code = "OUTCOME_UNKNOWN"
-    open_inboxes: tuple[int, ...] = ()
 
 
 class StaleStream(RemoteError):
@@ -283,9 +297,13 @@ class StoreDamaged(StorageError):
 
 
 class LogDamaged(StorageError):
-    """A log's entry is missing or broken. The text says which."""
+    """A log's entry is missing or broken. The text says which. `last`: the last counter of its segment; 0: not known."""
 
     code = "LOG_DAMAGED"
+
+    def __init__(self, text: str, last: int = 0) -> None:
+        super().__init__(text)
+        self.last = last
 
 
 class StateDamaged(StorageError):
@@ -357,6 +375,8 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "REMOTE": grpc.StatusCode.UNKNOWN,
     "MALFORMED": grpc.StatusCode.DATA_LOSS,
     "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
+    "NOT_SENT": grpc.StatusCode.UNAVAILABLE,
     "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
     "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
     "DROPPED": grpc.StatusCode.ABORTED,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil
 from typing import Final
 
@@ -19,7 +20,20 @@ from cluster.runtime.contract import EventTable, RecordsReceived, SendRecords, S
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.wire.record import CHAT, FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
+from pixiu.wire.record import (
+    CHAT,
+    FIRST_LANE_BELOW,
+    HEADER_SIZE,
+    LEAST_SIZE,
+    PLAIN_ROOM,
+    ROOM,
+    SIGNAL,
+    SIZE_FIELD,
+    WALK,
+    Flag,
+    crc_ok,
+    offsets,
+)
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
@@ -30,6 +44,9 @@ from proxy.signals import AwaitedSignals, only_signals
 
 MAX_HELD_BATCHES = 10_000
 """Batches that wait for a change of routes; beyond it the change does not wait any longer."""
+CHECKED_RECORDS = 100
+"""The CRC of so many first records of a publisher's stream is checked: a client that computes it wrongly is told. That of others is
+checked where the record leaves the cluster."""
 NOBODY = EndpointID(0)
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
@@ -223,7 +240,7 @@ class Core:
     def _choose(self, key: int) -> _Target | None:
         if self._vrooms.is_big(key):
             return self._big_target if self._brokers.targets else None
-        return None if self._vrooms.is_vroom(key) else self._brokers.replica(key)
+        return None if not key or self._vrooms.is_vroom(key) else self._brokers.replica(key)
 
     def _broker_of_vroom(self, vroom: int) -> EndpointID | None:
         target = self._brokers.replica(vroom)
@@ -231,6 +248,8 @@ class Core:
 
     def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: _Batch | None) -> _Target | None:
         """Of a record that is no room message: chat, and signals to rooms and users."""
+        if not key:
+            return None
         if kind == CHAT and "chat" in self._kinds:
             return self._relays.routes.target(key)
         if kind != SIGNAL:
@@ -270,6 +289,10 @@ class Core:
         if event.receipt and not self._receipts:
             self.counters.records_refused += event.count
             batch.failures.append(ev.Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
+        elif event.position <= CHECKED_RECORDS and (damaged := first_damaged(event.data, event.count)) is not None:
+            self.counters.records_refused += event.count
+            text = f"the CRC of record {batch.first + damaged} does not fit its extension and body; its whole batch is refused"
+            batch.failures.append(ev.Failure(batch.first, batch.last, errors.ChecksumWrong.code, text))
         elif self._limits is None or self._within_rate(self._limits, batch, event.count, now):
             self._route(event.data, 0, len(event.data), event.count, batch, out)
         if not batch.pending:
@@ -428,6 +451,8 @@ class Core:
                 errors.InvalidArgument,
                 f"{key} is the number of a VRoom, which nobody publishes to; publish to the big room {big}",
             )
+        if not key:
+            return errors.InvalidArgument, "0 is neither a RoomID (1 to 2^62-1) nor a UIN (1 to 2^63-1)"
         to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
         if kind == SIGNAL and to_room and self._vrooms.is_big(key):
             return errors.InvalidArgument, "a big room takes messages, not signals"
@@ -539,3 +564,11 @@ def _failures(
         else:
             failures.append(ev.Failure(position, position, error.code, text, retry_ms))
     return failures
+
+
+def first_damaged(data: bytes, count: int) -> int | None:
+    """The index of the first record whose CRC does not fit; None when all do, or the batch's lengths are wrong."""
+    found = offsets(data, 0, len(data), count)
+    if found is None:
+        return None
+    return next((index for index, (start, end) in enumerate(pairwise(found)) if not crc_ok(data[start:end])), None)

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1
 LOG_TAIL_BYTES = 4_000
@@ -44,6 +45,14 @@ class DieWithParent:
                 os._exit(1)
 
 
+def open_log(log: Path) -> BinaryIO:
+    """A process's log, to be appended to."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        log.replace(log.with_suffix(".old"))
+    return log.open("ab")
+
+
 async def start_child(
     arguments: Sequence[str], log: Path, *, death_signal: int = signal.SIGKILL, environment: Mapping[str, str] | None = None
 ) -> asyncio.subprocess.Process:
@@ -51,10 +60,7 @@ async def start_child(
 
     death_signal: what the child gets when the parent dies, however it dies (on Linux).
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
-        log.replace(log.with_suffix(".old"))
-    with log.open("ab") as output:
+    with open_log(log) as output:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *arguments,

@@ -6,6 +6,7 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pixiu.cli.output import DEFAULT_TARGET, EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from pixiu.errors import ConfigurationError
 from registry.children import DieWithParent, child_environment
 from registry.screen import Rates, render
 from registry.up import LocalCluster, UpOptions
@@ -25,6 +27,7 @@ from registry.up import LocalCluster, UpOptions
 DEFAULTS: Final = UpOptions()
 REFRESH_S: Final = 1.0
 REPLAY_STOP_S: Final = 10.0
+STDIN: Final = 0
 
 
 @guarded
@@ -52,6 +55,7 @@ def up(
         list[str] | None, typer.Option("--set", help="ROLE.KEY=VALUE or cluster.KEY=VALUE; may be given again.")
     ] = None,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds.")] = None,
+    until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input, a pipe, is closed.")] = False,
     replay: Annotated[
         str, typer.Option(help="Play this log once all is Running (`sample`: the one that ships).", metavar="FILE")
     ] = "",
@@ -83,7 +87,7 @@ def up(
         settings=tuple(settings or ()),
     )
     options.validate()
-    code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json).run())
+    code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json, until_eof=until_eof).run())
     if code:
         raise typer.Exit(code)
 
@@ -104,8 +108,11 @@ def zookeeper(
 class _Up:
     """One run of `pixiu up`: the cluster, what is shown, the replay, the end."""
 
-    def __init__(self, options: UpOptions, seconds: float | None, replay: str, speed: float | None, *, as_json: bool) -> None:
+    def __init__(
+        self, options: UpOptions, seconds: float | None, replay: str, speed: float | None, *, as_json: bool, until_eof: bool = False
+    ) -> None:
         self._seconds = seconds
+        self._until_eof = until_eof
         self._replay = replay
         self._speed = speed
         self._as_json = as_json
@@ -121,6 +128,11 @@ class _Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
+        if self._until_eof:
+            try:
+                loop.add_reader(STDIN, self._read_input)
+            except OSError:
+                raise ConfigurationError("--until-eof: standard input is no pipe, socket or terminal") from None
         self._main = asyncio.create_task(self._serve())
         try:
             return await self._main
@@ -191,6 +203,11 @@ class _Up:
                     player.kill()
                     await player.wait()
 
+    def _read_input(self) -> None:
+        if not os.read(STDIN, 4096):
+            asyncio.get_running_loop().remove_reader(STDIN)
+            self._interrupted()
+
     def _interrupted(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
@@ -227,7 +244,7 @@ class _Up:
         out.print(f"  logs      {self._cluster.options.data / 'logs'}", highlight=False)
         tries = ["pixiu listen --room 42", 'pixiu send --room 42 "hello"', "pixiu status"]
         if self._cluster.options.pis:
-            tries[2:2] = ['pixiu send --mail --user 7 "kept for you"', "pixiu inbox 7"]
+            tries[2:2] = ['pixiu send --mail --user 7 "kept for you"', "pixiu inbox list 7"]
         if found["mqtt"]:
             host, _, port = found["mqtt"][0].rpartition(":")
             tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")

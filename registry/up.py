@@ -25,8 +25,9 @@ from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import RegistryAddress, ZooKeeper, parse_address
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
-from registry.children import start_child, tail
+from registry.children import child_environment, open_log, tail
 from registry.embedded_child import EmbeddedChild
+from registry.fork_server import Forked, ForkServer
 from registry.layout import ensure_layout, set_replicas
 from registry.settings_check import check_settings, overrides_for
 from registry.supervisor import (
@@ -150,7 +151,7 @@ class UpOptions:
 class Child:
     """One process as the operating system and the registry know it."""
 
-    process: asyncio.subprocess.Process | None = None
+    process: Forked | None = None
     node: Node | None = None
     log_start: int = 0
     """Where in its log this run began."""
@@ -180,6 +181,7 @@ class LocalCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: PixiuError | None = None
+        self._fork_server = ForkServer(child_environment())
         self._lock = -1
 
     @property
@@ -195,6 +197,7 @@ class LocalCluster:
         """
         options = self.options
         self._take_folder()
+        self._fork_server.prepare()
         check_ports([options.mqtt_port + number for number in range(options.gateways)] if options.mqtt_port else [])
         if options.registry:
             self.address = parse_address(options.registry)
@@ -242,6 +245,7 @@ class LocalCluster:
             await self._session.close()
         if self.zookeeper is not None:
             await self.zookeeper.stop()
+        await asyncio.to_thread(self._fork_server.close)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -336,7 +340,10 @@ class LocalCluster:
         child.log_start = log.stat().st_size if log.exists() else 0
         child.node = None
         try:
-            process = await start_child(self._arguments(record.spec, child), log)
+            with open_log(log) as output:
+                process = await asyncio.to_thread(
+                    self._fork_server.start, record.spec.role, self._arguments(record.spec, child), output
+                )
         except OSError as error:
             self._on_event("process_failed", {"process": name, "error": str(error)})
             self._apply(self.core.exited(name, 1, time.monotonic()))
@@ -344,7 +351,7 @@ class LocalCluster:
         child.process = process
         if record.state is not ProcessState.STARTING:  # the end came while it was being started
             _signal(child, signal.SIGTERM if record.state is ProcessState.STOPPING else signal.SIGKILL)
-        code = await process.wait()
+        code = await process.ended()
         child.process, child.node = None, None
         asked = record.state is ProcessState.STOPPING
         self._apply(self.core.exited(name, code, time.monotonic()))
@@ -364,10 +371,8 @@ class LocalCluster:
             values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
         values.update(child.ports)
         values.update(overrides_for(spec.role, options.settings))
-        arguments = ["-m", spec.role]
-        if options.config is not None:
-            arguments += ["--config", str(options.config.resolve())]
-        return [*arguments, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
+        config = ["--config", str(options.config.resolve())] if options.config is not None else []
+        return [*config, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
 
     def _spawn(self, coroutine: object, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)  # type: ignore[arg-type]
@@ -386,8 +391,7 @@ class LocalCluster:
 
 def _signal(child: Child, number: int) -> None:
     if child.process is not None:
-        with contextlib.suppress(ProcessLookupError):
-            child.process.send_signal(number)
+        child.process.send_signal(number)
 
 
 def check_ports(ports: Sequence[int]) -> None:

@@ -102,12 +102,13 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
     count = len(batch.uins)
     if count > MAX_NOTICES or not count == len(batch.seqs) == len(batch.msg_ids) == len(batch.sizes):
         return None
-    if sum(batch.sizes) != len(batch.records):
+    records = batch.records  # protobuf copies the bytes each time
+    if sum(batch.sizes) != len(records):
         return None
     found: list[ev.Notice] = []
     at = 0
     for uin, seq, msg_id, size in zip(batch.uins, batch.seqs, batch.msg_ids, batch.sizes, strict=True):
-        record = batch.records[at : at + size]
+        record = records[at : at + size]
         at += size
         said = int.from_bytes(record[:SIZE_FIELD], "little")
         if size and (said < LEAST_SIZE or said + SIZE_FIELD != size):

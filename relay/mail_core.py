@@ -214,7 +214,7 @@ class MailCore:
     def _ask_numbers(self, now: float, out: list[ev.Effect]) -> None:
         """Ask how Pi numbers devices that have come; again after a pause while some are not numbered."""
         for partition, items in self._by_partition(self.devices.to_number(now), lambda item: item[0]).items():
-            operations = b"".join([encode_add_device(uin, device) for uin, device in items])
+            operations = b"".join([encode_add_device(uin, device, self.devices.name(uin, device)) for uin, device in items])
             self._ask(partition, partial(self._numbered, items), out, operations)
         if self.devices.unnumbered and self._ask_due == NEVER:
             self._ask_due = now + ASK_PAUSE_S

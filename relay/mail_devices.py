@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from cluster.membership.devices import Devices, LoginPolicy, connected
+from cluster.membership.devices import DEVICE_MASK, Devices, LoginPolicy, connected
 from cluster.membership.lww_map import MAX_ENTRIES, Applied, Purged, Update
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous
@@ -21,6 +21,8 @@ from relay.delivery import events as ev
 
 MAX_NUMBERS: Final = 200_000
 """Devices whose number is remembered after they have gone. Policy: the oldest is forgotten, and Pi is asked again."""
+MAX_NAMES: Final = 100_000
+"""Devices whose name Pi was not told. Policy: the oldest is forgotten, and has none."""
 NUMBER_AGE_S: Final = 3600.0
 """An older number is asked for again when its device comes: Pi gives the number of a device that is long gone to another."""
 MAX_ASKED: Final = 256
@@ -45,7 +47,7 @@ class TrackedDevices(Devices):
         policy, max_entries: as `Devices` has them.
     """
 
-    __slots__ = ("_changed", "dirty", "takers")
+    __slots__ = ("_changed", "dirty", "names", "takers")
 
     def __init__(
         self, changed: Callable[[], None], *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES
@@ -56,6 +58,8 @@ class TrackedDevices(Devices):
         """Users with an entry that takes mail; no more than there are entries."""
         self.dirty: dict[int, None] = {}
         """Of these, or of those who were: changed since the last `take`."""
+        self.names: dict[tuple[int, int], str] = {}
+        """(UIN, DeviceID) → the name of one that takes mail, until Pi has been told."""
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """Apply updates as `Devices.apply`, and report users whose devices changed."""
@@ -65,8 +69,12 @@ class TrackedDevices(Devices):
             if change.login and change.value & _MAIL:
                 takers[change.group] = None
                 self._note(change.group)
+                if change.name:
+                    self._name(change)
             elif change.group in takers:
                 self._note(change.group)
+                if not change.login:
+                    self.names.pop((change.group, change.member & DEVICE_MASK), None)
         return applied
 
     def take(self) -> list[int]:
@@ -82,6 +90,13 @@ class TrackedDevices(Devices):
             if key.group in self.takers:
                 self._note(key.group)
         return super()._forget(purged)
+
+    def _name(self, change: Update) -> None:
+        who = change.group, change.member & DEVICE_MASK
+        self.names.pop(who, None)
+        if len(self.names) >= MAX_NAMES:
+            del self.names[next(iter(self.names))]
+        self.names[who] = change.name
 
     def _note(self, uin: int) -> None:
         if not self.dirty:
@@ -226,6 +241,10 @@ class MailDevices:
                 found.append(who)
         return found
 
+    def name(self, uin: int, device: int) -> str:
+        """What a device is called, as far as Pi was not told; else empty."""
+        return self.devices.names.get((uin, device), "")
+
     def numbered(self, uin: int, device: int, answer: int | ev.Failure, now: float) -> ev.Login | None:
         """Pi's answer; returns who is there under this number."""
         who = uin, device
@@ -240,6 +259,7 @@ class MailDevices:
                 self._ask[who] = None
             return None
         self._not_before.pop(who, None)
+        self.devices.names.pop(who, None)
         self._numbers.pop(who, None)
         if len(self._numbers) >= MAX_NUMBERS:
             del self._numbers[next(iter(self._numbers))]

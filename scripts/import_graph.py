@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,9 +40,8 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
-def imported(tree: ast.Module, names: Iterable[str]) -> Iterator[str]:
-    """Which of the named modules a module imports."""
-    known = set(names)
+def imported(tree: ast.Module, known: Set[str]) -> Iterator[str]:
+    """Which of the known modules a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -54,7 +53,7 @@ def imported(tree: ast.Module, names: Iterable[str]) -> Iterator[str]:
 def graph_of_modules(root: Path = ROOT) -> dict[str, set[str]]:
     """Of each module those that it imports."""
     paths = modules(root)
-    return {name: set(imported(ast.parse(path.read_text()), paths)) - {name} for name, path in paths.items()}
+    return {name: set(imported(ast.parse(path.read_text()), paths.keys())) - {name} for name, path in paths.items()}
 
 
 def room_of(module: str, packages: set[str]) -> str:

@@ -10,6 +10,7 @@ told which mark it lacks. Locally property tests draw fewer examples, see `tests
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,9 @@ EXAMPLES = 100 if CI else 25
 
 hypothesis.settings.register_profile("pixiu", max_examples=EXAMPLES)
 hypothesis.settings.load_profile("pixiu")
+
+os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+"""Processes of tests verify no certificates; to read the machine's is a sixth of what the start of a role takes (aiohttp does)."""
 
 _running: list[pytest.Item] = []
 """The test that runs now, unless its marks allow it to start processes."""

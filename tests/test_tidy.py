@@ -41,10 +41,11 @@ LONG_FUNCTIONS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {}
 
 
-def sources() -> list[str]:
+@cache
+def sources() -> tuple[str, ...]:
     """Every module that we wrote, as a path relative to the project."""
     found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [str(path.relative_to(ROOT)) for path in found if "wire/v1" not in str(path) and "build" not in path.parts]
+    return tuple(str(path.relative_to(ROOT)) for path in found if "wire/v1" not in str(path) and "build" not in path.parts)
 
 
 @cache
@@ -54,10 +55,16 @@ def tree(source: str) -> ast.Module:
 
 
 @cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a module's syntax tree."""
+    return tuple(ast.walk(tree(source)))
+
+
+@cache
 def imports(source: str) -> tuple[str, ...]:
     """Every dotted name that a module imports."""
     found: list[str] = []
-    for node in ast.walk(tree(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -157,7 +164,7 @@ def test_nothing_is_unpickled() -> None:
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function of a module, methods and nested ones too."""
-    yield from (node for node in ast.walk(tree(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    yield from (node for node in nodes(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_functions_and_files_stay_small() -> None:
@@ -193,12 +200,12 @@ def test_docstrings_say_what_a_thing_is() -> None:
     """What is public in a module or class: no relative clause ("Of a relay."), no "See the module."."""
     vague: list[str] = []
     for source in sources():
-        nodes = list(tree(source).body)
-        while nodes:
-            node = nodes.pop()
+        left = list(tree(source).body)
+        while left:
+            node = left.pop()
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
                 continue
-            nodes += node.body if isinstance(node, ast.ClassDef) else []
+            left += node.body if isinstance(node, ast.ClassDef) else []
             first = (ast.get_docstring(node) or "Undocumented").split()
             if first[0].rstrip(":").lower() in PREPOSITIONS or first[:3] == ["See", "the", "module."]:
                 vague.append(f"{source}:{node.lineno} {node.name}")

@@ -48,6 +48,7 @@ REJECTIONS: Final = {
     Rejection.NOT_LEADER: (errors.NotLeader.code, "this replica does not lead its partition"),
     Rejection.DRAINING: (errors.Draining.code, "the replica is draining; send to the next leader"),
     Rejection.OVERLOADED: (errors.Overloaded.code, "too much waits for its commit; send again later"),
+    Rejection.NO_TIME: (errors.Overloaded.code, "the clocks of the other replicas are not known yet; send again in a moment"),
     Rejection.TOO_FEW_IN_SYNC: (errors.Unavailable.code, "fewer replicas are in sync than min_in_sync asks for"),
     Rejection.DISK_FULL: (errors.DiskFull.code, "the disk is full; what is stored can be read"),
 }

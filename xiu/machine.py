@@ -17,9 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from cluster.replication.folder import free_bytes
 from cluster.replication.model import Entry
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
-from xiu.repair import Row, rebuild
+from pixiu.ids import MAX_MSG_SEQUENCE
+from xiu.repair import Row, rebuild, verify
 from xiu.state import Blocked, Head
 from xiu.store import Cursor, Store
 
@@ -80,6 +82,7 @@ class Machine:
         memtable_bytes, cache_bytes: see `Store`.
         apply: writes committed entries that follow what is in the store, all or none; returns why it cannot now, or "".
         on_replaced: the store holds another state now.
+        on_damaged: a snapshot found damage; whether it can be repaired from another replica.
 
     `open` first.
     """
@@ -91,10 +94,11 @@ class Machine:
         cache_bytes: int,
         apply: Callable[[Sequence[Entry]], str],
         on_replaced: Callable[[], None],
+        on_damaged: Callable[[str], bool] = lambda _text: False,
     ) -> None:
         self._folder = folder
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
-        self._apply, self._on_replaced = apply, on_replaced
+        self._apply, self._on_replaced, self._on_damaged = apply, on_replaced, on_damaged
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
@@ -141,6 +145,11 @@ class Machine:
         """The state is durable up to this counter."""
         return self.store.flushed
 
+    @property
+    def clock_us(self) -> int:
+        """The time of the state, Unix µs."""
+        return self.store.head.clock_us
+
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
         """Write these entries. Raises DiskFull when the store takes nothing now."""
         if why := self._apply(entries):
@@ -148,18 +157,32 @@ class Machine:
         return (None,) * len(entries)
 
     async def snapshot(self, folder: Path) -> int:
-        """A checkpoint, in hard links; writes go on. Raises StorageError."""
-        counter = 0
+        """A checkpoint, in hard links; writes go on. Damage is repaired first, where another replica has what is missing; the only
+        replica's is passed on as it is. Raises StorageError."""
+        await self._in_thread(lambda: self.store.checkpoint(folder / CHECKPOINT))
+        counter, damaged = await asyncio.to_thread(self._checked, folder)
+        if damaged:
+            text = f"{damaged} damaged place(s) were found when a snapshot was made"
+            if self._on_damaged(text):
+                raise StoreDamaged(f"{text}; they are repaired first")
+        return counter
 
-        def take() -> None:
-            nonlocal counter
-            self.store.checkpoint(folder / CHECKPOINT)
-            copy = self._make(folder / CHECKPOINT)  # its head says what is in it
-            counter = copy.head.applied.counter
+    def _checked(self, folder: Path) -> tuple[int, int]:
+        """The position of a checkpoint, and how much of it is damaged."""
+        copy = self._make(folder / CHECKPOINT)
+        try:
+            with contextlib.closing(copy.cursor()) as cursor:
+                damaged = verify(cursor, MAX_MSG_SEQUENCE).damaged
+            return copy.head.applied.counter, damaged
+        finally:
             copy.close()
 
-        await self._in_thread(take)
-        return counter
+    async def check(self, folder: Path) -> None:
+        """Whether a checkpoint can be opened. Damaged places come with the only replica's: they are never served. Raises
+        StorageError."""
+        if not (folder / CHECKPOINT).is_dir():
+            raise StoreDamaged("the snapshot holds no store")
+        await asyncio.to_thread(self._checked, folder)
 
     async def load(self, folder: Path) -> None:
         """Take a checkpoint's place. Raises StorageError."""
@@ -276,8 +299,11 @@ class Machine:
             raise DiskFull(f"a repair needs {needed >> 20} MiB on the disk of {folder}")
 
     def free_bytes(self) -> int:
-        """Free bytes of the disk. Asked of the folder around the store: the store's own goes when another one takes its place."""
-        return shutil.disk_usage(self._folder.parent).free
+        """Free bytes of the disk. Raises DiskFailed.
+
+        Asked of the folder around the store: the store's own goes when another one takes its place.
+        """
+        return free_bytes(self._folder.parent)
 
     async def close(self) -> None:
         """Close the RocksDB store."""

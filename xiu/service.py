@@ -88,7 +88,7 @@ class Service(RoleShell):
         folder = Path(options.data_dir)
         self._folder = folder
         memtable, cache = options.memtable_mb << 20, options.cache_mb << 20
-        self._machine = Machine(folder / "store", memtable, cache, self._apply, self._replaced)
+        self._machine = Machine(folder / "store", memtable, cache, self._apply, self._replaced, self._met_damage)
         self._replica = Replica(
             context,
             self._machine,
@@ -190,10 +190,11 @@ class Service(RoleShell):
         """Where the partition stands. `degraded` is a text while something needs an operator."""
         status = self._replica.status()
         core = self.core
+        degraded = ((core.damaged or core.full) if core is not None else "") or status["degraded"]
         return {
-            "replication": status,
+            "replication": {**status, "degraded": degraded},
             "waiting_entries": core.waiting if core is not None else 0,
-            "degraded": ((core.damaged or core.full) if core is not None else "") or status["degraded"],
+            "degraded": degraded,
         }
 
     def on_view(self, view: View) -> None:
@@ -231,6 +232,13 @@ class Service(RoleShell):
         if self.core is not None and self._table is not None:
             self._table.clear()
             self.core.replaced()
+
+    def _met_damage(self, text: str) -> bool:
+        """Damage that no read met; whether another replica is in sync, from which it is repaired."""
+        self._context.log.error(STORE_DAMAGED, text=text)
+        if self.core is not None:
+            self.core.met_damage(text)
+        return len(self._in_sync()) > 1
 
     def _catch_up(self, store: Store) -> bool:
         return self.core is None or self.core.catch_up(store)
@@ -294,7 +302,7 @@ class Service(RoleShell):
 
     def _trim(self) -> None:
         now_us = time.time_ns() // 1000
-        self._runner.step(ev.TrimDue(now_us, self.export.readers.keep_from(now_us)))
+        self._runner.step(ev.TrimDue(self._replica.now_us(), self.export.readers.keep_from(now_us)))
 
     def _watch_space(self) -> None:
         assert self.core is not None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
-from cluster.replication.model import START, Entry, Position
+from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
 from pixiu.wire.record import SIZE_FIELD, Flag
 from xiu.block import Block
@@ -195,6 +195,9 @@ class State:
             self._store(entry, decision)
         elif entry.kind == Kind.TRIM:
             self._trim(entry, decision)
+        elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
+            back = min(clock, CLOCK.unpack(entry.payload)[0])
+            decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
         self.head = decision.head
         return decision
 

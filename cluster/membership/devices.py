@@ -73,9 +73,11 @@ def device_key(device: int, device_class: int) -> int:
     return device_class << DEVICE_BITS | device
 
 
-def connected(id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True, mail: bool = False) -> Update:
+def connected(
+    id_: int, uin: int, key: int, connect_time: int, *, chat: bool, login: bool = True, mail: bool = False, name: str = ""
+) -> Update:
     """A device is connected to a gateway, or says something new."""
-    return Update(id_, uin, key, True, 0, connect_time << 3 | mail << 2 | chat << 1 | login)
+    return Update(id_, uin, key, True, 0, connect_time << 3 | mail << 2 | chat << 1 | login, name)
 
 
 def connection_of(change: Update) -> Connection:

@@ -50,6 +50,8 @@ MESSAGES_A_CONTROL: Final = 32
 """Gateway messages in one `Control`: about 33 bytes each, so that they fit one datagram."""
 VALUED_MESSAGES_A_CONTROL: Final = 24
 """The same for messages with values, which take 9 bytes more."""
+NAMED_MESSAGES_A_CONTROL: Final = 6
+"""The same for messages with names, which take at most 124 bytes more."""
 INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
 
 assert ENTRY.size == ENTRY_BYTES
@@ -70,6 +72,8 @@ class Update(NamedTuple):
     """A `Reason` of control.proto; passed on, not kept."""
     value: int = 0
     """What a login holds besides, 64 bits; 0 for members of rooms."""
+    name: str = ""
+    """Of a device that takes mail; passed on, not kept."""
 
 
 class Key(NamedTuple):
@@ -253,7 +257,7 @@ class LwwMap:
         changes: list[Update] = []
         groups: dict[int, None] = {}
         for change in batch:
-            id_, group, member, login, _, value = change
+            id_, group, member, login, _, value, _ = change
             if not (0 < id_ <= MAX_ID and 0 <= group <= MAX_ID and 0 <= member <= MAX_ID):
                 counters.malformed += 1
                 continue
@@ -537,12 +541,14 @@ def encode_messages(changes: Sequence[Update]) -> list[bytes]:
     """Serialized `Control` messages that carry these logins and logouts, so many in each that it fits one datagram."""
     found: list[bytes] = []
     limit = VALUED_MESSAGES_A_CONTROL if any(change.value for change in changes) else MESSAGES_A_CONTROL
+    if any(change.name for change in changes):
+        limit = NAMED_MESSAGES_A_CONTROL
     for start in range(0, len(changes), limit):
         control = control_pb2.Control()
         add = control.gateway_messages.messages.add
-        for id_, group, member, login, reason, value in changes[start : start + limit]:
+        for id_, group, member, login, reason, value, name in changes[start : start + limit]:
             action = control_pb2.ACTION_LOGIN if login else control_pb2.ACTION_LOGOUT
-            add(id=id_, room=group, uin=member, action=action, reason=cast("control_pb2.Reason", reason), value=value)
+            add(id=id_, room=group, uin=member, action=action, reason=cast("control_pb2.Reason", reason), value=value, name=name)
         found.append(control.SerializeToString())
     return found
 
@@ -552,6 +558,6 @@ def decode_messages(messages: control_pb2.GatewayMessages) -> list[Update]:
     (ID 0), which `LwwMap.apply` counts as malformed."""
     login, logout = control_pb2.ACTION_LOGIN, control_pb2.ACTION_LOGOUT
     return [
-        Update(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason, m.value)
+        Update(m.id if m.action in (login, logout) else 0, m.room, m.uin, m.action == login, m.reason, m.value, m.name)
         for m in messages.messages
     ]

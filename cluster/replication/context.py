@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.replication.clock import Clock
 from cluster.replication.events import Committed, Effect, Sync
 from cluster.replication.model import Log, MemberID, Presence, Versioned
 from cluster.replication.options import ReplicationOptions
@@ -22,6 +23,7 @@ class Context:
         self.incarnation = incarnation
         self.log = log
         self.options = options
+        self.clock = Clock()
         self.committed = max(applied, log.first.counter)
         self.read: Versioned | None = None
         """The state as it was read last."""

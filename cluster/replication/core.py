@@ -26,6 +26,7 @@ from cluster.replication.events import (
     ForcePromotion,
     HandedOver,
     Leading,
+    LogDropped,
     LogFailed,
     Outcome,
     Pinned,
@@ -36,6 +37,7 @@ from cluster.replication.events import (
     Rejected,
     Rejection,
     ReportDamage,
+    SegmentRotten,
     Send,
     SessionLost,
     SessionStarted,
@@ -53,7 +55,7 @@ from cluster.replication.messages import Append, Appended, Message, Mismatch, Re
 from cluster.replication.model import NOBODY, Damage, Entry, EntryKind, Log, MemberID, PartitionState, Position, Versioned
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
-from pixiu.errors import DiskFull, StorageError
+from pixiu.errors import DiskFull, LogDamaged, StorageError
 
 
 class Core:
@@ -98,8 +100,10 @@ class Core:
         self.draining = False
         self._force: ForcePromotion | None = None
         self._pins: dict[str, int] = {}
-        self._flushed = 0
+        self._flushed = applied
         self._session = False
+        self._refused_epoch = 0
+        """A replica has promised this one, maybe to a leader of which ZooKeeper has forgotten: nobody leads in it again."""
         self._halted_by = ""
         self._handlers: dict[type[Any], Callable[[Any, float, list[Effect]], None]] = {
             SessionStarted: self._on_session_started,
@@ -111,6 +115,7 @@ class Core:
             Received: self._on_received,
             Synced: self._on_synced,
             LogFailed: self._on_log_failed,
+            SegmentRotten: self._on_segment_rotten,
             Propose: self._on_propose,
             Flushed: self._on_flushed,
             Pinned: self._on_pinned,
@@ -148,6 +153,9 @@ class Core:
             elif self.state is State.TAKING_OFFICE:  # without its first entry it cannot lead: another may
                 self._break("the disk is full", now, out)
             # A follower has not acknowledged: the leader sends it again.
+        except LogDamaged as damage:
+            if not self._drop_rotten(damage.last, str(damage), out):
+                self._break(str(damage), now, out)
         except (Contradiction, StorageError) as problem:
             self._break(str(problem), now, out)
         return out
@@ -198,7 +206,7 @@ class Core:
         in_sync = frozenset({member})
         if before is not None and self._force is None:
             in_sync |= {other for other in before.in_sync if other in self.context.live}
-        epoch = max(before.epoch if before is not None else 0, self.epoch if self._force else 0) + 1
+        epoch = max(before.epoch if before is not None else 0, self.epoch if self._force else 0, self._refused_epoch) + 1
         self._ask(read.version, PartitionState(epoch, member, self.context.incarnation, in_sync), out)
 
     def _win(self, now: float, out: list[Effect]) -> None:
@@ -395,7 +403,7 @@ class Core:
             self._vacant_since = None
             return
         if state is None:
-            if context.log.last.counter == 0 and context.log.first.counter == 0:
+            if not self.waits_for_data:
                 self._change(Cause.VACANT, now, out)
             return
         gone = state.leader in (NOBODY, context.member) or not context.is_live(state.leader, state.incarnation)
@@ -412,6 +420,14 @@ class Core:
             return
         self._vacant_since = None
         self._change(Cause.VACANT, now, out)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether ZooKeeper has no state although a live replica has data: it was lost, and nobody may begin anew by himself."""
+        context = self.context
+        if context.read is None or context.read.state is not None:
+            return False
+        return bool(context.log.last.counter or any(each.end for each in context.live.values() if each.member != context.member))
 
     def is_clean(self) -> bool:
         """Whether nothing that was acknowledged is missing here."""
@@ -441,6 +457,8 @@ class Core:
         if leader is None:
             return
         if message.epoch > leader.epoch:
+            if isinstance(message, Refused):
+                self._refused_epoch = message.epoch
             self._change(Cause.FENCED, now, out)
         elif isinstance(message, Appended):
             leader.on_appended(message, now, out)
@@ -474,7 +492,7 @@ class Core:
         elif self.leader is not None:
             self.leader.on_synced(now, out)
         elif self.state in (State.FOLLOWING, State.REPAIRING):
-            self.follower.on_synced(self.leader_id, out)
+            self.follower.on_synced(self.leader_id, now, out)
             self._check_repair(now, out)
 
     def _on_log_failed(self, event: LogFailed, now: float, out: list[Effect]) -> None:
@@ -506,6 +524,20 @@ class Core:
         elif event.name in self._pins or len(self._pins) < MAX_PINS:
             self._pins[event.name] = event.counter
         self._trim()
+
+    def _on_segment_rotten(self, event: SegmentRotten, now: float, out: list[Effect]) -> None:
+        """What the state does not hold durably yet is looked at again later, or when it is read."""
+        self._drop_rotten(event.last, "the scrub found a segment broken", out)
+
+    def _drop_rotten(self, last: int, reason: str, out: list[Effect]) -> bool:
+        """Drop a broken segment with all before it, if nobody here needs it any more: what it held is in the state, durably. A
+        follower that needs it gets a snapshot. Whether that is so."""
+        log = self.context.log
+        if not log.first.counter < last <= min(self._flushed, self.context.committed) or last >= log.last.counter:
+            return False
+        log.trim(last)
+        out.append(LogDropped(last, reason))
+        return log.first.counter >= last
 
     def _trim(self) -> None:
         keep = min([self._flushed, *self._pins.values()])
@@ -544,6 +576,8 @@ class Core:
 
     def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
         self._ticked_at = now
+        if event.wall_us:
+            self.context.clock.saw(event.wall_us, now)
         leader = self.leader
         poll_s = self.context.options.poll_s
         if leader is not None:

@@ -28,6 +28,7 @@ class Rejection(Enum):
     OVERLOADED = "overloaded"
     TOO_FEW_IN_SYNC = "too few replicas in sync"
     DISK_FULL = "disk full"
+    NO_TIME = "the other replicas' clocks are not known yet"
 
 
 # --- events
@@ -95,12 +96,20 @@ class LogFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentRotten:
+    """The scrub found a segment that ends at this counter broken."""
+
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
     """Payloads to append, at least one: (kind, payload) of each."""
 
     token: int
     payloads: Sequence[tuple[int, bytes]]
     at_us: int
+    """The wall clock, Unix µs; the entries carry it unless it is wrong (`cluster.replication.clock`)."""
     replicated: bool = True
     """Its sender waits for level `replicated`: refused when too few are in sync."""
 
@@ -154,10 +163,13 @@ class ForcePromotion:
 class Tick:
     """The deadline is due."""
 
+    wall_us: int = 0
+    """The wall clock, Unix µs; 0: not known."""
+
 
 Event = (
     SessionStarted | SessionLost | StateRead | StateUnread | Swapped | PresenceChanged | Received | Synced | LogFailed
-    | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion | Tick
+    | SegmentRotten | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion | Tick
 )  # fmt: skip
 
 
@@ -265,6 +277,14 @@ class ReportDamage:
 
 
 @dataclass(frozen=True, slots=True)
+class LogDropped:
+    """A broken segment and all before it went: the state holds them durably, followers that need them get a snapshot."""
+
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """Write into the audit log, durably, before anything that follows."""
 
@@ -288,5 +308,5 @@ class CloseSession:
 
 Effect = (
     Sync | Send | ReadState | CompareAndSet | Accepted | Rejected | Persisted | Committed | Leading | Deposed
-    | SendSnapshot | InstallSnapshot | ReportDamage | Audit | HandedOver | CloseSession
+    | SendSnapshot | InstallSnapshot | ReportDamage | LogDropped | Audit | HandedOver | CloseSession
 )  # fmt: skip

@@ -6,7 +6,7 @@
     ├── incoming/         a snapshot that is being received
     ├── received/         one that is whole and durable, until the state machine has loaded it
     ├── received.json     its position; written last, removed first
-    └── audit.log         promotions by force, a JSON line each
+    └── audit.log         what operators have done: a JSON line each
 
 Source: docs/replication.md.
 """
@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,14 @@ from pixiu.ids import hex_id
 
 RESERVE_BYTES: Final = 64 << 20
 """Disk space that a snapshot leaves free."""
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk that a folder lies on. Raises DiskFailed: the disk or the folder has gone."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise DiskFailed(f"the disk of {folder} does not answer: {error.strerror}; is it still mounted?") from error
 
 
 class DataFolder:
@@ -101,7 +110,7 @@ class DataFolder:
     def begin_incoming(self, size: int) -> Path:
         """An empty folder for a snapshot of so many bytes. Raises StorageError without the space for it."""
         shutil.rmtree(self.incoming, ignore_errors=True)
-        free = shutil.disk_usage(self.path).free
+        free = free_bytes(self.path)
         if size + RESERVE_BYTES > free:
             raise StorageError(f"{self.path}: a snapshot of {size} bytes does not fit into {free} free bytes")
         self.incoming.mkdir()
@@ -146,15 +155,17 @@ class DataFolder:
     def audit(self, operator: str, reason: str, member: MemberID, last: Position, before: PartitionState | None) -> None:
         """Write down a promotion by force, durably. Raises DiskFailed."""
         line = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "operator": operator,
-            "reason": reason,
-            "member": hex_id(member),
             "last": list(last),
             "epoch_before": before.epoch if before is not None else 0,
             "leader_before": hex_id(before.leader) if before is not None else "",
             "in_sync_before": [hex_id(other) for other in sorted(before.in_sync)] if before is not None else [],
         }
+        self.audit_line(operator, reason, member, line)
+
+    def audit_line(self, operator: str, reason: str, member: MemberID, what: Mapping[str, object]) -> None:
+        """Write down what an operator has done, durably. Raises DiskFailed."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = {"at": at, "operator": operator, "reason": reason, "member": hex_id(member), **what}
         try:
             with open(self.path / "audit.log", "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -162,4 +173,4 @@ class DataFolder:
                 os.fsync(file.fileno())
             sync_directory(self.path)
         except OSError as problem:
-            raise DiskFailed(f"{self.path}: the promotion cannot be audited: {problem.strerror}") from problem
+            raise DiskFailed(f"{self.path}: this cannot be audited: {problem.strerror}") from problem

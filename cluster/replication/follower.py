@@ -12,6 +12,7 @@ from cluster.replication.context import Context
 from cluster.replication.events import Effect, InstallSnapshot, Send, SnapshotReceived
 from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Entry, MemberID, Position
+from pixiu.errors import DiskFull
 
 
 def _dense(previous: Position | None, entries: Sequence[Entry]) -> bool:
@@ -43,6 +44,8 @@ class Follower:
         self._waiting: deque[tuple[int, int, float]] = deque()
         """Acknowledgements that wait for the disk: (ticket, counter, the leader's clock)."""
         self._leader_committed = 0
+        self.full = False
+        """The disk had no space for the last entries that came: every answer says so, until it takes some."""
         self._needed: int | None = None
         """An unclean replica is whole again when it has this much of the leader's log."""
 
@@ -51,12 +54,15 @@ class Follower:
         context, log = self.context, self.context.log
         if message.entries and not _dense(message.previous, message.entries):
             return
+        self.check_end(message)
         if message.epoch > self.epoch:
             self.epoch, self.matched, self._needed, self._leader_committed = message.epoch, 0, None, 0
             self._waiting.clear()
         if message.epoch > log.promised:
             context.promise_epoch(message.epoch, out)
         self.confirmed_at = now
+        if message.time_us:
+            context.clock.heard(message.time_us, now)
         if self._needed is None and log.unclean:
             self._needed = message.end
         self._leader_committed = max(self._leader_committed, message.committed)
@@ -66,12 +72,23 @@ class Follower:
         elif not self._has(previous):
             if context.promise <= context.synced:  # else the leader's next probe is answered
                 hint = self._hint(previous)
-                reply = Mismatch(message.epoch, context.member, context.incarnation, hint, message.sent_at)
+                reply = Mismatch(
+                    message.epoch, context.member, context.incarnation, hint, message.sent_at, self.full, context.clock.wall_us(now)
+                )
                 out.append(Send(message.sender, reply))
             return
         else:
             reached = previous.counter + len(message.entries)
-            if self._take(message.entries):
+            try:
+                changed = self._take(message.entries)
+            except DiskFull:
+                self.full = True
+                context.sync(out)  # something may have been cut off
+                if context.promise <= context.synced:
+                    self._acknowledge(message.sender, message.sent_at, now, out)
+                return
+            self.full = self.full and not message.entries and reached < message.end
+            if changed:
                 context.sync(out)
         if context.issued == context.synced:
             self._reach(reached, out)
@@ -80,7 +97,17 @@ class Follower:
                 reached = max(reached, self._waiting.pop()[1])
             self._waiting.append((context.issued, reached, message.sent_at))
         if context.issued == context.synced or (not message.entries and context.promise <= context.synced):
-            self._acknowledge(message.sender, message.sent_at, out)
+            self._acknowledge(message.sender, message.sent_at, now, out)
+
+    def check_end(self, message: Append) -> None:
+        """Every leader has what was committed in lower epochs. Raises Contradiction; a late message of this epoch is none."""
+        context = self.context
+        epoch = context.log.epoch_at(context.committed)
+        if message.end < context.committed and epoch is not None and epoch < message.epoch:
+            raise Contradiction(
+                f"the leader's log ends at {message.end}, {context.committed} are committed here: a forced promotion gave up some "
+                "that this replica has. Move its folder away to have it follow, or promote it by force to keep them"
+            )
 
     def _has(self, position: Position) -> bool:
         """Whether the entry is here. What was trimmed was committed, so that every leader has it too."""
@@ -115,14 +142,14 @@ class Follower:
             raise Contradiction(f"the leader's log differs after {after}, {self.context.committed} are committed here")
         self.context.log.cut(after)
 
-    def on_synced(self, leader: MemberID | None, out: list[Effect]) -> None:
+    def on_synced(self, leader: MemberID | None, now: float, out: list[Effect]) -> None:
         """More of the log is durable: acknowledge it."""
         sent_at: float | None = None
         while self._waiting and self._waiting[0][0] <= self.context.synced:
             _, reached, sent_at = self._waiting.popleft()
             self._reach(reached, out)
         if sent_at is not None and leader is not None:
-            self._acknowledge(leader, sent_at, out)
+            self._acknowledge(leader, sent_at, now, out)
 
     def _reach(self, counter: int, out: list[Effect]) -> None:
         context = self.context
@@ -135,9 +162,12 @@ class Follower:
         if committed > context.committed:
             context.commit(committed, 0, out)
 
-    def _acknowledge(self, leader: MemberID, sent_at: float, out: list[Effect]) -> None:
+    def _acknowledge(self, leader: MemberID, sent_at: float, now: float, out: list[Effect]) -> None:
         context = self.context
-        out.append(Send(leader, Appended(self.epoch, context.member, context.incarnation, self.matched, sent_at)))
+        wall_us = context.clock.wall_us(now)
+        out.append(
+            Send(leader, Appended(self.epoch, context.member, context.incarnation, self.matched, sent_at, self.full, wall_us))
+        )
 
     def on_snapshot(self, event: SnapshotReceived, now: float, out: list[Effect]) -> None:
         """The state of the leader at a committed position replaces log and state."""
@@ -154,4 +184,4 @@ class Follower:
             context.sync(out)
             context.committed = event.position.counter
         self._waiting.append((context.issued, event.position.counter, float("-inf")))
-        self.on_synced(event.sender, out)
+        self.on_synced(event.sender, now, out)

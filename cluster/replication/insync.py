@@ -53,6 +53,12 @@ class InSync:
         """Require this follower from now on; it is proposed once it has acknowledged `end`."""
         self.joining[member] = end
 
+    def give_up(self, member: MemberID) -> bool:
+        """Require a joining member no longer. Returns whether that may be: ZooKeeper was not asked for it."""
+        if member in self._proposed:
+            return False
+        return self.joining.pop(member, None) is not None
+
     def next_proposal(self, silent: Collection[MemberID], matched: Mapping[MemberID, int]) -> PartitionState | None:
         """The state to ask ZooKeeper for, if any: first without who is silent, then with who has caught up."""
         if self.asking:

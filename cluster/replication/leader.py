@@ -10,7 +10,7 @@ Source: docs/replication.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -35,6 +35,9 @@ from cluster.replication.model import Entry, MemberID, PartitionState, Position
 
 MAX_PINS: Final = 64
 """Learners and snapshots that hold the log back. Policy: a further one is not held for."""
+NEVER: Final = float("-inf")
+FORGIVENESS: Final = 0.1
+"""Of the time that a member is in sync and not late: so much shorter is what it must wait for if it leaves again."""
 
 
 class Mode(Enum):
@@ -56,15 +59,30 @@ class Progress:
     """When it last answered and either held everything that was sent or had moved on."""
     matched: int = 0
     """It has synced our log up to here, in this incarnation."""
-    confirmed_at: float = float("-inf")
+    confirmed_at: float = NEVER
     """Our clock when we sent what it answered last: it took part in our epoch then."""
     moved_at: float = 0.0
     beat_at: float = 0.0
     mode: Mode = Mode.PROBING
     until: float = 0.0
     """In mode SNAPSHOT: when it is begun again."""
-    on_the_way: deque[int] = field(default_factory=deque)
-    """The last counter of each message with entries that is not acknowledged."""
+    on_the_way: deque[tuple[int, float]] = field(default_factory=deque)
+    """The last counter of each message with entries that is not acknowledged, and when it left."""
+    lowest: int | None = None
+    """The lowest place that was probed: a probe moves on only below it."""
+    full: bool = False
+    """It says that its disk has no space."""
+    late: bool = False
+    """Since the last tick it acknowledged something that left more than `slow_s` ago."""
+    in_time: bool = False
+    """Since the last tick it acknowledged something sooner."""
+    late_s: float = 0.0
+    """For how long it has been late; falls as fast as it rose, while nothing is on its way or what was came in time."""
+    steady_since: float | None = None
+    """Since when it is near our end and not late."""
+    joined_at: float = 0.0
+    clock: int | None = None
+    """Its wall clock, as `cluster.replication.clock` has it."""
 
 
 class Leader:
@@ -86,7 +104,12 @@ class Leader:
         self.followers: dict[MemberID, Progress] = {}
         self.synced = start
         self.draining = False
-        self._tickets: deque[tuple[int, int]] = deque()
+        self._tickets: deque[tuple[int, int, float]] = deque()
+        """Own syncs under way: (ticket, last counter, since when)."""
+        self._own_late_at = float("-inf")
+        """When a sync of our own disk took more than `slow_s` last."""
+        self._rest_s: dict[MemberID, float] = {}
+        """Members that left the set, and for how long they must keep up before they are required again."""
         self._token: int | None = None
         self._reading = False
         self._read_at = 0.0
@@ -128,19 +151,40 @@ class Leader:
             out.append(Rejected(event.token, Rejection.OVERLOADED))
         elif event.replicated and len(self.in_sync.state.in_sync) < options.min_in_sync:
             out.append(Rejected(event.token, Rejection.TOO_FEW_IN_SYNC))
+        elif (at_us := self._time_us(event.at_us, now)) is None:
+            out.append(Rejected(event.token, Rejection.NO_TIME))
         else:
-            epoch, at_us = self.epoch, event.at_us
+            epoch = self.epoch
             log.append([Entry(epoch, last + i, kind, at_us, body) for i, (kind, body) in enumerate(event.payloads, 1)])
             end = last + len(event.payloads)
             out.append(Accepted(event.token, epoch, last + 1, end))
-            self._tickets.append((self.context.sync(out), end))
+            self._tickets.append((self.context.sync(out), end, now))
             for member in self.followers:
                 self._pump(member, now, out)
+
+    def _time_us(self, wall_us: int, now: float) -> int | None:
+        """The time of an entry that is written now; None until whoever is required has said what its clock is. Only a leader that
+        has heard none before it needs to ask."""
+        clock = self.context.clock
+        if not wall_us:
+            return 0
+        clock.saw(wall_us, now)
+        if clock.agreed is None:
+            others = self.required() - {self.context.member}
+            if any(member not in self.followers or self.followers[member].confirmed_at == NEVER for member in others):
+                return None
+            self._judge()
+        return clock.time_us(now)
+
+    def _judge(self) -> None:
+        self.context.clock.judge([progress.clock for progress in self.followers.values() if progress.clock is not None])
 
     def on_synced(self, now: float, out: list[Effect]) -> None:
         """More of the own log is durable."""
         while self._tickets and self._tickets[0][0] <= self.context.synced:
-            self.synced = self._tickets.popleft()[1]
+            _, self.synced, since = self._tickets.popleft()
+            if since < now - self.context.options.slow_s:
+                self._own_late_at = now
             if not self._tickets or self._tickets[0][0] > self.context.synced:
                 out.append(Persisted(self.synced))
         self._commit(now, out)
@@ -165,8 +209,9 @@ class Leader:
         if reply.matched > progress.matched:
             progress.matched = reply.matched
             progress.moved_at = progress.heard_at = now
-            while progress.on_the_way and progress.on_the_way[0] <= reply.matched:
-                progress.on_the_way.popleft()
+            while progress.on_the_way and progress.on_the_way[0][0] <= reply.matched:
+                late = progress.on_the_way.popleft()[1] < now - self.context.options.slow_s
+                progress.late, progress.in_time = progress.late or late, not late
             if progress.mode is Mode.STREAMING:
                 progress.sent = max(progress.sent, reply.matched)
             else:
@@ -175,8 +220,12 @@ class Leader:
             self._stream(progress, progress.sent)
         elif progress.matched >= progress.sent:
             progress.heard_at = now
-        self._pump(reply.sender, now, out)
-        self._let_join(reply.sender, progress)
+        if progress.full:
+            progress.mode, progress.sent = Mode.PROBING, progress.matched
+            progress.on_the_way.clear()
+        else:
+            self._pump(reply.sender, now, out)
+        self._let_join(reply.sender, progress, now)
         self._commit(now, out)
 
     @staticmethod
@@ -197,7 +246,9 @@ class Leader:
             progress.sent = back
             progress.mode = Mode.PROBING
             progress.on_the_way.clear()
-            progress.moved_at = progress.heard_at = now
+            progress.moved_at = now
+            if progress.lowest is None or back < progress.lowest:  # else it was asked there before, and is where it was
+                progress.lowest, progress.heard_at = back, now
             self._probe(reply.sender, progress, now, out)
 
     def _answered(self, reply: Appended | Mismatch, now: float) -> Progress | None:
@@ -208,16 +259,25 @@ class Leader:
             fresh = Progress(reply.incarnation, self.context.log.last.counter, progress.heard_at, moved_at=now)
             self.followers[reply.sender] = progress = fresh
         progress.confirmed_at = max(progress.confirmed_at, min(reply.sent_at, now))
+        progress.full = reply.full
+        if reply.wall_us:
+            progress.clock = reply.wall_us - round(now * 1_000_000)
         return progress
 
-    def _let_join(self, member: MemberID, progress: Progress) -> None:
+    def _let_join(self, member: MemberID, progress: Progress, now: float) -> None:
         """A follower that has nearly caught up is required from here on; ZooKeeper hears of it when it has all of this."""
-        if member in self.in_sync.maximal or progress.mode is not Mode.STREAMING or self.draining:
+        if member in self.in_sync.maximal or self.draining or not self._is_steady(progress):
             return
-        end = self.context.log.last.counter
-        near = progress.matched >= max(self.start, end - self.context.options.join_within)
-        if near and self.context.is_live(member, progress.incarnation):
-            self.in_sync.join(member, end)
+        rest = self._rest_s.get(member, 0.0)
+        steady = rest == 0.0 or (progress.steady_since is not None and now >= progress.steady_since + rest)
+        if steady and self.context.is_live(member, progress.incarnation):
+            progress.joined_at = now
+            self.in_sync.join(member, self.context.log.last.counter)
+
+    def _is_steady(self, progress: Progress) -> bool:
+        """Whether a follower keeps near our end, and not late."""
+        near = max(self.start, self.context.log.last.counter - self.context.options.join_within)
+        return progress.mode is Mode.STREAMING and progress.matched >= near and not progress.full and progress.late_s == 0.0
 
     def _pump(self, member: MemberID, now: float, out: list[Effect]) -> None:
         """Send a streaming follower what it may have more."""
@@ -232,7 +292,16 @@ class Leader:
                 progress.moved_at = now
             self._append(member, progress, entries, now, out)
             progress.sent += len(entries)
-            progress.on_the_way.append(progress.sent)
+            progress.on_the_way.append((progress.sent, now))
+
+    def _try_again(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
+        """One message to a follower without space: has it some again?"""
+        log, options = self.context.log, self.context.options
+        progress.moved_at = now
+        if progress.mode is Mode.PROBING and log.first.counter <= progress.matched < log.last.counter:
+            progress.sent = progress.matched
+            entries = log.read(progress.matched, options.max_append_entries, options.max_append_bytes)
+            self._append(member, progress, entries, now, out)
 
     def _probe(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
         """A message without entries: is our entry at `sent` there?"""
@@ -249,7 +318,9 @@ class Leader:
             assert epoch is not None, "sent lies in the log"
             previous = Position(epoch, progress.sent)
         progress.beat_at = now
-        message = Append(self.epoch, self.context.member, previous, entries, self.context.committed, log.last.counter, now)
+        context = self.context
+        time_us = context.clock.time_us(now)
+        message = Append(self.epoch, context.member, previous, entries, context.committed, log.last.counter, now, time_us)
         out.append(Send(member, message))
 
     def _send_snapshot(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
@@ -281,12 +352,21 @@ class Leader:
         others = sorted(self.in_sync.maximal - {self.context.member})
         return [member for member in others if member not in self.followers or self.followers[member].heard_at < oldest]
 
+    def unfit(self, now: float) -> list[MemberID]:
+        """Required members that a commit must not wait for: silent, without space, or, while enough others are there, slow."""
+        options = self.context.options
+        required = self.in_sync.maximal - {self.context.member}
+        out = set(self.silent(now)) | {member for member in required if member in self.followers and self.followers[member].full}
+        slow = sorted(member for member in required - out if self.followers[member].late_s >= options.slow_for_s)
+        left = len(self.in_sync.state.in_sync - out) - options.min_in_sync
+        return sorted(out | set(slow[: max(0, left)]))
+
     def revise(self, token: int, now: float, out: list[Effect]) -> bool:
         """Ask ZooKeeper for another set if one is due. Returns whether the token was used."""
         if self._reading or self.in_sync.asking or self.draining:
             return False
         matched = {member: progress.matched for member, progress in self.followers.items()}
-        target = self.in_sync.next_proposal(self.silent(now), matched)
+        target = self.in_sync.next_proposal(self.unfit(now), matched)
         if target is None:
             return False
         self._token = token
@@ -299,7 +379,9 @@ class Leader:
             return
         self._token = None
         if ok:
+            before = self.in_sync.state.in_sync
             self.in_sync.succeeded()
+            self._rest(before - self.in_sync.state.in_sync)
             self.set_live(now)
             self._commit(now, out)
         else:
@@ -319,27 +401,68 @@ class Leader:
         self._reading = False
         if version > self.in_sync.version:
             self._token = None
+            self._rest(self.in_sync.state.in_sync - state.in_sync)
             self.in_sync.adopt(version, state)
             self.set_live(now)
             self._commit(now, out)
 
+    def _rest(self, left: Collection[MemberID]) -> None:
+        """Who left the set must keep up for a while before it is required again; twice as long each time."""
+        options = self.context.options
+        for member in left:
+            self._rest_s[member] = min(options.max_rejoin_s, max(options.rejoin_s, 2 * self._rest_s.get(member, 0.0)))
+
     # --- time
+
+    def _watch(self, elapsed: float, now: float) -> None:
+        """Who is late, who has kept up since when, and who is forgiven."""
+        options = self.context.options
+        oldest = now - options.slow_s
+        if self._tickets and self._tickets[0][2] < oldest:
+            self._own_late_at = now
+        own_late = now < self._own_late_at + options.slow_for_s
+        for member, progress in self.followers.items():
+            late = progress.late or (bool(progress.on_the_way) and progress.on_the_way[0][1] < oldest)
+            well = progress.in_time or not progress.on_the_way  # what is on its way and not late yet says nothing
+            progress.late = progress.in_time = False
+            if late and not own_late:
+                progress.late_s = min(options.slow_for_s, progress.late_s + elapsed)
+            elif well:
+                progress.late_s = max(0.0, progress.late_s - elapsed)
+            if not self._is_steady(progress):
+                progress.steady_since = None
+            elif progress.steady_since is None:
+                progress.steady_since = now
+            if member in self.in_sync.state.in_sync and member in self._rest_s and progress.late_s == 0.0:
+                self._rest_s[member] -= elapsed * FORGIVENESS
+                if self._rest_s[member] <= 0:
+                    del self._rest_s[member]
+            if member in self.in_sync.joining and now >= progress.joined_at + options.join_s and self.in_sync.give_up(member):
+                self._rest({member})
 
     def on_tick(self, now: float, out: list[Effect]) -> None:
         """Heartbeats, repeats, snapshots that take too long."""
         options = self.context.options
         asleep = now - self._now
         self._now = now
+        self._watch(min(asleep, options.lease_s), now)
+        if self.context.clock.agreed is not None:
+            self._judge()
         for member, progress in self.followers.items():
             if asleep > options.lease_s:  # we were stopped: nobody else was silent for so long
                 progress.heard_at += asleep
             if progress.mode is Mode.SNAPSHOT and now >= progress.until:
                 progress.mode = Mode.PROBING
                 progress.sent = self.context.log.last.counter
+            if progress.full and now >= progress.moved_at + options.resend_s:
+                self._try_again(member, progress, now, out)
             if progress.mode is Mode.STREAMING and progress.matched < progress.sent and now >= progress.moved_at + options.resend_s:
+                since = progress.on_the_way[0][1] if progress.on_the_way else now
                 progress.sent, progress.moved_at = progress.matched, now
                 progress.on_the_way.clear()
                 self._pump(member, now, out)
+                if progress.on_the_way:
+                    progress.on_the_way[0] = (progress.on_the_way[0][0], since)  # what is sent again is no less late
             if now >= progress.beat_at + options.heartbeat_s / 2:
                 if progress.mode is Mode.SNAPSHOT:
                     self._append(member, progress, (), now, out)

@@ -75,6 +75,7 @@ class SegmentedLog:
         if not self._segments:
             self._segments = [self._create(START)]
         self._verify(verify_from)
+        self._make_durable()
         if self._wanted.unclean and self.damage is None:
             self.damage = Damage(self.last, self._wanted.seal, "the log was damaged before and is not repaired yet")
 
@@ -108,7 +109,7 @@ class SegmentedLog:
         seal = self._wanted.seal
         for index, segment in enumerate(self._segments):
             following = self._segments[index + 1] if index + 1 < len(self._segments) else None
-            if following is not None and following.base.counter <= verify_from:
+            if following is not None and following.base.counter <= min(verify_from, seal.counter):
                 continue
             problem = segment.scan()
             if problem is None and following is not None and following.base != segment.last:
@@ -122,6 +123,22 @@ class SegmentedLog:
             else:
                 self._cut_torn(index)
             return
+
+    def _make_durable(self) -> None:
+        """What stands behind the seal was written by a process that is gone, and may be in the page cache alone. After a sync that
+        failed the system even calls those pages clean: written again, they are dirty whatever happened before."""
+        seal = self._wanted.seal.counter
+        behind = [index for index, segment in enumerate(self._segments) if segment.last.counter > seal]
+        for index in behind:
+            try:
+                self._segments[index].write_again(max(seal, self._segments[index].base.counter))
+            except DiskFull:  # nothing behind the seal was acknowledged
+                while len(self._segments) > index + 1:
+                    self._remove(self._segments.pop())
+                break
+        if self.last.counter > max(seal, self.first.counter):
+            self._wanted = replace(self._wanted, seal=self.last)
+            self._write_label()
 
     def _cut_torn(self, index: int) -> None:
         """Beyond the seal nothing was acknowledged: a write that a power cut tore goes."""
@@ -236,7 +253,7 @@ class SegmentedLog:
             problem = f"{segment.path.name} ends at {segment.last}, the next begins after {following}"
         if problem is not None:
             segment.scanned = False
-            raise LogDamaged(problem)
+            raise LogDamaged(problem, following.counter if index + 1 < len(self._segments) else 0)
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
         """Entries from `after` + 1 on, at least one if there is one. Raises LogDamaged, DiskFailed."""
@@ -262,6 +279,12 @@ class SegmentedLog:
         while after < min(up_to, self.last.counter):
             with self._guard():
                 after += len(self._segment_of(after + 1).read(after, 4096, 1 << 20))
+
+    def sealed_segments(self) -> list[tuple[Path, Position, int]]:
+        """The file, the base and the last counter of every segment that is written no more."""
+        with self._lock:
+            pairs = zip(self._segments, self._segments[1:], strict=False)
+            return [(one.path, one.base, two.base.counter) for one, two in pairs]
 
     # --- changes
 

@@ -27,6 +27,10 @@ class StateMachine(Protocol):
     def flushed(self) -> int:
         """The state is durable up to this counter: after a power cut it holds at least so much. Read once a second."""
 
+    @property
+    def clock_us(self) -> int:
+        """The time of the state, Unix µs: the highest of its entries' times; 0 before the first."""
+
     def apply(self, entries: Sequence[Entry]) -> Sequence[object]:
         """Apply the entries that follow `applied`; returns one answer for each. Also entries of replication's own kinds are
         given (`EntryKind.NOOP`): they change nothing but `applied`, and their answers are not looked at.
@@ -37,6 +41,10 @@ class StateMachine(Protocol):
     async def snapshot(self, folder: Path) -> int:
         """Write the state as it is at one applied counter into an empty folder of the data folder's file system, as files of
         at most 4 levels, hard links allowed; returns that counter. `apply` goes on meanwhile."""
+
+    async def check(self, folder: Path) -> None:
+        """Look whether every value of a snapshot that was received is whole, before it takes the place of anything. Raises
+        StorageError."""
 
     async def load(self, folder: Path) -> None:
         """Replace the state by a snapshot, durably; its files may be moved away. `applied` is the snapshot's counter then.

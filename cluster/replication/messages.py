@@ -25,6 +25,8 @@ class Append:
     """The counter of the leader's last entry."""
     sent_at: float
     """The leader's clock; the reply returns it."""
+    time_us: int = 0
+    """The time that entries carry now, Unix µs; 0: not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class Appended:
     incarnation: int
     matched: int
     sent_at: float
+    full: bool = False
+    """Its disk has no space for the next entry: no commit can wait for it."""
+    wall_us: int = 0
+    """Its wall clock, Unix µs; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Mismatch:
     incarnation: int
     hint: int
     sent_at: float
+    full: bool = False
+    wall_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

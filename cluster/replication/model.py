@@ -5,6 +5,7 @@ Source: docs/identifiers.md, docs/protocol.md, "Record", docs/replication.md.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,12 +31,18 @@ START: Final = Position(0, 0)
 """Before the first entry."""
 
 
+CLOCK: Final = struct.Struct("<Q")
+"""Unix µs."""
+
+
 class EntryKind(IntEnum):
     """Kinds of entries that replication knows; roles number theirs from 16."""
 
     NOOP = 1
     """The first entry of an epoch. Without it what a former leader left beyond the common end would stay there."""
     DATA = 2
+    SET_CLOCK = 3
+    """The time of the state goes back to the payload's (`CLOCK`), by an operator's word."""
 
 
 class Entry(NamedTuple):
@@ -83,6 +90,8 @@ class Presence:
     member: MemberID
     incarnation: int
     """Grows with every start and every session of the member; kept with its log."""
+    end: int = 0
+    """The counter of its log's last entry when it registered."""
 
 
 @dataclass(frozen=True, slots=True)

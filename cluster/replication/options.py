@@ -22,6 +22,16 @@ class ReplicationOptions:
     """A member that confirmed an epoch seeks no promotion for so long. Above `lease_s`, for clocks that run apart."""
     silence_s: float = 4.0
     """A follower that neither answers nor moves on for so long leaves the in-sync set."""
+    slow_s: float = 1.0
+    """A follower that acknowledges something later than this is late."""
+    slow_for_s: float = 5.0
+    """A member that is late for so long, while the leader's own disk is not, leaves the in-sync set (above `min_in_sync`)."""
+    rejoin_s: float = 1.0
+    """A member that left must keep near the end, and not be late, for so long before it is required; each time twice as long."""
+    max_rejoin_s: float = 120.0
+    """The longest such time."""
+    join_s: float = 2.0
+    """A follower that joins and has not reached the end noted then within this is not required any more."""
     candidate_step_s: float = 1.0
     """A candidate waits so long for each live candidate whose node has a smaller number."""
     resend_s: float = 1.0
@@ -52,6 +62,8 @@ class ReplicationOptions:
             raise ConfigurationError(f"confirm_wait_s = {self.confirm_wait_s}: must be at least 1.5 times lease_s ({self.lease_s})")
         if not self.silence_s > self.lease_s:
             raise ConfigurationError(f"silence_s = {self.silence_s}: must be above lease_s ({self.lease_s})")
+        if not 0 < self.rejoin_s <= self.max_rejoin_s:
+            raise ConfigurationError(f"max_rejoin_s = {self.max_rejoin_s}: must be at least rejoin_s ({self.rejoin_s}), above 0")
         for key in ("min_in_sync", "max_uncommitted", "max_append_entries", "max_append_bytes", "max_unacknowledged", "max_kept"):
             if getattr(self, key) < 1:
                 raise ConfigurationError(f"{key} = {getattr(self, key)}: must be at least 1")

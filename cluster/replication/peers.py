@@ -63,6 +63,8 @@ CHANNEL_OPTIONS: Final = [
 
 Messages = Outbox[bytes]
 Received = Callable[[MemberID, bytes, Messages], None]
+OperatorCall = Callable[[str, str], Awaitable[None]]
+"""Who, why."""
 SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
 
 
@@ -143,7 +145,6 @@ class Peers:
         """The handlers of streams that peers have open here."""
         self._closed = False
         self._receive_snapshot: SnapshotCall | None = None
-        self._promote: Callable[[str, str], None] | None = None
         self.counts = {
             "messages_sent_total": 0,
             "messages_received_total": 0,
@@ -151,13 +152,14 @@ class Peers:
             "messages_malformed_total": 0,
         }
 
-    def serve(self, receive_snapshot: SnapshotCall, promote: Callable[[str, str], None]) -> None:
+    def serve(self, receive_snapshot: SnapshotCall, promote: OperatorCall, set_clock: OperatorCall) -> None:
         """Add the service to the process's server."""
-        self._receive_snapshot, self._promote = receive_snapshot, promote
+        self._receive_snapshot = receive_snapshot
         handlers: dict[str, Any] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Snapshot": grpc.stream_unary_rpc_method_handler(self._snapshot),
-            "Promote": grpc.unary_unary_rpc_method_handler(self._promotion),
+            "Promote": grpc.unary_unary_rpc_method_handler(self._by_operator(promote)),
+            "SetClock": grpc.unary_unary_rpc_method_handler(self._by_operator(set_clock)),
         }
         self._context.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -300,21 +302,29 @@ class Peers:
             await context.abort(GRPC_STATUS[error.code], str(error))
         return pb.SnapshotReceipt().SerializeToString()
 
-    async def _promotion(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        assert self._promote is not None
+    def _by_operator(self, call: OperatorCall) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
+        """What only an operator asks for: he says who he is, why, and which replica he means."""
+
+        async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            operator, reason = await self._operator(data, context)
+            try:
+                await call(operator, reason)
+            except PixiuError as error:
+                await context.abort(GRPC_STATUS[error.code], str(error))
+            return pb.OperatorReply().SerializeToString()
+
+        return handle
+
+    async def _operator(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, str]:
         problem = ""
-        request = pb.PromoteRequest()
+        request = pb.OperatorRequest()
         with contextlib.suppress(DecodeError):
             if len(data) <= 8 * MAX_TEXT:
-                request = pb.PromoteRequest.FromString(data)
+                request = pb.OperatorRequest.FromString(data)
         if not (0 < len(request.operator) <= MAX_TEXT and 0 < len(request.reason) <= MAX_TEXT):
             problem = f"operator and reason have 1 to {MAX_TEXT} characters"
         elif request.member != self._own():
             problem = f"this is the replica {hex_id(self._own())}"
         if problem:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
-        try:
-            self._promote(request.operator, request.reason)
-        except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
-        return pb.PromoteReply().SerializeToString()
+        return request.operator, request.reason

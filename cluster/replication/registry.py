@@ -216,4 +216,5 @@ class PartitionRegistry:
             return None
         if not node.member:
             return None
-        return LiveReplica(Presence(node.replica, MemberID(node.member), node.member_incarnation), node.address)
+        presence = Presence(node.replica, MemberID(node.member), node.member_incarnation, node.member_end)
+        return LiveReplica(presence, node.address)

@@ -12,24 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.replication import events as ev
 from cluster.replication.applier import Applier
+from cluster.replication.clock import MAX_STEP_US
 from cluster.replication.core import Core
 from cluster.replication.disk import Syncer
 from cluster.replication.folder import DataFolder
 from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
 from cluster.replication.messages import Message
-from cluster.replication.model import EntryKind, MemberID, Versioned
+from cluster.replication.model import CLOCK, EntryKind, MemberID, Versioned
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.peers import Peers
 from cluster.replication.proposals import Proposal, Proposals, Written
 from cluster.replication.registry import LiveReplica, PartitionRegistry
+from cluster.replication.scrub import Scrub
 from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.states import State
 from cluster.replication.wire import encode_message
@@ -64,7 +66,12 @@ DEPOSED: Final = "replica_deposed"
 DAMAGED: Final = "replica_damaged"
 HALTED: Final = "replica_halted"
 PROMOTION_FORCED: Final = "replica_promotion_forced"
+LOG_DROPPED: Final = "replica_log_dropped"
 DISK_HANGS: Final = "replica_disk_hangs"
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1000
 
 
 class Replica:
@@ -115,14 +122,20 @@ class Replica:
         self._stopped = False
         self._damage = ""
         self._live: dict[MemberID, LiveReplica] = {}
-        self._counts = {"elections_total": 0, "depositions_total": 0, "snapshots_installed_total": 0}
+        self._counts = {
+            "elections_total": 0,
+            "depositions_total": 0,
+            "snapshots_installed_total": 0,
+            "log_segments_dropped_total": 0,
+        }
         self._peers = Peers(context, options, self._received, lambda: self.member)
         self._registry = PartitionRegistry(context, self._state_read, self._swapped, self._presence)
         self._syncer = Syncer(self._synced)
+        self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
-        self._receiver = SnapshotReceiver(self._folder, lambda: self._applier.installing, self._snapshot_received)
-        self._peers.serve(self._receiver.receive, self.force_promotion)
+        self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
+        self._peers.serve(self._receiver.receive, self._promote, self.set_clock)
         context.metrics.collect_from(self._samples)
 
     # --- what a role's service calls as its process lives
@@ -136,7 +149,8 @@ class Replica:
         await self._folder.finish_install(opened, self._machine)
         self._log = opened
         self._context.membership.before_registering_again(self._renewed)
-        return replace(node, member=int(opened.member), member_incarnation=await asyncio.to_thread(opened.next_incarnation))
+        incarnation = await asyncio.to_thread(opened.next_incarnation)
+        return replace(node, member=int(opened.member), member_incarnation=incarnation, member_end=opened.last.counter)
 
     async def start(self) -> None:
         """Take part; the process is registered. Returns at once: who leads is found out by and by."""
@@ -154,12 +168,13 @@ class Replica:
         self._syncer.start(log)
         self._applier.start(log)
         self._sender.start(log)
+        self._scrub.start(log)
         if log.damage is not None:
             self._damage = f"the log is damaged: {log.damage.reason}"
         self._context.zookeeper.add_listener(self._session)
         await self._registry.start()
         self._check_registration()
-        self._step(ev.Tick())
+        self._step(ev.Tick(_wall_us()))
 
     async def drain(self) -> None:
         """Hand over: as a leader when another member has everything, as a follower out of the in-sync set. Never leads again.
@@ -190,7 +205,7 @@ class Replica:
         self._context.zookeeper.remove_listener(self._session)
         self._proposals.fail(OutcomeUnknown("the process ends"))
         self._fail_turn(Draining("the process ends"))
-        for part in (self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
+        for part in (self._scrub, self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
             await part.close()
         if self._log is not None:
             await asyncio.to_thread(self._log.close)
@@ -290,6 +305,23 @@ class Replica:
         self._context.log.error(PROMOTION_FORCED, operator=operator, reason=reason)
         self._step(ev.ForcePromotion(operator, reason))
 
+    async def _promote(self, operator: str, reason: str) -> None:
+        self.force_promotion(operator, reason)
+
+    async def set_clock(self, operator: str, reason: str) -> None:
+        """An operator's word, to a leader: the time of the state goes back to the agreed one. Goes into the audit log first. Raises
+        as `propose`, and InvalidArgument when it is not ahead."""
+        self.check_leader()
+        agreed_us, before_us = self.now_us(), self._machine.clock_us
+        if not agreed_us or before_us <= agreed_us:
+            raise InvalidArgument("the time of the state is not ahead of the time that the partition agrees on")
+        await asyncio.to_thread(self.audit, operator, reason, {"clock_us_before": before_us, "clock_us": agreed_us})
+        await self.propose([(int(EntryKind.SET_CLOCK), CLOCK.pack(agreed_us))])
+
+    def audit(self, operator: str, reason: str, what: Mapping[str, object]) -> None:
+        """Write down what an operator has done to the state, durably. Blocking. Raises DiskFailed."""
+        self._folder.audit_line(operator, reason, self.member, what)
+
     def status(self) -> dict[str, object]:
         """What `/health` says of the replica, and `pixiu status` shows. `degraded`: a text while an operator is needed."""
         core = self._core
@@ -325,7 +357,24 @@ class Replica:
             return f"the disk has not answered for {hung_s:.0f} s: {self._folder.path}"
         if core.state in (State.DAMAGED, State.LEAVING, State.REPAIRING) and self._damage:
             return self._damage
+        if core.waits_for_data:
+            return (
+                "ZooKeeper has no state of this partition, and a replica has data: if ZooKeeper's data is lost, promote the one "
+                "with the most entries by force (`pixiu promote`)"
+            )
+        if off_s := core.context.clock.off_s:
+            return f"the wall clock is {off_s:+.0f} s off the time that the partition agreed on, and is not followed: set it right"
+        ahead_s = (self._machine.clock_us - self.now_us()) / 1e6 if self.now_us() else 0.0
+        if ahead_s > MAX_STEP_US / 1e6:
+            return (
+                f"the partition's time is {ahead_s:.0f} s ahead, from a clock that was wrong: once the clocks are right, "
+                "`pixiu repair --role ROLE --partition P --set-clock --reason TEXT` sets it back"
+            )
         return self._applier.blocked or None
+
+    def now_us(self) -> int:
+        """The time that the partition agreed on, Unix µs; 0: it has not yet."""
+        return self._core.context.clock.time_us(time.monotonic()) if self._core is not None else 0
 
     # --- writes
 
@@ -373,7 +422,7 @@ class Replica:
         if self._applier.behind > self._options.max_uncommitted:
             raise self._refusal(ev.Rejection.OVERLOADED)
         self._verdict = None
-        self._step(ev.Propose(0, payloads, time.time_ns() // 1000, replicated))
+        self._step(ev.Propose(0, payloads, _wall_us(), replicated))
         verdict = self._verdict
         if not isinstance(verdict, ev.Accepted):
             raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
@@ -391,6 +440,8 @@ class Replica:
                 return Draining("this replica is draining; another one takes its place")
             case ev.Rejection.OVERLOADED:
                 return Overloaded(f"more than {self._options.max_uncommitted} entries wait to be replicated", RETRY_AFTER_MS)
+            case ev.Rejection.NO_TIME:
+                return Overloaded("the clocks of the other replicas are not known yet; retry in a moment", RETRY_AFTER_MS)
             case ev.Rejection.TOO_FEW_IN_SYNC:
                 return TooFewInSync(f"fewer than min_in_sync = {self._options.min_in_sync} replicas are in sync")
             case ev.Rejection.DISK_FULL:
@@ -474,6 +525,9 @@ class Replica:
                     else "it is taken from the leader"
                 )
                 log.error(DAMAGED, text=self._damage, last=str(damage.position), sealed=str(damage.sealed), sole=sole)
+            case ev.LogDropped(last, reason):
+                self._counts["log_segments_dropped_total"] += 1
+                log.error(LOG_DROPPED, up_to=last, text=reason)
             case ev.Audit(operator, reason, last, before):
                 self._folder.audit(operator, reason, self.member, last, before)
             case ev.HandedOver():
@@ -498,7 +552,7 @@ class Replica:
         if now >= self._polled_at + FLUSHED_POLL_S:
             self._polled_at = now
             self._step(ev.Flushed(self._machine.flushed))
-        self._step(ev.Tick())
+        self._step(ev.Tick(_wall_us()))
 
     # --- what happens
 
@@ -533,7 +587,8 @@ class Replica:
         assert self._log is not None
         if self._hung_s():
             raise Unavailable(f"the disk does not answer: {self._folder.path}")
-        return replace(node, member_incarnation=await asyncio.to_thread(self._log.next_incarnation))
+        incarnation = await asyncio.to_thread(self._log.next_incarnation)
+        return replace(node, member_incarnation=incarnation, member_end=self._log.last.counter)
 
     def _check_registration(self) -> None:
         """Tell the core of a registration that it does not know."""
@@ -570,6 +625,7 @@ class Replica:
                 "replica_committed": context.committed,
                 "replica_applied": self._machine.applied,
                 "replica_in_sync": len(context.read.state.in_sync) if context.read and context.read.state else 0,
+                "replica_clock_off_seconds": context.clock.off_s,
                 "replica_needs_operator": int(core.state is State.DAMAGED),
             }
         return samples

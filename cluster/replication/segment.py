@@ -141,6 +141,28 @@ class Segment:
             raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
         self.sync()
 
+    def write_again(self, after: int) -> None:
+        """Write the entries beyond a counter anew and make them durable. Raises DiskFull (they are cut off then), DiskFailed."""
+        offset, end = self._offset_of(after + 1), self.size
+        try:
+            data = os.pread(self.fd, end - offset, offset)
+            while len(data) < end - offset:
+                more = os.pread(self.fd, end - offset - len(data), offset + len(data))
+                if not more:
+                    raise DiskFailed(f"{self.path}: it ends before byte {end}")
+                data += more
+            os.ftruncate(self.fd, offset)
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+        except OSError as problem:
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.cut(after)
+                raise DiskFull(f"{self.path.parent}: no space left for the log") from problem
+            raise DiskFailed(f"{self.path}: {problem.strerror}") from problem
+        self.sync()
+        self.dirty = False
+
     def epoch_at(self, counter: int) -> int:
         """The epoch of an entry between the base and the end."""
         found = bisect_right(self._epochs, (counter, 1 << 62)) - 1
@@ -158,7 +180,7 @@ class Segment:
             head = os.pread(self.fd, 4, offset)
             size = int.from_bytes(head, "little")
             if len(head) < 4 or size < HEAD_BYTES - 4 or offset + 4 + size > self.size:
-                raise LogDamaged(f"{self.path.name}: the entry {at} is broken")
+                raise LogDamaged(f"{self.path.name}: the entry {at} is broken", self.last.counter)
             offset += 4 + size
             at += 1
         return offset
@@ -178,7 +200,9 @@ class Segment:
                 if len(found) >= max_entries or took >= max_bytes:
                     break
         except MalformedData as problem:
-            raise LogDamaged(f"{self.path.name}: the entry {after + 1 + len(found)} is broken: {problem}") from problem
+            raise LogDamaged(
+                f"{self.path.name}: the entry {after + 1 + len(found)} is broken: {problem}", self.last.counter
+            ) from problem
         return found
 
     def close(self) -> None:

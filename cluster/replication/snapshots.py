@@ -212,13 +212,20 @@ class SnapshotReceiver:
     """Receives snapshots, one at a time.
 
     Args:
+        machine: the state; it looks at what was received before that is taken.
         folder: where they go.
         busy: whether one is being loaded.
         on_received: called when one is whole and durable; it is removed again unless `busy` after that.
     """
 
-    def __init__(self, folder: DataFolder, busy: Callable[[], bool], on_received: Callable[[SnapshotReceived], None]) -> None:
-        self._folder, self._busy, self._on_received = folder, busy, on_received
+    def __init__(
+        self,
+        machine: StateMachine,
+        folder: DataFolder,
+        busy: Callable[[], bool],
+        on_received: Callable[[SnapshotReceived], None],
+    ) -> None:
+        self._machine, self._folder, self._busy, self._on_received = machine, folder, busy, on_received
         self._receiving = False
         self._closed = False
         self.counts = {"snapshots_received_total": 0, "snapshots_broken_off_total": 0}
@@ -230,6 +237,7 @@ class SnapshotReceiver:
         self._receiving = True
         try:
             epoch, position = await self._receive(parts)
+            await self._machine.check(self._folder.incoming)
             await asyncio.to_thread(self._folder.accept_incoming, position)
             if self._closed:
                 raise Unavailable("the process ends")

@@ -31,7 +31,7 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, Append):
         append = pb.ReplicaMessage.Append(
             epoch=message.epoch, sender=message.sender, entries=encode(message.entries), committed=message.committed,
-            end=message.end, sent_at=message.sent_at,
+            end=message.end, sent_at=message.sent_at, time_us=message.time_us,
         )  # fmt: skip
         if message.previous is not None:
             append.previous.epoch, append.previous.counter = message.previous
@@ -39,13 +39,13 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, Appended):
         appended = pb.ReplicaMessage.Appended(
             epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, matched=message.matched,
-            sent_at=message.sent_at,
+            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us,
         )  # fmt: skip
         return pb.ReplicaMessage(appended=appended).SerializeToString()
     if isinstance(message, Mismatch):
         mismatch = pb.ReplicaMessage.Mismatch(
             epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, hint=message.hint,
-            sent_at=message.sent_at,
+            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us,
         )  # fmt: skip
         return pb.ReplicaMessage(mismatch=mismatch).SerializeToString()
     return pb.ReplicaMessage(refused=pb.ReplicaMessage.Refused(epoch=message.epoch, sender=message.sender)).SerializeToString()
@@ -67,13 +67,16 @@ def decode_message(data: bytes) -> Message:
     if math.isnan(found.sent_at):
         raise MalformedData("a message of a replica has no time")
     if isinstance(found, pb.ReplicaMessage.Appended):
-        return Appended(found.epoch, sender, _id(found.incarnation), _id(found.matched), found.sent_at)
+        place = _id(found.matched)
+        return Appended(found.epoch, sender, _id(found.incarnation), place, found.sent_at, found.full, _id(found.wall_us))
     if isinstance(found, pb.ReplicaMessage.Mismatch):
-        return Mismatch(found.epoch, sender, _id(found.incarnation), _id(found.hint), found.sent_at)
+        place = _id(found.hint)
+        return Mismatch(found.epoch, sender, _id(found.incarnation), place, found.sent_at, found.full, _id(found.wall_us))
     previous = Position(found.previous.epoch, _id(found.previous.counter)) if found.HasField("previous") else None
     entries = decode(found.entries, MAX_ENTRIES)
     _check(found.epoch, previous, entries)
-    return Append(found.epoch, sender, previous, entries, _id(found.committed), _id(found.end), found.sent_at)
+    committed, end = _id(found.committed), _id(found.end)
+    return Append(found.epoch, sender, previous, entries, committed, end, found.sent_at, _id(found.time_us))
 
 
 def _id(value: int) -> int:

@@ -1,6 +1,6 @@
-"""`pixiu inbox`: what lies in a user's inbox, read from Pi and Xiu, and what an operator may do with it.
+"""Look into a user's inbox, and tend it: lists, unread counts, devices, dead letters.
 
-Looking changes nothing: no device, no session.
+Looking changes nothing: no device, no session. Everything is read from Pi and Xiu.
 
 Source: docs/stores.md, docs/operations.md.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from pixiu.cli.inbox_tables import (
     dead_letter_json,
@@ -23,7 +24,7 @@ from pixiu.cli.inbox_tables import (
     table,
     unread_json,
 )
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, fail, guarded, print_json
 from pixiu.cli.reachable import check_reachable
 from pixiu.client.inbox_pages import LANES, MAX_PAGE, DeadLetterEntry, Entry, Lane
 from pixiu.client.inbox_view import InboxView, read_inbox
@@ -32,69 +33,179 @@ from pixiu.ids import MAX_ID
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 
 ALL: Final = "all"
+SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
+MOVED: Final = {
+    "--unread": "unread {uin}",
+    "--acknowledge": "acknowledge {uin} UP_TO --lane L --device NAME",
+    "--drop-device": "drop-device {uin} NUMBER",
+    "--delete": "delete {uin} FROM-TO --lane L",
+    "--dead-letters": "dead {uin}",
+    "--resend": "resend {uin} ID|all",
+    "--drop": "drop {uin} ID|all",
+}
+"""Options of before there were subcommands, and what to write instead."""
 T = TypeVar("T")
 
 
+class _Inbox(TyperGroup):
+    """Names the subcommand to whoever writes a command line of before there were any."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            uin = next((word for word in args if word.isdecimal()), "UIN")
+            options = {word.partition("=")[0] for word in args}
+            use = next((text for option, text in MOVED.items() if option in options), "list {uin}")
+            problem = f"there is no `pixiu inbox {args[0]}`; it takes a subcommand: pixiu inbox {use.format(uin=uin)}"
+            fail(InvalidArgument(problem), as_json="--json" in options)
+        return super().parse_args(ctx, args)
+
+
+inbox = typer.Typer(cls=_Inbox, help=SUMMARY, no_args_is_help=True)
+Uin = Annotated[int, typer.Argument(help="Whose inbox.", metavar="UIN")]
+AnyLane = Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")]
+OneLane = Annotated[int, typer.Option("--lane", min=0, max=1, help="Of which lane the numbers are: 0 first, 1 normal.")]
+Count = Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Entries of each lane.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before something is deleted.")]
+
+
+@inbox.command("list")
 @guarded
-def inbox(
-    uin: Annotated[int, typer.Argument(help="Whose.", metavar="UIN")],
-    lane: Annotated[int, typer.Option("--lane", min=-1, max=1, help="Only this lane: 0 first, 1 normal. Default: both.")] = -1,
+def list_entries(
+    uin: Uin,
+    lane: AnyLane = -1,
     after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this InboxSeq.", metavar="SEQ")] = 0,
     before: Annotated[
         int, typer.Option("--before", min=0, help="Back in time: entries before this InboxSeq, newest first.", metavar="SEQ")
     ] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_PAGE, help="Entries of each lane.")] = 50,
+    count: Count = 50,
     peek: Annotated[bool, typer.Option("--peek/--no-peek", help="Read the messages too, and not only their numbers.")] = True,
-    unread: Annotated[bool, typer.Option("--unread", help="The user's devices, and how much each has not acknowledged.")] = False,
-    acknowledge: Annotated[
-        int, typer.Option("--acknowledge", min=0, help="Acknowledge up to here, with --lane and --device.", metavar="UP_TO")
-    ] = 0,
-    device: Annotated[
-        str, typer.Option("--device", help="As which device to acknowledge: one of its own, made if need be.", metavar="NAME")
-    ] = "",
-    drop_device: Annotated[int, typer.Option("--drop-device", min=-1, help="Remove this device.", metavar="NUMBER")] = -1,
-    delete: Annotated[
-        str, typer.Option("--delete", help="Delete these entries for all devices, with --lane.", metavar="FROM-TO")
-    ] = "",
-    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Mail that the receiver could not take.")] = False,
-    resend: Annotated[
-        str, typer.Option("--resend", help="Send this dead letter's mail again, or all; at least once.", metavar="ID|all")
-    ] = "",
-    drop: Annotated[str, typer.Option("--drop", help="Delete this dead letter, or all.", metavar="ID|all")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before something is deleted.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """List what lies in a user's inbox, oldest first. Nothing is acknowledged by it. With an option that says so: tend it."""
+    """List what lies in the inbox, oldest first. Nothing is acknowledged by it."""
+    _check(uin)
+    pages = _run(target, lambda view: view.page(uin, _lanes(lane), after=after, before=before, count=count, fetch=peek))
+    _show(pages, uin, after, before, as_json)
+
+
+@inbox.command()
+@guarded
+def unread(uin: Uin, lane: AnyLane = -1, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Count what can be read in each lane, and what each device has not acknowledged. No session is opened."""
+    _check(uin)
+    found = _run(target, lambda view: view.unread(uin, _lanes(lane)))
+    if as_json:
+        print_json({"uin": uin, "lanes": [unread_json(each) for each in found]})
+        return
+    for each in found:
+        waiting = ", ".join(f"device {device.number}: {device.unread}" for device in each.devices) or "no devices yet"
+        text = f"lane {each.lane}: {each.readable} can be read, the newest is number {each.last}; unread: {waiting}"
+        console().print(text, highlight=False, markup=False)
+
+
+@inbox.command()
+@guarded
+def devices(uin: Uin, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """List the user's devices: when each was seen, how far it has acknowledged, whether the inbox waits for it."""
+    _check(uin)
+    found = _run(target, lambda view: view.unread(uin, LANES))
+    if as_json:
+        print_json({"uin": uin, "lanes": [unread_json(each) for each in found]})
+    elif found[0].devices:
+        console().print(device_table(found))
+    else:
+        console().print(f"{uin} has no devices yet", highlight=False)
+
+
+@inbox.command()
+@guarded
+def acknowledge(
+    uin: Uin,
+    up_to: Annotated[int, typer.Argument(min=1, help="Everything up to this InboxSeq.", metavar="UP_TO")],
+    lane: OneLane,
+    device: Annotated[str, typer.Option("--device", help="Which device: one of its own, made if need be.", metavar="NAME")],
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Acknowledge as a device of that name, for itself alone; other devices still get what they have not acknowledged."""
+    _check(uin)
+    found = _run(target, lambda view: view.acknowledge(uin, lane, up_to, device))
+    text = f"device {found.number} ({device}) of {uin} has acknowledged lane {lane} up to {found.up_to}, {found.unread} unread"
+    _say(as_json, {"uin": uin, "lane": lane, **device_json(found)}, text)
+
+
+@inbox.command("drop-device")
+@guarded
+def drop_device(
+    uin: Uin,
+    number: Annotated[int, typer.Argument(min=0, help="As `pixiu inbox devices` shows it.", metavar="NUMBER")],
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a device: the inbox waits for it no more. If it comes back it is a new one."""
+    _check(uin)
+    _run(target, lambda view: view.drop_device(uin, number))
+    _say(as_json, {"uin": uin, "dropped_device": number}, f"nothing waits for device {number} of {uin} any more")
+
+
+@inbox.command()
+@guarded
+def delete(
+    uin: Uin,
+    entries: Annotated[str, typer.Argument(help="InboxSeqs like 3-9, or one.", metavar="FROM-TO")],
+    lane: OneLane,
+    yes: Yes = False,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Delete entries for all devices. It asks before."""
+    _check(uin)
+    _delete(target, uin, lane, entries, yes, as_json)
+
+
+@inbox.command()
+@guarded
+def dead(uin: Uin, count: Count = 50, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """List dead letters: mail that the receiver's handler gave up, with reason, attempts, sender and time."""
+    _check(uin)
+    _show_dead(_run(target, lambda view: view.dead_letters(uin, count=count)), uin, as_json)
+
+
+Letter = Annotated[str, typer.Argument(help="A dead letter's id, as `pixiu inbox dead` shows it, or all.", metavar="ID|all")]
+
+
+@inbox.command()
+@guarded
+def resend(uin: Uin, letter: Letter, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Send the mail of dead letters again, at least once, and delete the letters. Exit code 1: some cannot be read, and stay."""
+    _check(uin)
+    done, left = _handle_dead(target, uin, letter.lower(), drop=False)
+    rest = f"; {left} cannot be read, and stay" if left else ""
+    _say(as_json, {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}")
+    if left:
+        raise typer.Exit(1)
+
+
+@inbox.command()
+@guarded
+def drop(uin: Uin, letter: Letter, yes: Yes = False, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Delete dead letters. It asks before."""
+    _check(uin)
+    wanted = letter.lower()
+    if not yes:
+        what = "all dead letters" if wanted == ALL else f"dead letter {wanted}"
+        typer.confirm(f"Delete {what} of {uin}?", abort=True, err=True)
+    done, _ = _handle_dead(target, uin, wanted, drop=True)
+    _say(as_json, {"uin": uin, "deleted": done}, f"deleted: {done} dead letter{'' if done == 1 else 's'} of {uin}")
+
+
+def _check(uin: int) -> None:
     if not 0 < uin <= MAX_ID:
         raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
-    chosen = [unread, acknowledge > 0, drop_device >= 0, bool(delete), dead_letters, bool(resend), bool(drop)]
-    if sum(chosen) > 1:
-        raise InvalidArgument(
-            "--unread, --acknowledge, --drop-device, --delete, --dead-letters, --resend and --drop are mutually exclusive"
-        )
-    if acknowledge or delete:
-        if lane < 0:
-            raise InvalidArgument("numbers are of one lane: give --lane 0 or --lane 1 too")
-        if acknowledge and not device:
-            raise InvalidArgument("--acknowledge needs --device NAME: each device acknowledges for itself")
-    lanes = LANES if lane < 0 else (lane,)
-    if acknowledge:
-        _acknowledge(target, uin, lane, acknowledge, device, as_json)
-    elif drop_device >= 0:
-        _run(target, lambda view: view.drop_device(uin, drop_device))
-        _say(as_json, {"uin": uin, "dropped_device": drop_device}, f"nothing waits for device {drop_device} of {uin} any more")
-    elif delete:
-        _delete(target, uin, lane, delete, yes, as_json)
-    elif dead_letters:
-        _show_dead(_run(target, lambda view: view.dead_letters(uin, count=count)), uin, as_json)
-    elif resend or drop:
-        _resend_or_drop(target, uin, resend, drop, yes, as_json)
-    elif unread:
-        _show_unread(_run(target, lambda view: view.unread(uin, lanes)), uin, as_json)
-    else:
-        pages = _run(target, lambda view: view.page(uin, lanes, after=after, before=before, count=count, fetch=peek))
-        _show(pages, uin, after, before, as_json)
+
+
+def _lanes(lane: int) -> tuple[int, ...]:
+    return tuple(LANES) if lane < 0 else (lane,)
 
 
 def _run(target: str, work: Callable[[InboxView], Awaitable[T]]) -> T:
@@ -137,31 +248,13 @@ def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: boo
         out.print(f"the inbox of {uin} holds nothing here", highlight=False)
 
 
-def _show_unread(lanes: Sequence[Lane], uin: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"uin": uin, "lanes": [unread_json(found) for found in lanes]})
-        return
-    if lanes[0].devices:
-        console().print(device_table(lanes))
-    else:
-        console().print(f"{uin} has no devices yet", highlight=False)
-    for found in lanes:
-        console().print(f"lane {found.lane}: {found.readable} can be read, the newest is number {found.last}", highlight=False)
-
-
-def _acknowledge(target: str, uin: int, lane: int, up_to: int, device: str, as_json: bool) -> None:
-    found = _run(target, lambda view: view.acknowledge(uin, lane, up_to, device))
-    text = f"device {found.number} ({device}) of {uin} has acknowledged lane {lane} up to {found.up_to}, {found.unread} unread"
-    _say(as_json, {"uin": uin, "lane": lane, **device_json(found)}, text)
-
-
 def _delete(target: str, uin: int, lane: int, wanted: str, yes: bool, as_json: bool) -> None:
     first, _, last = wanted.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal()):
-        raise InvalidArgument(f"--delete takes a range of InboxSeqs like 3-9, or one, not {wanted!r}")
+        raise InvalidArgument(f"what to delete is a range of InboxSeqs like 3-9, or one, not {wanted!r}")
     begin, end = int(first), int(last or first)
     if not 0 < begin <= end <= MAX_ID:
-        raise InvalidArgument(f"--delete takes a range from 1 on, not {wanted}")
+        raise InvalidArgument(f"what to delete is a range from 1 on, not {wanted}")
     if not yes:
         typer.confirm(f"Delete {begin}-{end} of lane {lane} of {uin}, for all devices?", abort=True, err=True)
     count = _run(target, lambda view: view.delete(uin, lane, begin, end))
@@ -177,40 +270,37 @@ def _show_dead(letters: Sequence[DeadLetterEntry], uin: int, as_json: bool) -> N
         console().print(f"{uin} has no dead letters", highlight=False)
 
 
-async def _pages(view: InboxView, uin: int, wanted: str) -> AsyncIterator[list[DeadLetterEntry]]:
-    """The dead letters that are meant, a page at a time. Raises `InvalidArgument` when there is none."""
+async def _pages(view: InboxView, uin: int, wanted: str, *, drop: bool) -> AsyncIterator[list[DeadLetterEntry]]:
+    """The dead letters that are meant, a page at a time; unless they are to be dropped also those of other devices of the same
+    mail. Raises `InvalidArgument` when there is none."""
     found, first, normal = False, 0, 0
     while page := await view.dead_letters(uin, after=(first, normal), count=MAX_PAGE):
         meant = [dead for dead in page if wanted in (ALL, f"{dead.entry.msg_id:016x}")]
+        if wanted != ALL and not drop:
+            mails = {dead.letter.msg_id for dead in meant if dead.letter is not None}
+            meant += [dead for dead in page if dead.letter is not None and dead.letter.msg_id in mails and dead not in meant]
         found |= bool(meant)
         yield meant
         first = max([first, *(dead.entry.seq for dead in page if dead.entry.lane == LANE_FIRST)])
         normal = max([normal, *(dead.entry.seq for dead in page if dead.entry.lane == LANE_NORMAL)])
     if not found and wanted != ALL:
-        raise InvalidArgument(f"{uin} has no dead letter {wanted}; --dead-letters lists them")
+        raise InvalidArgument(f"{uin} has no dead letter {wanted}; `pixiu inbox dead {uin}` lists them")
 
 
-def _resend_or_drop(target: str, uin: int, resend: str, drop: str, yes: bool, as_json: bool) -> None:
-    wanted = (resend or drop).lower()
-    if drop and not yes:
-        what = "all dead letters" if wanted == ALL else f"dead letter {wanted}"
-        typer.confirm(f"Delete {what} of {uin}?", abort=True, err=True)
+def _handle_dead(target: str, uin: int, wanted: str, *, drop: bool) -> tuple[int, int]:
+    """Drop dead letters, or send their mail again: how many, and how many are left."""
 
     async def work(view: InboxView) -> tuple[int, int]:
         done = left = 0
-        async for letters in _pages(view, uin, wanted):
-            handled = await view.drop(uin, letters) if drop else len(await view.resend(uin, letters))
-            done, left = done + handled, left + len(letters) - handled
+        async for letters in _pages(view, uin, wanted, drop=drop):
+            if drop:
+                done += await view.drop(uin, letters)
+            else:
+                done += len(await view.resend(uin, letters))
+                left += sum(dead.original is None for dead in letters)
         return done, left
 
-    done, left = _run(target, work)
-    if drop:
-        _say(as_json, {"uin": uin, "deleted": done}, f"deleted: {done} dead letter{'' if done == 1 else 's'} of {uin}")
-        return
-    rest = f"; {left} cannot be read, and stay" if left else ""
-    _say(as_json, {"uin": uin, "sent": done, "unreadable": left}, f"sent again: {done} mail{'' if done == 1 else 's'}{rest}")
-    if left:
-        raise typer.Exit(1)
+    return _run(target, work)
 
 
 __all__ = ["Entry", "Lane", "inbox", "lane_json", "read_inbox", "table"]

@@ -36,29 +36,30 @@ def table(entries: Sequence[Entry], now_ms: int) -> Table:
 
 def device_table(lanes: Sequence[Lane]) -> Table:
     """A user's devices, and how much each has not acknowledged."""
-    shown = _table("device", "client id", "seen", *(f"lane {lane.lane}: unread" for lane in lanes), "acknowledged up to")
+    shown = _table("device", "name", "seen", *(f"lane {lane.lane}: unread" for lane in lanes), "acknowledged up to")
     for states in zip(*(lane.devices for lane in lanes), strict=True):
         device: DeviceState = states[0]
         note = "" if device.counts else " [yellow](not waited for)[/]"
         shown.add_row(
-            str(device.number), device.client_id.hex(), _time(device.seen_s * 1000) + note,
+            str(device.number), escape(_name(device)), _time(device.seen_s * 1000) + note,
             *(str(state.unread) for state in states), ", ".join(str(state.up_to) for state in states),
         )  # fmt: skip
     return shown
 
 
 def dead_letter_table(letters: Sequence[DeadLetterEntry]) -> Table:
-    """Dead letters; the first column is what `--resend` and `--drop` take."""
-    shown = _table("id", "lane", "seq", "given up", "attempts", "sender", "sent", "reason", "message")
+    """Dead letters; the first column is what `resend` and `drop` take."""
+    shown = _table("id", "device", "lane", "seq", "given up", "attempts", "sender", "sent", "reason", "message")
     for dead in letters:
         letter, original, name = dead.letter, dead.original, f"{dead.entry.msg_id:016x}"
         if letter is None:
-            shown.add_row(name, "", "", "", "", "", "", f"[dim]{dead.entry.code}[/]", "")
+            shown.add_row(name, "", "", "", "", "", "", "", f"[dim]{dead.entry.code}[/]", "")
             continue
         sender, sent = (str(original.sender or "service"), _time(original.sent_at_ms)) if original else ("", "")
         body = escape(_text(original.payload)) if original else f"[dim]{dead.entry.code}[/]"
         shown.add_row(
-            name, str(letter.lane), str(letter.seq), _time(letter.failed_at_ms), str(letter.attempts), sender, sent,
+            name, escape(_text(letter.device.encode())), str(letter.lane), str(letter.seq), _time(letter.failed_at_ms),
+            str(letter.attempts), sender, sent,
             escape(_text(letter.reason.encode())), body,
         )  # fmt: skip
     return shown
@@ -90,8 +91,8 @@ def unread_json(found: Lane) -> dict[str, object]:
 def device_json(device: DeviceState) -> dict[str, object]:
     """A device as JSON values."""
     return {
-        "device": device.number, "client_id": device.client_id.hex(), "seen_s": device.seen_s, "counts": device.counts,
-        "up_to": device.up_to, "unread": device.unread,
+        "device": device.number, "name": device.name, "device_id": f"{device.device_id:012x}", "seen_s": device.seen_s,
+        "counts": device.counts, "up_to": device.up_to, "unread": device.unread,
     }  # fmt: skip
 
 
@@ -102,12 +103,17 @@ def dead_letter_json(dead: DeadLetterEntry) -> dict[str, object]:
         shown["code"] = dead.entry.code
     if (letter := dead.letter) is not None:
         shown |= {
-            "lane": letter.lane, "seq": letter.seq, "msg_id": f"{letter.msg_id:016x}", "attempts": letter.attempts,
-            "failed_at_ms": letter.failed_at_ms, "reason": letter.reason,
+            "device": letter.device, "lane": letter.lane, "seq": letter.seq, "msg_id": f"{letter.msg_id:016x}",
+            "attempts": letter.attempts, "failed_at_ms": letter.failed_at_ms, "reason": letter.reason,
         }  # fmt: skip
     if dead.original is not None:
         shown["original"] = _message_json(dead.original)
     return shown
+
+
+def _name(device: DeviceState) -> str:
+    """What a device is called; where it has no name, its DeviceID in hex."""
+    return _text(device.name.encode()) or f"{device.device_id:012x}"
 
 
 def _message_json(message: Message) -> dict[str, object]:

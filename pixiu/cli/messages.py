@@ -60,10 +60,8 @@ def send(
         if mail:
             return (await client.user(user or 0).mail(payload, level=cast(LevelName, safety), to=to or ())).id
         if signal:
-            sent = await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)
-            await sent
-            return sent.id
-        return (await _destination(client, room, topic, user).send_and_wait(payload)).id
+            return (await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)).id
+        return (await _destination(client, room, topic, user).send(payload)).id
 
     async def run() -> list[int]:
         check_reachable(target)

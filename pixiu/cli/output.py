@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated, Final, NoReturn, ParamSpec, TypeVar
@@ -78,3 +80,8 @@ def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
         print_json({"error": {"code": error.code, "text": str(error)}})
     sys.stderr.write(f"pixiu: {error}\n")
     raise typer.Exit(EXIT_UNUSABLE)
+
+
+def operator() -> str:
+    """Who runs a command, for audit logs."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -6,8 +6,6 @@ Source: docs/replication.md.
 from __future__ import annotations
 
 import asyncio
-import getpass
-import socket
 import time
 from typing import Annotated, Any, Final
 
@@ -15,7 +13,7 @@ import grpc
 import grpc.aio
 import typer
 
-from pixiu.cli.output import DEFAULT_TARGET, Target, console, guarded
+from pixiu.cli.output import DEFAULT_TARGET, Target, console, guarded, operator
 from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument, Unavailable
@@ -90,9 +88,7 @@ def _warning(chosen: ReplicaStatus, others: list[ReplicaStatus]) -> str:
 
 
 async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
-    request = pb.PromoteRequest(
-        operator=f"{getpass.getuser()}@{socket.gethostname()}", reason=reason, member=int(chosen.member, 16)
-    )
+    request = pb.OperatorRequest(operator=operator(), reason=reason, member=int(chosen.member, 16))
     async with grpc.aio.insecure_channel(chosen.node.address, options=PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:

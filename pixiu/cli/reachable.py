@@ -6,7 +6,7 @@ import socket
 from typing import Final
 
 from pixiu.discovery.target import SCHEME, ZooKeeperTarget, parse_target
-from pixiu.errors import RegistryUnavailable, Unavailable
+from pixiu.errors import RegistryUnavailable, Unreachable
 
 TRY_S: Final = 0.5
 """Seconds for one address; a command's own connect, which comes after it, has its usual time."""
@@ -16,7 +16,7 @@ START_ONE: Final = "start a cluster with `pixiu up`, or name another one with --
 def check_reachable(target: str) -> None:
     """Return when one address of the target takes a TCP connection, or may be only slow.
 
-    Raises RegistryUnavailable or Unavailable when all refuse it; InvalidArgument for a target that cannot be read.
+    Raises RegistryUnavailable or Unreachable when all refuse it; InvalidArgument for a target that cannot be read.
     """
     found = parse_target(target)
     addresses = found.hosts.split(",") if isinstance(found, ZooKeeperTarget) else found.addresses
@@ -32,4 +32,4 @@ def check_reachable(target: str) -> None:
     where = ", ".join(addresses)
     if target.startswith(SCHEME):
         raise RegistryUnavailable(f"no cluster: no ZooKeeper listens at {where}; {START_ONE}")
-    raise Unavailable(f"no cluster: no proxy listens at {where}; {START_ONE}")
+    raise Unreachable(f"no cluster: no proxy listens at {where}; {START_ONE}")

@@ -18,14 +18,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
-from pixiu.cli.replicas import ReplicaStatus
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, operator, print_json
+from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import ProcessStatus, read_status
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, xiu_pb2
+from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, replication_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
+from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 
 CHECK_S: Final = 3600.0
@@ -95,12 +96,36 @@ def repair(
     partition: Annotated[int, typer.Option("--partition", help="One partition. Default: all.")] = -1,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Give up the values of a partition of Pi that no replica has whole.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the leader's audit log. With --drop, --set-clock.")] = "",
+    set_clock: Annotated[
+        bool, typer.Option("--set-clock", help="Only this: set a partition's time back that a wrong clock has moved ahead.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. With --drop.")] = False,
 ) -> None:
     """Have every replica read all that it stores, repair what is damaged from its peers, and compare the replicas.
     Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
     if role and role not in ROLES:
         raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
+    if drop and (role != "pi" or partition < 0 or not reason):
+        raise InvalidArgument("--drop gives up what is lost in one partition of Pi: say --role pi, --partition P and --reason TEXT")
+    if set_clock:
+        if not role or partition < 0 or not reason:
+            raise InvalidArgument("--set-clock is for one partition: say --role, --partition P and --reason TEXT")
+        console().print(asyncio.run(set_back(role, partition, reason, target)), highlight=False, markup=False)
+        return
     found = asyncio.run(_repair(role, partition, target))
+    if drop and any(each.left for each in found):
+        if not as_json:
+            console().print(table(found))
+        if not yes:
+            typer.confirm("Give up, for good, every value that cannot be read?", abort=True)
+        lost = asyncio.run(give_up(partition, reason, target))
+        if not as_json:
+            console().print(lost, highlight=False, markup=False)
+        found = asyncio.run(_repair(role, partition, target))
     if as_json:
         print_json({"replicas": [each.json() for each in found]}, indent=2)
     else:
@@ -226,7 +251,7 @@ async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checke
         return checked
     checked.damaged = checked.left = 1
     if not reply.repairing:
-        checked.text = f"{reply.damage}; no other replica is in sync"
+        checked.text = f"{reply.damage}; no other replica in sync is whole"
         return checked
     values = await _back(replica, target, applied)
     if values is None:
@@ -234,6 +259,50 @@ async def _check_pi(replica: ReplicaStatus, target: str, applied: int) -> Checke
     else:
         checked.checked, checked.repaired, checked.left = values, 1, 0
     return checked
+
+
+async def _leader(role: str, partition: int, target: str) -> ReplicaStatus:
+    for process in (await read_status(target)).processes:
+        found = process.replica
+        if found is not None and found.state == LEADING and (found.node.role, found.node.partition) == (role, partition):
+            return found
+    raise Unavailable(f"{role} partition {partition} has no leader")
+
+
+async def set_back(role: str, partition: int, reason: str, target: str) -> str:
+    """What became of a partition's time, in words."""
+    leader = await _leader(role, partition, target)
+    request = replication_pb2.OperatorRequest(operator=operator(), reason=reason, member=int(leader.member, 16))
+    async with grpc.aio.insecure_channel(leader.node.address, options=PEER_CHANNEL) as channel:
+        stub: Any = ReplicationStub(channel)
+        try:
+            await stub.SetClock(request, timeout=ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{leader.node.address}: {error.details()}") from error
+    return f"the time of {role} partition {partition} is that of its replicas' clocks again"
+
+
+async def _until_applied(partition: int, target: str) -> None:
+    """Until every replica of a partition of Pi has applied what is committed now, or for a while."""
+    until, wanted = time.monotonic() + ANSWER_S, (await _leader("pi", partition, target)).committed
+    while time.monotonic() < until:
+        found = [process.replica for process in await _registered("pi", partition, target)]
+        if all(replica is not None and replica.applied >= wanted for replica in found):
+            return
+        await asyncio.sleep(ANSWER_POLL_S)
+
+
+async def give_up(partition: int, reason: str, target: str) -> str:
+    """What the leader of a partition of Pi has given up, in words."""
+    address = (await _leader("pi", partition, target)).node.address
+    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+        stub: Any = PiReplicasStub(channel)
+        try:
+            reply = await stub.GiveUp(pi_replicas_pb2.PiGiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{address}: {error.details()}") from error
+    await _until_applied(partition, target)
+    return "\n".join([f"{reply.values} values were given up:", *reply.lost])
 
 
 async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:

@@ -1,6 +1,8 @@
 """The SDK: publish to rooms, topics and users, subscribe to them. Users import it as `pixiu`."""
 
+from pixiu.client.awaited import SendFailure
 from pixiu.client.client import Client, ClientStats, connect
+from pixiu.client.connection_events import ConnectionEvent, ConnectionEventStream, ConnectionState
 from pixiu.client.destination import Room, Topic, User
 from pixiu.client.directory import ClusterMap
 from pixiu.client.inbox import Inbox
@@ -16,9 +18,20 @@ from pixiu.client.presence import UserPresence
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
-from pixiu.client.sync import SyncClient, SyncRoom, SyncSubscription, SyncUser, connect_sync
+from pixiu.client.sync import (
+    SyncClient,
+    SyncConnectionEvents,
+    SyncRoom,
+    SyncSubscription,
+    SyncTopic,
+    SyncUser,
+    SyncWriter,
+    connect_sync,
+)
 from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync_receipt import SyncReceipt
+from pixiu.client.sync_view import SyncInboxView
+from pixiu.client.writer import Writer
 from pixiu.wire.levels import Triple
 
 __all__ = [
@@ -26,6 +39,9 @@ __all__ = [
     "ClientOptions",
     "ClientStats",
     "ClusterMap",
+    "ConnectionEvent",
+    "ConnectionEventStream",
+    "ConnectionState",
     "GapReason",
     "Inbox",
     "InboxView",
@@ -38,21 +54,27 @@ __all__ = [
     "Message",
     "Receipt",
     "Room",
+    "SendFailure",
     "SignalReceipt",
     "Subscription",
     "SubscriptionCounters",
     "SyncClient",
+    "SyncConnectionEvents",
     "SyncInbox",
+    "SyncInboxView",
     "SyncMailReceipt",
     "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
     "SyncSubscription",
+    "SyncTopic",
     "SyncUser",
+    "SyncWriter",
     "Topic",
     "Triple",
     "User",
     "UserPresence",
+    "Writer",
     "connect",
     "connect_sync",
 ]

@@ -1,12 +1,84 @@
-"""What a receipt is to whoever awaits it."""
+"""What a receipt is to whoever awaits it, and what becomes of the failure of one that nobody does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+import logging
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
+from pixiu.client.events import Failure
 from pixiu.errors import PixiuError
+from pixiu.ids import SnowflakeID
+
+log = logging.getLogger("pixiu.client")
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailure:
+    """The failure of something that was sent and whose receipt nobody awaited. `on_failure` is called with it."""
+
+    id: SnowflakeID
+    """The sender's ID of it: that of the receipt; 0 where it never got one."""
+    error: PixiuError
+    """Why it failed."""
+
+
+class FailureReports:
+    """Where the failures of receipts go that nobody awaited: to the application's callback, else to the log, each code once.
+
+    The callback runs in the event loop and must not block.
+    """
+
+    def __init__(self, on_failure: Callable[[SendFailure], None] | None) -> None:
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._logged: set[str] = set()
+
+    def watch(self, receipt: Awaited, failure: Failure) -> None:
+        """A receipt failed while nobody awaited it: it is reported when it is dropped and still nobody has looked at it."""
+        if not receipt.watched:
+            receipt.unclaimed = _Unclaimed(receipt.id, failure, self)
+
+    def lost(self, identity: SnowflakeID, failure: Failure) -> None:
+        """Nobody will look at a failure any more; any thread may say so."""
+        try:
+            self._loop.call_soon_threadsafe(self._report, identity, failure)
+        except RuntimeError:  # the loop is closed
+            self._report(identity, failure)
+
+    def _report(self, identity: SnowflakeID, failure: Failure) -> None:
+        if self._on_failure is not None:
+            try:
+                self._on_failure(SendFailure(identity, failure.error()))
+            except Exception:
+                log.exception("on_failure_callback_failed")
+        elif failure.code not in self._logged:
+            self._logged.add(failure.code)
+            log.warning(
+                "sent_in_vain id=%016x code=%s error=%s (logged once for each code: await receipts, or connect(on_failure=…))",
+                identity, failure.code, failure.text,
+            )  # fmt: skip
+
+
+class _Unclaimed:
+    """The failure of a receipt that nobody has looked at so far."""
+
+    __slots__ = ("_failure", "_id", "_reports")
+
+    def __init__(self, identity: SnowflakeID, failure: Failure, reports: FailureReports) -> None:
+        self._id, self._failure = identity, failure
+        self._reports: FailureReports | None = reports
+
+    def claim(self) -> None:
+        """Somebody looked at it."""
+        self._reports = None
+
+    def __del__(self) -> None:
+        if self._reports is not None and not sys.is_finalizing():
+            self._reports.lost(self._id, self._failure)
 
 
 class Awaited:
@@ -19,7 +91,14 @@ class Awaited:
         __slots__ = ()
     resolved: bool
     watched: bool
+    unclaimed: _Unclaimed
+    """There from a failure on that nobody awaited."""
     _waiters: list[asyncio.Future[None]] | None
+
+    @property
+    def id(self) -> SnowflakeID:
+        """The sender's ID of what was sent; 0 until it has one."""
+        raise NotImplementedError
 
     @property
     def done(self) -> bool:
@@ -29,14 +108,35 @@ class Awaited:
     @property
     def error(self) -> PixiuError | None:
         """Why it failed; None when it did not, or its outcome is not known yet."""
+        unclaimed: _Unclaimed | None = getattr(self, "unclaimed", None)
+        if unclaimed is not None:
+            unclaimed.claim()
+        return self._problem()
+
+    async def wait(self, timeout_s: float | None = None) -> Self:
+        """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`, when the outcome is not known yet."""
+        async with asyncio.timeout(timeout_s):
+            await self
+        return self
+
+    async def outcome(self) -> PixiuError | None:
+        """Wait for the outcome without raising it: why it failed, or None."""
+        if not self.resolved:
+            await self._resolution()
+        return self.error
+
+    def _problem(self) -> PixiuError | None:
         raise NotImplementedError
+
+    def _resolution(self) -> asyncio.Future[None]:
+        self.watched = True
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters = [*(self._waiters or ()), future]
+        return future
 
     def __await__(self) -> Generator[Any, None, None]:
         if not self.resolved:
-            self.watched = True
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters = [*(self._waiters or ()), future]
-            yield from future
+            yield from self._resolution()
         error = self.error
         if error is not None:
             raise error

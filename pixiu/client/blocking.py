@@ -14,7 +14,9 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from pixiu.client import forks
 from pixiu.client.drafts import Draft
+from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.streams import Receipt
 from pixiu.errors import NotConnected
 
@@ -30,6 +32,7 @@ class Background:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._forked = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the background thread and wait for it; an interrupt of this thread cancels it."""
@@ -51,18 +54,24 @@ class Background:
             raise self._not_connected()
         loop.call_soon_threadsafe(call)
 
-    def post(self, draft: Draft) -> Receipt:
+    def post(self, draft: Draft, timeout_s: float | None) -> Receipt:
         """Hand a message to the loop, without waiting for it."""
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until all that was handed over has reached the loop's client, so that what comes next does not overtake it."""
 
     def start_thread(self) -> None:
         """Start the thread with its event loop."""
         loop = self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn, args=(loop,), name="pixiu-client", daemon=True)
         self._thread.start()
+        self._forked = False
+        forks.watch(self)
 
     def stop_thread(self) -> None:
         """End the loop, and wait for the thread."""
+        forks.forget(self)
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is not None:
@@ -79,8 +88,14 @@ class Background:
         finally:
             loop.close()
 
-    @staticmethod
-    def _not_connected() -> NotConnected:
+    def forked(self) -> None:
+        """This process is a child of the one that connected: the thread is not here."""
+        self._loop = self._thread = None
+        self._forked = True
+
+    def _not_connected(self) -> NotConnected:
+        if self._forked:
+            return NotConnected(BEFORE_FORK)
         return NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
 
 
@@ -117,6 +132,19 @@ def blocking_as(
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return twin(self._background, self._background.run(method(self._wrapped, *args, **kwargs)))
+
+    return call
+
+
+def sending_as(
+    twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[Any, P], R]:
+    """`blocking_as` for what sends: after all that the thread sent before."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._background.settle()
         return twin(self._background, self._background.run(method(self._wrapped, *args, **kwargs)))
 
     return call

@@ -1,8 +1,8 @@
 """The client: what users call.
 
     async with pixiu.connect("127.0.0.1:7000", client="billing") as px:
-        await px.room(42).send(b"hello")                  # returns when it is queued, with a Receipt
-        receipt = await px.room(42).send(b"important")
+        await px.room(42).send(b"hello")                  # returns when the cluster has accepted it
+        receipt = px.room(42).send_soon(b"hello")         # returns at once
         await receipt                                     # returns when the cluster has accepted it
         await px.flush()                                  # all that was sent is resolved
         async for message in px.subscribe(room=42):
@@ -13,41 +13,63 @@ Source: README.md; docs/architecture.md, "A message to a room".
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from pixiu.client.destination import Room, Topic, User
+from pixiu.client import forks
+from pixiu.client.awaited import FailureReports, SendFailure
+from pixiu.client.connection_events import ConnectionEvent, ConnectionEvents, ConnectionEventStream, ConnectionState
+from pixiu.client.destination import Destination, Room, Topic, User
 from pixiu.client.directory import ClusterMap, Directory, ProxyDirectory, ZooKeeperDirectory
 from pixiu.client.drafts import SIGNAL_KIND, Draft, encode
-from pixiu.client.events import Failure
+from pixiu.client.early import EarlySends
+from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.gateway_connection import ConnectionContext
 from pixiu.client.inbox import Inbox, device_of
 from pixiu.client.inbox_core import MailGap
 from pixiu.client.mail import MailSender
+from pixiu.client.mail_options import MailSendOptions
 from pixiu.client.mail_publisher import MailPublisher
+from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_shell import MailShell
 from pixiu.client.mail_writer import MailWriter
-from pixiu.client.message import check_topic_name
+from pixiu.client.message import Message, check_topic_name
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
 from pixiu.client.presence import UserPresence, query
 from pixiu.client.publisher import PublisherCore
+from pixiu.client.requests import Replies, reply_options, request_options, where_to_reply
+from pixiu.client.send_options import SendOptions
 from pixiu.client.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.signals import SignalCounters
 from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.client.subscriber import Subscription
+from pixiu.client.timeouts import within
 from pixiu.client.worker import WorkerLease
 from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
-from pixiu.errors import InvalidArgument, LeaseExpired, NotConnected, Overloaded, PixiuError
+from pixiu.errors import (
+    ConfigurationError,
+    InvalidArgument,
+    LeaseExpired,
+    NotConnected,
+    NotSent,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+)
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, topic_room
+from pixiu.rpc.backoff import retry_after_s
 from pixiu.rpc.channels import Channels
 
+TARGET_VARIABLE = "PIXIU_TARGET"
+"""The environment's variable that names the cluster where a program does not."""
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -79,13 +101,22 @@ class ClientStats:
 class Client:
     """A connection to a cluster; made by `connect`, used with `async with`. All of it belongs to one event loop."""
 
-    def __init__(self, target: str, uin: int, client: str, options: ClientOptions) -> None:
+    def __init__(
+        self,
+        target: str,
+        uin: int,
+        client: str,
+        options: ClientOptions,
+        on_failure: Callable[[SendFailure], None] | None = None,
+        on_connection: Callable[[ConnectionEvent], None] | None = None,
+    ) -> None:
         options.validate()
         if not 0 <= uin <= MAX_ID:
             raise InvalidArgument(f"a UIN is from 0 (a service) to 2^63-1, not {uin}")
         if len(client.encode()) > MAX_CLIENT_NAME_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(client.encode())}")
         self.options = options
+        self._on_failure = on_failure
         self._target: ProxyTarget | ZooKeeperTarget = parse_target(target)
         self._uin = uin
         self._name = client or f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -96,8 +127,13 @@ class Client:
         self._worker: WorkerLease | None = None
         self._signals: SignalPublisher | None = None
         self._mails: MailPublisher | None = None
+        self._early: EarlySends | None = None
+        self.reports: FailureReports
+        self._forked = False
         self._named = bool(client)
         self._receivers: set[Subscription | Inbox] = set()
+        self._events = ConnectionEvents(on_connection)
+        self._replies: Replies | None = None
 
     @property
     def name(self) -> str:
@@ -105,7 +141,7 @@ class Client:
         return self._name
 
     async def open(self) -> Self:
-        """Connect. Raises `Unavailable` or `RegistryUnavailable` with every address that was tried."""
+        """Connect. Raises `Unreachable` or `RegistryUnavailable` with every address that was tried."""
         if self._directory is not None:
             raise NotConnected("the client is open already; make another one for another connection")
         channels = Channels()
@@ -122,10 +158,14 @@ class Client:
             raise
         self._channels, self._directory, self._signals, self._mails = channels, directory, None, None
         core = PublisherCore(self.options, directory.map.proxies, self._uniform)
-        self._publisher = PublisherShell(core, self._name, channels, directory.refresh)
+        self.reports = FailureReports(self._on_failure)
+        self._early = EarlySends(self.options, self.reports)
+        self._publisher = PublisherShell(core, self._name, channels, directory.refresh, self.reports, self._tell)
         self._worker = WorkerLease(
             self._name, self.options, channels, lambda: directory.map.proxies, lambda: time.time_ns() // 1_000_000, self._uniform
         )
+        self._forked = False
+        forks.watch(self)
         return self
 
     async def close(self) -> None:
@@ -134,11 +174,16 @@ class Client:
         if directory is None or publisher is None or worker is None or channels is None:
             return
         self._directory = self._channels = None
+        forks.forget(self)
         try:
             for receiver in list(self._receivers):
                 await receiver.close()
+            if self._replies is not None:
+                await self._replies.close()
             await self._flush(publisher)
         finally:
+            if self._early is not None:
+                await self._early.close()
             await publisher.close(CLOSE_GRACE_S)
             if self._signals is not None:
                 await self._signals.close(CLOSE_GRACE_S)
@@ -147,6 +192,8 @@ class Client:
             await worker.close(CLOSE_GRACE_S)
             await directory.close()
             await channels.close()
+            self._tell(ConnectionState.CLOSED, "", "")
+            self._events.end()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -182,18 +229,23 @@ class Client:
         if self._mails is None:
             core = MailSender(self.options, directory.map.proxies, lambda: worker.worker, time.time, self._uniform)
             self._mails = MailPublisher(
-                MailShell(core, self._name, channels, directory.refresh), worker, self._uin, self.options.max_record_bytes
+                MailShell(core, self._name, channels, directory.refresh, self.reports),
+                worker,
+                self._uin,
+                self.options.max_record_bytes,
             )
         return self._mails
 
-    async def presence(self, uins: Iterable[int]) -> list[UserPresence]:
-        """Who of these users is online, on how many devices, in the order asked for.
+    async def presence(self, uins: Iterable[int], *, timeout_s: float | None = None) -> list[UserPresence]:
+        """Who of these users is online, on how many devices, in the order asked for. Each proxy that is asked gets `timeout_s`
+        to answer (default: `connect_timeout_s`).
 
         Raises `InvalidArgument`, and `Unavailable` when nobody can tell: no proxy answers, or the cluster has no relays.
         """
         if self._directory is None or self._channels is None:
             raise self._not_connected()
-        return await query(self._channels, self._directory.map.proxies, list(uins), self.options.connect_timeout_s)
+        seconds = self.options.connect_timeout_s if timeout_s is None else timeout_s
+        return await query(self._channels, self._directory.map.proxies, list(uins), seconds)
 
     def subscribe(
         self,
@@ -209,8 +261,9 @@ class Client:
         """Messages of rooms and topics: `async for message in px.subscribe(room=42)`.
 
         With `chat` also those that are sent to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
-        Topics may have MQTT's wildcards. `async with px.subscribe(…) as sub` has joined everything when it begins, and
-        leaves at its end; otherwise the first iteration connects, and the client's end closes. See `Subscription`.
+        A name that no room carries is refused at once; filters with wildcards are, because they are not served yet.
+        `async with px.subscribe(…) as sub` has joined everything when it begins, and leaves at its end; otherwise the first
+        iteration connects, and the client's end closes. See `Subscription`.
         Source: README.md; docs/routing.md.
         """
         surroundings = self._surroundings()
@@ -246,25 +299,44 @@ class Client:
         if self._directory is None or self._channels is None:
             raise self._not_connected()
         return ConnectionContext(
-            self._name, self._uin, self.options, self._channels, self._directory, self._uniform, self._receivers.discard
+            self._name,
+            self._uin,
+            self.options,
+            self._channels,
+            self._directory,
+            self._uniform,
+            self._receivers.discard,
+            self._events.tell,
+            self.reply,
         )
 
-    async def flush(self) -> None:
+    async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until every message sent so far is accepted or has failed, and every signal with a receipt delivered or given
-        up. Failures are in their receipts and in `stats()`.
+        up. Failures are in their receipts and in `stats()`. Raises `OutcomeUnknown` after `timeout_s`.
 
         Source: Swift (`flush`); docs/architecture.md.
         """
         if self._publisher is None:
             raise self._not_connected()
-        await self._flush(self._publisher)
+        async with within(timeout_s, lambda: OutcomeUnknown(f"what was sent is not resolved after {timeout_s:g} s; see stats()")):
+            await self._flush(self._publisher)
 
     async def _flush(self, publisher: PublisherShell) -> None:
+        if self._early is not None:
+            await self._early.idle()
         await publisher.flush()
         if self._signals is not None:
             await self._signals.flush()
         if self._mails is not None:
             await self._mails.finished()
+
+    def connection_events(self) -> ConnectionEventStream:
+        """What happens to the client's connections from now on: `async for event in px.connection_events()`. Those of sending
+        mail and signals are left out. `connect(on_connection=…)` is called with the same ones."""
+        return self._events.stream()
+
+    def _tell(self, state: ConnectionState, address: str, reason: str) -> None:
+        self._events.tell(ConnectionEvent(state, "publisher", self, address, reason))
 
     def stats(self) -> ClientStats:
         """The client's counters since `open`."""
@@ -293,56 +365,198 @@ class Client:
             raise self._not_connected()
         return self._directory.map
 
-    async def submit(self, draft: Draft, receipt: Receipt | None = None) -> Receipt:
-        """Queue a draft, waiting for space and for a worker number; with `receipt` that one is used."""
+    async def send(self, draft: Draft, timeout_s: float | None) -> Receipt:
+        """Send a draft and wait until it is accepted; what is refused for now is sent again after the time that it names."""
+        loop = asyncio.get_running_loop()
+        deadline = self._deadline(timeout_s)
+        receipt: Receipt | None = None
+        while True:
+            again = 0 if receipt is None else receipt.message_id
+            receipt = Receipt(b"", draft.key, draft.lane, again)
+            receipt.watched = True
+            async with within(deadline - loop.time(), _not_queued):
+                await self.submit(draft, receipt, deadline)
+            try:
+                await receipt
+                return receipt
+            except Overloaded as error:
+                wait_s = retry_after_s(error.retry_after_ms, self._uniform)
+                if not wait_s or loop.time() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+
+    async def send_many(self, drafts: list[Draft], timeout_s: float | None) -> list[Receipt]:
+        """Send drafts in order and wait for all of them."""
+        loop = asyncio.get_running_loop()
+        deadline = self._deadline(timeout_s)
+        async with within(deadline - loop.time(), _not_queued):
+            receipts = [await self.submit(draft, None, deadline) for draft in drafts]
+        failures = [await receipt.outcome() for receipt in receipts]
+        first = next((failure for failure in failures if failure is not None), None)
+        if first is not None:
+            raise first
+        return receipts
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """Of a message, by the loop's clock."""
+        return asyncio.get_running_loop().time() + (self.options.publish_timeout_s if timeout_s is None else timeout_s)
+
+    async def submit(self, draft: Draft, receipt: Receipt | None = None, deadline: float | None = None) -> Receipt:
+        """Queue a draft, waiting for space and for a worker number; with `receipt` that one is used. `deadline`: until when it is
+        of use, by the loop's clock."""
+        if self._early is not None:
+            await self._early.idle()
+        return await self._submit(draft, receipt, deadline)
+
+    async def _submit(self, draft: Draft, receipt: Receipt | None, deadline: float | None) -> Receipt:
         publisher, worker = self._publisher, self._worker
         if publisher is None or worker is None:
             raise self._not_connected()
         while True:
             await publisher.admit(draft.size)
             try:
-                return self._offer(publisher, worker, draft, receipt)
+                return self._offer(publisher, worker, draft, receipt, deadline)
             except LeaseExpired:
                 await worker.ready()
 
-    def submit_nowait(self, draft: Draft) -> Receipt:
+    def submit_soon(self, draft: Draft, timeout_s: float | None = None) -> Receipt:
         """Queue a draft now. Raises `Overloaded`."""
-        publisher, worker = self._publisher, self._worker
-        if publisher is None or worker is None:
+        publisher, worker, early = self._publisher, self._worker, self._early
+        if publisher is None or worker is None or early is None:
             raise self._not_connected()
         if not publisher.try_admit(draft.size):
-            raise Overloaded(f"{publisher.core.unresolved_records} messages are unresolved: await send, or flush, instead")
-        try:
-            return self._offer(publisher, worker, draft, None)
-        except LeaseExpired:
-            raise Overloaded("no worker number for message IDs is held now: await send once instead") from None
-
-    async def signal(self, draft: Draft, wants_receipt: bool) -> SignalReceipt:
-        """Send a draft as a signal, waiting for a worker number."""
-        while True:
-            directory, channels, worker = self._directory, self._channels, self._worker
-            if directory is None or channels is None or worker is None:
-                raise self._not_connected()
+            text = f"{publisher.core.unresolved_records} messages are unresolved: await send, or use a writer, which wait for space"
+            raise Overloaded(text)
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        if not early.items:
             try:
-                message_id = worker.next()
-                break
+                return self._offer(publisher, worker, draft, None, deadline)
             except LeaseExpired:
-                await worker.ready()
+                pass
+        receipt = Receipt(b"", draft.key, draft.lane, 0)
+        early.put(lambda: self._submit(draft, receipt, deadline), receipt, draft.size)
+        return receipt
+
+    async def request(self, to: Destination, payload: bytes, timeout_s: float | None, options: SendOptions) -> Message:
+        """Send a request and wait for its reply."""
+        seconds = self.options.publish_timeout_s if timeout_s is None else timeout_s
+        if self._replies is None or self._replies.failed:
+            self._replies = Replies(lambda room: self.subscribe(room=room))
+        replies, identity = self._replies, secrets.token_hex(8)
+        checked = request_options(replies.room, identity, options)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        try:
+            await replies.ready(seconds)
+        except OutcomeUnknown as error:
+            raise NotSent(f"the request was not sent: no gateway takes its reply: {error}") from None
+        with replies.expect(identity) as reply:
+            await to.send(payload, timeout_s=max(deadline - loop.time(), 0.0), **checked)
+            unanswered = OutcomeUnknown(f"the request was accepted, and nobody replied within {seconds:g} s")
+            async with within(deadline - loop.time(), lambda: unanswered):
+                return await reply
+
+    async def reply(
+        self, message: Message, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]
+    ) -> Receipt:
+        """Answer a request that a subscription of the client received, and wait until the answer is accepted; arguments and the
+        rest as `Room.send`. Raises `InvalidArgument` where the message asks for no reply."""
+        room, identity = where_to_reply(message)
+        return await self.room(room).send(payload, timeout_s=timeout_s, **reply_options(identity, options))
+
+    async def signal(self, draft: Draft, wants_receipt: bool, timeout_s: float | None) -> SignalReceipt:
+        """Send a draft as a signal and wait for its outcome."""
+        receipt = SignalReceipt(b"", 0, draft.lane, wants_receipt)
+        receipt.watched = True
+        signals, worker = self._signalling()
+
+        def late() -> PixiuError:
+            if not receipt.tries:
+                return NotSent(f"the signal was not sent within {timeout_s:g} s: no worker number for its ID is held")
+            return OutcomeUnknown(f"the outcome of the signal is not known after {timeout_s:g} s")
+
+        async with within(timeout_s, late):
+            await self._signal(signals, worker, draft, receipt)
+            await receipt
+        return receipt
+
+    def signal_soon(self, draft: Draft, wants_receipt: bool) -> SignalReceipt:
+        """Send a draft as a signal now. Raises `Overloaded`."""
+        signals, worker = self._signalling()
+        early = self._early
+        receipt = SignalReceipt(b"", 0, draft.lane, wants_receipt)
+        try:
+            self._signal_now(signals, worker, draft, receipt)
+        except LeaseExpired:
+            assert early is not None
+            early.put(lambda: self._signal(signals, worker, draft, receipt), receipt, draft.size)
+        return receipt
+
+    def _signalling(self) -> tuple[SignalPublisher, WorkerLease]:
+        directory, channels, worker = self._directory, self._channels, self._worker
+        if directory is None or channels is None or worker is None:
+            raise self._not_connected()
         if self._signals is None:
             self._signals = SignalPublisher(
-                self.options, directory.map.proxies, self._name, channels, directory.refresh, self._uniform
+                self.options, directory.map.proxies, self._name, channels, directory.refresh, self._uniform, self.reports
             )
-        record = encode(draft, message_id, self._uin, self.options.max_record_bytes, SIGNAL_KIND)
-        return self._signals.send(record, message_id, draft.lane, wants_receipt)
+        return self._signals, worker
 
-    def _offer(self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None) -> Receipt:
-        message_id = worker.next() if draft.derived_id is None else draft.derived_id
+    async def _signal(self, signals: SignalPublisher, worker: WorkerLease, draft: Draft, receipt: SignalReceipt) -> None:
+        while True:
+            try:
+                self._signal_now(signals, worker, draft, receipt)
+                return
+            except LeaseExpired:
+                await worker.ready()
+
+    def _signal_now(self, signals: SignalPublisher, worker: WorkerLease, draft: Draft, receipt: SignalReceipt) -> None:
+        receipt.message_id = worker.next()
+        receipt.record = encode(draft, receipt.message_id, self._uin, self.options.max_record_bytes, SIGNAL_KIND)
+        signals.send(receipt)
+
+    async def mail(self, uin: int, payload: bytes, timeout_s: float | None, options: MailSendOptions) -> MailReceipt:
+        """Send a mail and wait until it is confirmed."""
+        mails = self.mails()
+        if self._early is not None:
+            await self._early.idle()
+        receipt: MailReceipt | None = None
+
+        def late() -> PixiuError:
+            if receipt is None:
+                return NotSent(f"the mail was not sent within {timeout_s:g} s: there was no room for it")
+            return OutcomeUnknown(f"the mail was not confirmed within {timeout_s:g} s: it may still be")
+
+        async with within(timeout_s, late):
+            receipt = await mails.send_in_turn(uin, payload, **options)
+            await receipt
+        return receipt
+
+    def mail_soon(self, uin: int, payload: bytes, options: MailSendOptions) -> MailReceipt:
+        """Queue a mail now. Raises `Overloaded`."""
+        mails, worker, early = self.mails(), self._worker, self._early
+        assert worker is not None
+        assert early is not None
+        if worker.usable() and not early.items:
+            return mails.send(uin, payload, **options)
+        checked, level, more = mails.check(uin, payload, **options)
+        receipt = MailReceipt(b"", 0, level, more)
+        early.put(lambda: mails.send_later(checked, receipt), receipt, checked.size)
+        return receipt
+
+    def _offer(
+        self, publisher: PublisherShell, worker: WorkerLease, draft: Draft, receipt: Receipt | None, deadline: float | None
+    ) -> Receipt:
+        if receipt is not None and receipt.message_id:
+            message_id = receipt.message_id  # it is sent again
+        else:
+            message_id = worker.next() if draft.derived_id is None else draft.derived_id
         record = encode(draft, message_id, self._uin, self.options.max_record_bytes)
         if receipt is None:
             receipt = Receipt(record, draft.key, draft.lane, message_id)
         else:
             receipt.record, receipt.message_id = record, message_id
-        publisher.offer(receipt)
+        publisher.offer(receipt, None if deadline is None else deadline - asyncio.get_running_loop().time())
         return receipt
 
     def _on_map(self, found: ClusterMap) -> None:
@@ -353,26 +567,49 @@ class Client:
         if self._mails is not None:
             self._mails.shell.set_proxies(found.proxies)
 
-    @staticmethod
-    def _not_connected() -> PixiuError:
+    def forked(self) -> None:
+        """This process is a child of the one that connected."""
+        self._directory = self._channels = self._publisher = self._worker = self._signals = self._mails = self._early = None
+        self._forked = True
+
+    def _not_connected(self) -> PixiuError:
+        if self._forked:
+            return NotConnected(BEFORE_FORK)
         return NotConnected("the client is not connected: use it inside `async with pixiu.connect(…) as px:`")
 
 
-def failure_of(error: PixiuError) -> Failure:
-    """An error as a receipt keeps it."""
-    return Failure(error.code, str(error), error.retry_after_ms if isinstance(error, Overloaded) else 0)
+def _not_queued() -> PixiuError:
+    return NotSent("the message was not sent in time: the client's queue was full, or no worker number was held")
 
 
-def connect(target: str, *, uin: int = 0, client: str = "", **options: Unpack[OptionOverrides]) -> Client:
+def connect(
+    target: str | None = None,
+    *,
+    uin: int = 0,
+    client: str = "",
+    options: ClientOptions | None = None,
+    on_failure: Callable[[SendFailure], None] | None = None,
+    on_connection: Callable[[ConnectionEvent], None] | None = None,
+    **overrides: Unpack[OptionOverrides],
+) -> Client:
     """A client of a cluster: `async with pixiu.connect("127.0.0.1:7000") as px:`.
 
     Args:
-        target: "host:port,host:port" (gRPC addresses of any proxies; they tell the rest), or "zk://host:port/root".
+        target: "host:port,host:port" (gRPC addresses of any proxies; they tell the rest), or "zk://host:port/root"; left out, the
+            environment's `PIXIU_TARGET`.
         uin: who sends and subscribes; 0 for a service (as a subscriber it is then known by its name).
         client: a name for logs and metrics, at most 128 bytes; default: host, process and a random part.
-        options: fields of `ClientOptions`.
+        on_failure: called with the failure of each receipt that nobody awaited, once it is dropped; it runs in the event loop and
+            must not block. Without it they are logged, each code once.
+        on_connection: called when a connection is there, is lost, moves or ends, as `px.connection_events()` has it; it runs in the
+            event loop and must not block.
+        options: how the client behaves; default: `ClientOptions()`.
+        overrides: fields of `ClientOptions` that are to be different.
 
-    Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unavailable` or `RegistryUnavailable`.
+    Raises `InvalidArgument` and `ConfigurationError` at once; entering raises `Unreachable` or `RegistryUnavailable`.
     Source: docs/operations.md.
     """
-    return Client(target, uin, client, ClientOptions(**options))
+    where = os.environ.get(TARGET_VARIABLE) if target is None else target
+    if where is None:
+        raise ConfigurationError(f'no target: connect("host:port"), or set {TARGET_VARIABLE} to the addresses of proxies')
+    return Client(where, uin, client, replace(options or ClientOptions(), **overrides), on_failure, on_connection)

@@ -5,8 +5,9 @@
     1       u8    flags: 1 the record is not in here     32      u64   when it was given up, Unix milliseconds
     2       u16   length of the reason                   40      u32   length of the record
     4       u32   how often it was tried                 44      u8    lane
-    8       u64   MsgID of the mail                      45      3 x   zero
-    16      u64   UIN whose mail it was                  48            reason (UTF-8), record
+    8       u64   MsgID of the mail                      45      u8    length of the device's name
+    16      u64   UIN whose mail it was                  46      2 x   zero
+                                                         48            reason, device's name (both UTF-8), record
 
 Little-endian. It is the body of a mail to `dead_letter_uin(uin)`. A record that does not fit beside the rest is left out: its
 length is told, and Xiu has it under its MsgID as long as it keeps mail.
@@ -26,10 +27,11 @@ from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
 VERSION: Final = 1
 LEFT_OUT: Final = 1
 """The record is not in here."""
-HEADER: Final = struct.Struct("<BBHIQQQQIB3x")
+HEADER: Final = struct.Struct("<BBHIQQQQIBB2x")
 DEAD_LETTER_HEADER_SIZE: Final = 48
 MAX_REASON_BYTES: Final = 1024
 """A longer reason is cut."""
+MAX_DEVICE_BYTES: Final = 128
 MAX_ATTEMPTS: Final = (1 << 32) - 1
 
 assert HEADER.size == DEAD_LETTER_HEADER_SIZE
@@ -55,6 +57,8 @@ class DeadLetter(NamedTuple):
     """The mail's record (`pixiu.wire.record`); empty where it is left out."""
     record_size: int
     """Bytes of the record, also where it is left out."""
+    device: str = ""
+    """The name of the device whose handler it was: each files a letter of its own."""
 
 
 def dead_letter_uin(uin: int) -> UIN:
@@ -71,6 +75,7 @@ def encode(
     failed_at_ms: int,
     reason: str,
     record: bytes,
+    device: str = "",
     *,
     limit: int = MAX_RECORD_BYTES,
 ) -> bytes:
@@ -84,9 +89,8 @@ def encode(
         raise InvalidArgument(f"a lane is from 0 to 3, not {lane}")
     if not HEADER_SIZE <= len(record) <= MAX_RECORD_BYTES:
         raise InvalidArgument(f"a record has {HEADER_SIZE} to {MAX_RECORD_BYTES} bytes, this one {len(record)}")
-    # A text cut within a character loses that character; a lone surrogate becomes a question mark.
-    text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
-    left_out = HEADER_SIZE + DEAD_LETTER_HEADER_SIZE + len(text) + len(record) > limit
+    text, name = _cut(reason, MAX_REASON_BYTES), _cut(device, MAX_DEVICE_BYTES)
+    left_out = HEADER_SIZE + DEAD_LETTER_HEADER_SIZE + len(text) + len(name) + len(record) > limit
     head = HEADER.pack(
         VERSION,
         LEFT_OUT if left_out else 0,
@@ -98,29 +102,36 @@ def encode(
         failed_at_ms,
         len(record),
         lane,
+        len(name),
     )
-    return head + text + (b"" if left_out else record)
+    return head + text + name + (b"" if left_out else record)
+
+
+def _cut(text: str, most: int) -> bytes:
+    """A text cut within a character loses that character; a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore").encode()
 
 
 def decode(body: bytes) -> DeadLetter:
     """A dead letter out of a mail's body. Raises `MalformedData`: anybody may send mail there."""
     if len(body) < DEAD_LETTER_HEADER_SIZE:
         raise MalformedData(f"a dead letter has at least {DEAD_LETTER_HEADER_SIZE} bytes, this one {len(body)}")
-    version, flags, length, attempts, msg_id, uin, seq, failed_at_ms, size, lane = HEADER.unpack_from(body)
+    version, flags, length, attempts, msg_id, uin, seq, failed_at_ms, size, lane, named = HEADER.unpack_from(body)
     if version != VERSION:
         raise MalformedData(f"a dead letter of version {version}; this is version {VERSION} of the format")
     if flags & ~LEFT_OUT or lane > 3 or not 0 < uin <= MAX_ID or max(msg_id, seq, failed_at_ms) > MAX_ID:
         raise MalformedData("a dead letter has a field out of range")
     if length > MAX_REASON_BYTES or not HEADER_SIZE <= size <= MAX_RECORD_BYTES:
         raise MalformedData("a dead letter has a length out of range")
-    start = DEAD_LETTER_HEADER_SIZE + length
+    middle = DEAD_LETTER_HEADER_SIZE + length
+    start = middle + named
     if start + (0 if flags & LEFT_OUT else size) != len(body):
         raise MalformedData(f"a dead letter's lengths do not fit its {len(body)} bytes")
     record = body[start:]
     if record and int.from_bytes(record[:SIZE_FIELD], "little") + SIZE_FIELD != size:
         raise MalformedData("a dead letter's record has another length than it says")
     try:
-        reason = body[DEAD_LETTER_HEADER_SIZE:start].decode()
+        reason, device = body[DEAD_LETTER_HEADER_SIZE:middle].decode(), body[middle:start].decode()
     except UnicodeDecodeError:
-        raise MalformedData("a dead letter's reason is not UTF-8") from None
-    return DeadLetter(UIN(uin), msg_id, seq, lane, attempts, failed_at_ms, reason, record, size)
+        raise MalformedData("a dead letter's reason or device is not UTF-8") from None
+    return DeadLetter(UIN(uin), msg_id, seq, lane, attempts, failed_at_ms, reason, record, size, device)

@@ -11,7 +11,7 @@ import grpc
 
 from pixiu.client.options import ClientOptions
 from pixiu.discovery.target import ZooKeeperTarget
-from pixiu.errors import Unavailable
+from pixiu.errors import Unreachable
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -42,7 +42,7 @@ class Directory(Protocol):
         """What is known now."""
 
     async def start(self) -> None:
-        """Learn the first map. Raises `Unavailable` that names each address that was tried."""
+        """Learn the first map. Raises `Unreachable` that names each address that was tried."""
 
     def refresh(self) -> None:
         """Something failed: look again soon."""
@@ -78,14 +78,14 @@ class ZooKeeperDirectory:
         return self._map
 
     async def start(self) -> None:
-        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unavailable` when there is no proxy."""
+        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy."""
         await self._zookeeper.connect()
         await self._discovery.start()
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await self._complete.wait()
         except TimeoutError:
-            raise Unavailable(
+            raise Unreachable(
                 f"ZooKeeper at {self._target.hosts} answers, but no Running proxy is registered below {self._target.root}; "
                 "start one, or check the root in the target"
             ) from None
@@ -133,7 +133,7 @@ class ProxyDirectory:
         return self._map
 
     async def start(self) -> None:
-        """Ask until a proxy answers. Raises `Unavailable` after `connect_timeout_s`."""
+        """Ask until a proxy answers. Raises `Unreachable` after `connect_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.connect_timeout_s
         while True:
@@ -142,7 +142,7 @@ class ProxyDirectory:
                 break
             if loop.time() + self._options.backoff_s >= deadline:
                 tried = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
-                raise Unavailable(
+                raise Unreachable(
                     f"no proxy answered within {self._options.connect_timeout_s:g} s ({tried}). "
                     "Start a cluster (`pixiu up`), or give the gRPC addresses of its proxies"
                 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypedDict
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
+from pixiu.client.headers import encode_headers
 from pixiu.client.message import TYPE_MASK
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import MAX_ID
@@ -21,22 +23,6 @@ CHAT_KIND: Final = int(Kind.CHAT)
 SIGNAL_KIND: Final = int(Kind.SIGNAL)
 MAIL_KIND: Final = int(Kind.MAIL)
 BYTES: Final = (bytes, bytearray, memoryview)
-
-
-class SendOptions(TypedDict, total=False):
-    """What may be said of a message beside its payload: `await room.send(b"…", type=3, lifetime_min=5)`."""
-
-    type: int
-    """A number for the application, 0 to 63; 0 by default."""
-    lifetime_min: int
-    """For how many minutes the message is of use; 0, the default: without limit."""
-    extension: bytes
-    """JSON headers, at most 65 535 bytes; none by default."""
-    first_lane: bool
-    """Whether to overtake messages of the normal lane; False by default."""
-    derived_id: int | None
-    """An ID made from where the content comes from, so that who sends it again sends the same message; None, the default: one
-    of its own."""
 
 
 class Draft(NamedTuple):
@@ -64,6 +50,7 @@ def draft(
     type: int = 0,
     lifetime_min: int = 0,
     extension: bytes = b"",
+    headers: Mapping[str, str] | None = None,
     first_lane: bool = False,
     derived_id: int | None = None,
 ) -> Draft:
@@ -75,7 +62,7 @@ def draft(
         payload: what to send.
         limit: of the record's size, bytes.
         topic: of a message to a topic.
-        type, lifetime_min, extension, first_lane, derived_id: as `SendOptions` has them.
+        type, lifetime_min, extension, headers, first_lane, derived_id: as `SendOptions` has them.
 
     Raises `InvalidArgument` and `RecordTooLarge`.
     """
@@ -83,6 +70,10 @@ def draft(
         raise InvalidArgument(f"a type is from 0 to {TYPE_MASK}, not {type}")
     if not 0 <= lifetime_min <= MAX_LIFETIME_MIN:
         raise InvalidArgument(f"lifetime_min is from 0 (without limit) to {MAX_LIFETIME_MIN}, not {lifetime_min}")
+    if headers is not None:
+        if extension:
+            raise InvalidArgument("a message has headers= or extension=, not both: headers are its extension")
+        extension = encode_headers(headers)
     if len(extension) > MAX_EXTENSION_BYTES:
         raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
     if payload.__class__ is not bytes and not isinstance(payload, BYTES):

@@ -46,7 +46,7 @@ class Ticket:
         self.failure: Failure | None = None
         self.resolved = False
         self.watched = False
-        """Whether somebody waits: only such tickets are named in `Resolved`."""
+        """Whether somebody waits: `Resolved` names such tickets, and those that failed."""
         self.group: Group | None = None
 
 
@@ -109,7 +109,7 @@ class Writable:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Watched tickets that are resolved."""
+    """Tickets that are resolved: those that are watched, and those that failed."""
 
     tickets: tuple[Ticket, ...]
 

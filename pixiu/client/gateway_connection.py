@@ -13,19 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import xxhash
 
+from pixiu.client.connection_events import ConnectionEvent, ConnectionState
 from pixiu.client.directory import Directory
 from pixiu.client.gateway_stream import GatewayStream, Waiter
 from pixiu.client.options import ClientOptions
-from pixiu.errors import LocalError, LoginReplaced, NotConnected, NotServed, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.client.streams import Receipt
+from pixiu.client.timeouts import within
+from pixiu.errors import (
+    LocalError,
+    LoginReplaced,
+    NotConnected,
+    NotServed,
+    OutcomeUnknown,
+    Overloaded,
+    PixiuError,
+    Unavailable,
+    Unreachable,
+    error_of_code,
+)
 from pixiu.ids import MAX_ID
 from pixiu.placement.partition import rendezvous_order
-from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.backoff import Backoff, Resting
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import CLOSED_BY_PEER, StreamEnded
 from pixiu.wire.v1 import wire_pb2
@@ -46,6 +60,10 @@ class ConnectionContext:
     directory: Directory
     uniform: Callable[[], float]
     on_close: Callable[[Any], None]
+    tell: Callable[[ConnectionEvent], None]
+    """Of what happens to the connection."""
+    reply: Callable[..., Awaitable[Receipt]]
+    """Answers a request that was received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,9 @@ class GatewayConnection:
         self._closed = False
         self._reason = ""
         self._moved_to: GatewayStream | None = None
+        self._resting = Resting()
+        self._last = ""
+        """The address of the gateway that served last."""
 
     @property
     def gateway(self) -> str:
@@ -116,21 +137,21 @@ class GatewayConnection:
         if self._stream is not None:
             self._catch_up(self._stream)
         self._nudge()  # the reader must go on although the buffer may be full
+
+        def late() -> OutcomeUnknown:
+            why = self._why_late("did not confirm it")
+            text = f"the request did not take effect within {seconds:g} s ({why}); it stays wanted until a gateway confirms it"
+            return OutcomeUnknown(text)
+
         try:
-            async with asyncio.timeout(seconds):
+            async with within(seconds, late):
                 await waiter.done
-        except TimeoutError:
-            why = (
-                f"gateway {self.gateway} did not confirm it"
-                if self.gateway
-                else f"no gateway: {self._reason or 'none answered yet'}"
-            )
-            raise Unavailable(
-                f"the request did not take effect within {seconds:g} s ({why}); it stays wanted until a gateway confirms it"
-            ) from None
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+    def _why_late(self, missed: str) -> str:
+        return f"gateway {self.gateway} {missed}" if self.gateway else f"no gateway: {self._reason or 'none answered yet'}"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -149,8 +170,13 @@ class GatewayConnection:
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail_waiters(NotConnected(f"the {self.what} was closed"))
         self._around.on_close(self)
+        if self._error is None:
+            self._announce(ConnectionState.CLOSED)
 
     # Connections.
+
+    def _announce(self, state: ConnectionState, reason: str = "") -> None:
+        self._around.tell(ConnectionEvent(state, self.what, self, self._last, reason))
 
     async def _run(self) -> None:
         try:
@@ -166,6 +192,7 @@ class GatewayConnection:
     def _fail(self, error: PixiuError) -> None:
         self._error = error
         self._fail_waiters(error)
+        self._announce(ConnectionState.CLOSED, str(error))
         self._nudge()
 
     async def _serve_for_ever(self) -> None:
@@ -177,14 +204,17 @@ class GatewayConnection:
         while True:
             address = self._choose(failures)
             if address:
+                await asyncio.sleep(self._resting.left_s(address, loop.time()))
                 served = await self._serve_gateway(address, served_once)
                 failures = 0 if served else failures
                 served_once = served_once or served
+                if served:
+                    self._announce(ConnectionState.RECONNECTING, self._reason)
             else:
                 self._reason = "the cluster has no gateway; start one"
             self._around.directory.refresh()
             if not served_once and loop.time() >= give_up:
-                raise Unavailable(
+                raise Unreachable(
                     f"no gateway took the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
                 )
             log.warning("gateway_lost reason=%s", self._reason)
@@ -197,7 +227,7 @@ class GatewayConnection:
         order = [
             by_hash[number] for number in rendezvous_order(xxhash.xxh3_64_intdigest(self._around.client.encode()), list(by_hash))
         ]
-        order = [address for address in order if address != avoid]
+        order = self._resting.usable([address for address in order if address != avoid], asyncio.get_running_loop().time())
         return order[failures % len(order)] if order else ""
 
     async def _serve_gateway(self, address: str, reconnect: bool) -> bool:
@@ -210,7 +240,8 @@ class GatewayConnection:
             answered = True
             if reconnect:
                 self._lost()
-            self._stream = stream
+            self._stream, self._last = stream, address
+            self._announce(ConnectionState.CONNECTED)
             self._catch_up(stream)  # what was asked for meanwhile
             while (successor := await self._serve(stream)) is not None:
                 await self._end(stream)
@@ -218,6 +249,7 @@ class GatewayConnection:
                 self._catch_up(stream)
         except StreamEnded as ended:
             why, refused = str(ended), ended.refused
+            self._resting.refused(stream.address, ended.retry_after_ms / 1000, asyncio.get_running_loop().time())
         except Unavailable as error:
             why = str(error)
         finally:
@@ -271,7 +303,7 @@ class GatewayConnection:
                 if successor is not None and successor.done():
                     prepared = successor.result()
                     if prepared is not None:
-                        return await self._move(prepared, ended)
+                        return await self._move(prepared, stream.address, ended)
                     if ended:
                         return None
                     # Nobody else to go to: stay until it ends.
@@ -340,10 +372,11 @@ class GatewayConnection:
             await self._end(stream)
             raise
 
-    async def _move(self, prepared: _Prepared, ended: bool) -> GatewayStream:
+    async def _move(self, prepared: _Prepared, old: str, ended: bool) -> GatewayStream:
         """Deliver what the new gateway sent already, without what came from the old one."""
-        self._moved_to = prepared.stream
+        self._moved_to, self._last = prepared.stream, prepared.stream.address
         self._moved()
+        self._announce(ConnectionState.MOVED, f"the gateway before it, {old}, is going")
         if ended:
             self._reason = "the gateway was gone before another one had confirmed"
             self._lost()

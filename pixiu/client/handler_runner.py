@@ -46,6 +46,10 @@ class Source(Protocol):
     uin: UIN
 
     @property
+    def device(self) -> str:
+        """The name of the device that handles it."""
+
+    @property
     def counters(self) -> MailIntakeCounters:
         """The inbox's counters."""
 
@@ -111,7 +115,10 @@ class LaneHandler:
 
     async def _bury(self, mail: Mail, attempts: int, error: Exception) -> None:
         """Send the dead letter, as often as it takes; then acknowledge the mail."""
-        log.warning("mail_given_up lane=%d seq=%d attempts=%d error=%s", mail.lane, mail.seq, attempts, _name(error))
+        log.warning(
+            "mail_given_up uin=%d device=%s lane=%d seq=%d attempts=%d error=%s",
+            self._inbox.uin, self._inbox.device, mail.lane, mail.seq, attempts, _name(error),
+        )  # fmt: skip
         failed_at_ms, reason = time.time_ns() // 1_000_000, f"{_name(error)}: {error}"
         limit, failures = self._options.max_record_bytes, 0
         receipt: MailReceipt | None = None
@@ -121,8 +128,9 @@ class LaneHandler:
                 await publisher.room()
                 if receipt is None:
                     held = mail.held
+                    whose, device = self._inbox.uin, self._inbox.device
                     body = encode(
-                        self._inbox.uin, held.msg_id, held.seq, held.lane, attempts, failed_at_ms, reason, held.record, limit=limit
+                        whose, held.msg_id, held.seq, held.lane, attempts, failed_at_ms, reason, held.record, device, limit=limit
                     )
                     receipt = publisher.send(dead_letter_uin(self._inbox.uin), body)
                 else:

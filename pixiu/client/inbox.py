@@ -30,6 +30,7 @@ from pixiu.client.inbox_core import Held, MailGap, MailIntake, MailIntakeCounter
 from pixiu.client.inbox_mail import Mail
 from pixiu.client.mail_publisher import MailPublisher
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
+from pixiu.client.timeouts import within
 from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import UIN
 from pixiu.wire.record import INBOX_LANES
@@ -89,6 +90,12 @@ class Inbox(GatewayConnection):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def device(self) -> str:
+        """The name of the device, as it was given; where there is only a number, that in hex."""
+        name, number = self._device
+        return name or f"{number:012x}"
+
+    @property
     def counters(self) -> MailIntakeCounters:
         """Counters since the inbox was opened."""
         return self._intake.counters
@@ -108,7 +115,7 @@ class Inbox(GatewayConnection):
     async def ready(self, *, timeout_s: float | None = None) -> None:
         """Connect, and wait until the cluster knows the device and delivers to it.
 
-        Raises what a gateway refuses with, and `Unavailable` after `timeout_s` (default: the option `join_timeout_s`).
+        Raises what a gateway refuses with, and `OutcomeUnknown` after `timeout_s` (default: the option `join_timeout_s`).
         """
         await self._settle(set(), set(), timeout_s)
 
@@ -117,7 +124,7 @@ class Inbox(GatewayConnection):
 
     async def __anext__(self) -> Mail:
         """The next mail, of the first lane that has any. Raises what ended the inbox: a refusal, `LoginReplaced` when the same
-        device connected elsewhere, or `Unavailable` when no gateway could be reached at first."""
+        device connected elsewhere, or `Unreachable` when no gateway could be reached at first."""
         if self._running:
             raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
         mail = await self.next(ALL_LANES)
@@ -195,18 +202,18 @@ class Inbox(GatewayConnection):
         it twice; the device's next one does, marked `again`.
 
         Raises `OutcomeUnknown` when the connection was lost meanwhile (what the cluster has not got comes again and is
-        acknowledged again without your doing), `Unavailable` after `timeout_s` (default: `join_timeout_s`), and what ended the
-        inbox.
+        acknowledged again without your doing) and after `timeout_s` (default: `join_timeout_s`), and what ended the inbox.
         """
         self._check_open()
         self._start()
         seconds = self._around.options.join_timeout_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(seconds):
-                await self._flush()
-        except TimeoutError:
-            why = f"gateway {self.gateway} did not answer" if self.gateway else f"no gateway: {self._reason or 'none answered yet'}"
-            raise Unavailable(f"no gateway took the acknowledgements within {seconds:g} s ({why})") from None
+
+        def late() -> OutcomeUnknown:
+            why = self._why_late("did not answer")
+            return OutcomeUnknown(f"no gateway took the acknowledgements within {seconds:g} s ({why})")
+
+        async with within(seconds, late):
+            await self._flush()
 
     async def close(self) -> None:
         """Send the last acknowledgements (at most a second) and stop. Mail that is not acknowledged comes again."""

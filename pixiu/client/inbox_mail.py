@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Protocol
 
 from pixiu.client.inbox_core import Held
@@ -52,14 +54,24 @@ class Mail:
         return self.message.sent_at_ms
 
     @property
+    def sent_at(self) -> datetime | None:
+        """When it was sent, UTC; None where the ID holds no time."""
+        return self.message.sent_at
+
+    @property
     def type(self) -> int:
         """The application's type, 0 to 63."""
         return self.message.type
 
     @property
     def extension(self) -> bytes:
-        """JSON headers of the application, empty where it sent none."""
+        """What the application sent beside the payload: its headers, as bytes, or another format; empty where there is nothing."""
         return self.message.extension
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The application's headers; empty where it sent none, or an extension of another format."""
+        return self.message.headers
 
     @property
     def lane(self) -> int:

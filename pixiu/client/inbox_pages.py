@@ -12,6 +12,7 @@ from typing import Final
 from pixiu.client.dead_letters import DeadLetter
 from pixiu.client.message import Message, message_of
 from pixiu.errors import MalformedData
+from pixiu.wire.inbox_operations import DEVICE_ID_BYTES
 from pixiu.wire.record import HEADER_SIZE, MAX_RECORD_BYTES, SIZE_FIELD
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 
@@ -47,8 +48,10 @@ class DeviceState:
 
     number: int
     """DeviceID."""
-    client_id: bytes
-    """The client ID under which Pi stores it; empty: device 0."""
+    device_id: int
+    """Of the device's name (`pixiu.ids.device_of_name`), or as its client said it; 0: device 0."""
+    name: str
+    """What it was called when it connected last; empty: it has no name."""
     seen_s: int
     """When it was last seen, Unix seconds, to the hour."""
     counts: bool
@@ -95,7 +98,16 @@ def lane_of(lane: int, reply: pi_pb2.PiReadReply) -> Lane:
     """The answer to one read."""
     entries = [Entry(lane, seq, number) for seq, number in zip(reply.seqs, reply.msg_ids, strict=True)]
     devices = [
-        DeviceState(each.device, each.client_id, each.seen_s, each.counts, each.up_to, each.unread) for each in reply.devices
+        DeviceState(
+            each.device,
+            int.from_bytes(each.client_id[:DEVICE_ID_BYTES], "big"),
+            each.client_id[DEVICE_ID_BYTES:].decode(errors="replace"),
+            each.seen_s,
+            each.counts,
+            each.up_to,
+            each.unread,
+        )
+        for each in reply.devices
     ]
     return Lane(lane, reply.floor, reply.gap, reply.last, reply.dropped, entries, reply.unread, devices)
 

@@ -44,6 +44,8 @@ from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 from pixiu.wire.v1 import pi_pb2
 
 CLIENT_NAME: Final = "pixiu-inbox"
+MAX_RESENT: Final = 100_000
+"""Mails that a view remembers to have sent again. Policy: the oldest is forgotten."""
 
 
 class InboxView:
@@ -62,6 +64,7 @@ class InboxView:
         self._target = target
         self._stores = Stores(target)
         self._connecting = connecting
+        self._resent: dict[tuple[int, int], None] = {}
 
     async def __aenter__(self) -> Self:
         await self._stores.__aenter__()
@@ -127,7 +130,7 @@ class InboxView:
         _check_device(device)
         if not 0 < up_to <= MAX_ID:
             raise InvalidArgument(f"an InboxSeq is from 1 on, not {up_to}")
-        number = (await self._stores.change(uin, encode_add_device(uin, device_of_name(device))))[0]
+        number = (await self._stores.change(uin, encode_add_device(uin, device_of_name(device), device)))[0]
         session = (await self._stores.change(uin, encode_opens([(uin, number)])))[0]
         await self._stores.change(uin, encode_acknowledges([(uin, number, session, lane, up_to, 0)]))
         (found,) = await self.unread(uin, (lane,))
@@ -165,18 +168,23 @@ class InboxView:
     async def resend(self, uin: int, letters: Iterable[DeadLetterEntry]) -> list[SnowflakeID]:
         """Send the mail of dead letters to the user again, at level replicated, then delete each dead letter.
 
-        It is another mail, with an ID of its own and its lifetime anew, from the original's sender; those of one sender go in
-        their order. At least once: what ends between the two is there twice. What cannot be read is passed over.
+        It is another mail, with an ID of its own and its lifetime anew, from the original's sender, to all of the user's devices;
+        those of one sender go in their order. Each device files a letter of its own: the mail goes out once, and the view's
+        further letters of the same mail are only deleted. At least once: what ends between the two is there twice. What cannot
+        be read is passed over. Returns the IDs of what was sent.
         """
         _check(uin)
-        senders: dict[int, list[tuple[Entry, Message]]] = {}
+        senders: dict[int, list[tuple[Entry, Message, int]]] = {}
         for dead in letters:
             if dead.original is not None and dead.letter is not None:
-                senders.setdefault(dead.original.sender, []).append((dead.entry, dead.original))
+                senders.setdefault(dead.original.sender, []).append((dead.entry, dead.original, dead.letter.msg_id))
         sent: list[SnowflakeID] = []
         for sender, mails in senders.items():
             async with self._connecting(self._target, uin=sender, client=CLIENT_NAME) as client:
-                for entry, mail in mails:
+                for entry, mail, msg_id in mails:
+                    if (uin, msg_id) in self._resent:
+                        await self.delete(dead_letter_uin(uin), entry.lane, entry.seq)
+                        continue
                     receipt = await client.user(uin).mail(
                         mail.payload,
                         lane=LANE_FIRST if mail.first_lane else LANE_NORMAL,
@@ -185,6 +193,9 @@ class InboxView:
                         extension=mail.extension,
                     )
                     sent.append(receipt.id)
+                    if len(self._resent) >= MAX_RESENT:
+                        del self._resent[next(iter(self._resent))]
+                    self._resent[uin, msg_id] = None
                     await self.delete(dead_letter_uin(uin), entry.lane, entry.seq)
         return sent
 

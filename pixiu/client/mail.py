@@ -19,10 +19,13 @@ from typing import Final, NamedTuple
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
 from pixiu.client.options import ClientOptions
 from pixiu.errors import (
+    DiskFull,
     Draining,
+    IdAhead,
     InboxFull,
     InvalidArgument,
     MalformedData,
+    NotSent,
     NotServed,
     OutcomeUnknown,
     Overloaded,
@@ -38,6 +41,8 @@ from pixiu.wire.levels import Level, Triple
 STALL_S: Final = 30.0
 """A proxy that owes an answer and says nothing for so long is left for another one. Above `proxy.mail_timeout_s`."""
 MAX_BACKOFF_S: Final = 1.0
+NOT_LOOKED_FOR: Final = frozenset({DiskFull.code, IdAhead.code})
+"""A store refuses with these before it looks whether it has the mail already, from an earlier attempt."""
 HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotServed.code})
 """Ends of a stream that another stream would have too."""
 MAX_OPEN_SHOWN: Final = 1000
@@ -91,7 +96,7 @@ class OpenMailStream:
 
 @dataclass(frozen=True, slots=True)
 class MailResolved:
-    """Watched tickets that are resolved."""
+    """Tickets that are resolved: those that are watched, and those that failed."""
 
     tickets: tuple[MailTicket, ...]
 
@@ -292,11 +297,15 @@ class MailSender:
             ticket.open = tuple(outcome.open[:MAX_OPEN_SHOWN])
             if failure is not None and failure.code == OutcomeUnknown.code:
                 continue  # the stream is about to end: this one is sent again
+            told = failure
+            if failure is not None and ticket.attempts > 1 and failure.code in NOT_LOOKED_FOR:
+                text = f"{failure.code}: {failure.text}; an earlier attempt may be stored: `resend` it, which uses the same ID"
+                told = Failure(OutcomeUnknown.code, text)
             del self._in_flight[outcome.position + index]
             self._in_flight_bytes -= ticket.size
             ticket.copies = outcome.copies
             self._failures = 0
-            self._settle(ticket, failure, woken)
+            self._settle(ticket, told, woken)
 
     def _settle(self, ticket: MailTicket, failure: Failure | None, woken: list[MailTicket]) -> None:
         ticket.resolved, ticket.failure = True, failure
@@ -308,7 +317,7 @@ class MailSender:
         else:
             self.counters.failed += 1
             self.counters.failures_by_code[failure.code] = self.counters.failures_by_code.get(failure.code, 0) + 1
-        if ticket.watched:
+        if ticket.watched or failure is not None:
             woken.append(ticket)
 
     def ended(self, stream: int, now: float, why: Failure) -> list[Effect]:
@@ -379,18 +388,19 @@ class MailSender:
         because = f" (last: {last.code}: {last.text})" if last is not None else ""
         if not ticket.attempts:
             text = f"the mail was not sent within {seconds}: no proxy took it{because}; send it again"
-            failure = Failure(Unavailable.code, text)
+            failure = Failure(NotSent.code, text)
         else:
             code = last.code if last is not None and last.code in (Overloaded.code, TooFewInSync.code) else OutcomeUnknown.code
             text = f"the mail was not confirmed within {seconds}{because}: whether it is in the inbox is unknown; `resend` it, "
             failure = Failure(code, text + "which uses the same ID, so that it is stored once")
         self._settle(ticket, failure, woken)
 
-    def _fail_all(self, why: Failure, now: float) -> list[Effect]:
+    def _fail_all(self, why: Failure, now: float, never: Failure | None = None) -> list[Effect]:
+        """Fail all that is unresolved; what was never sent with `never`, if that is given."""
         woken: list[MailTicket] = []
         stream, self._stream = self._stream, 0
         for ticket in (*self._in_flight.values(), *self._again, *self._fresh):
-            self._settle(ticket, why, woken)
+            self._settle(ticket, why if ticket.attempts or never is None else never, woken)
         self._in_flight, self._in_flight_bytes = {}, 0
         self._again.clear()
         self._fresh.clear()
@@ -399,7 +409,8 @@ class MailSender:
 
     def abandon(self, text: str, now: float) -> list[Effect]:
         """The client closes: what is unresolved fails."""
-        return self._fail_all(Failure(OutcomeUnknown.code, text), now)
+        never = Failure(NotSent.code, f"{text}; it was not sent")
+        return self._fail_all(Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown"), now, never)
 
     def next_deadline(self) -> float | None:
         """When `tick` is due, monotonic seconds; None for never."""

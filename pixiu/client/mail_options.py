@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final, Literal, TypedDict
 
@@ -31,7 +31,9 @@ class MailSendOptions(TypedDict, total=False):
     type: int
     """A number for the application, 0 to 63; 0 by default."""
     extension: bytes
-    """JSON headers, at most 65 535 bytes; none by default."""
+    """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
+    headers: Mapping[str, str] | None
+    """Texts by their names, which receivers have as `mail.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     derived_id: int | None
     """An ID made from where the content comes from, instead of one of its own (None, the default): for a day from when it was
     stored, whoever sends it again stores nothing; with another content it fails with `IdReused`."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Unpack
 
-from pixiu.client.drafts import MAIL_KIND, draft, encode
+from pixiu.client.drafts import MAIL_KIND, Draft, draft, encode
 from pixiu.client.mail_options import MailSendOptions, level_of, minutes_of, receivers_of
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.mail_shell import LEAST_TICK_S, MailShell
 from pixiu.client.worker import WorkerLease
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded
+from pixiu.wire.levels import Level
 from pixiu.wire.record import LANE_FIRST, LANE_NORMAL
 
 
@@ -30,7 +31,31 @@ class MailPublisher:
         self.shell = shell
         self._worker, self._sender, self._limit = worker, sender, limit
 
-    def send(
+    def send(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
+        """Queue a mail now; arguments as `MailSendOptions` has them. Raises `Overloaded`, and what is wrong with the arguments."""
+        checked, wanted, more = self.check(uin, payload, **options)
+        self._check_room()
+        try:
+            message_id = self._worker.next() if checked.derived_id is None else checked.derived_id
+        except LeaseExpired:
+            raise Overloaded("no worker number for message IDs is held now: await room() first") from None
+        receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)
+        self.shell.offer(receipt)
+        return receipt
+
+    async def send_later(self, checked: Draft, receipt: MailReceipt) -> None:
+        """Queue a mail that was checked, with a receipt that was given out, once there is room."""
+        while True:
+            await self.room()
+            try:
+                message_id = self._worker.next() if checked.derived_id is None else checked.derived_id
+                break
+            except LeaseExpired:
+                continue
+        receipt.begin(encode(checked, message_id, self._sender, self._limit), message_id)
+        self.shell.offer(receipt)
+
+    def check(
         self,
         uin: int,
         payload: bytes,
@@ -41,25 +66,19 @@ class MailPublisher:
         to: Iterable[int] = (),
         type: int = 0,
         extension: bytes = b"",
+        headers: Mapping[str, str] | None = None,
         derived_id: int | None = None,
-    ) -> MailReceipt:
-        """Queue a mail now; arguments as `MailSendOptions` has them. Raises `Overloaded`, and what is wrong with the arguments."""
+    ) -> tuple[Draft, Level, tuple[int, ...]]:
+        """A mail's draft, level and further receivers; arguments as `MailSendOptions` has them. Raises what is wrong with them."""
         wanted, more = level_of(level), receivers_of(uin, to)
         if lane not in (LANE_FIRST, LANE_NORMAL):
             raise InvalidArgument(f"a lane is {LANE_FIRST} (first) or {LANE_NORMAL}, not {lane}")
         checked = draft(
             MAIL_KIND, uin, payload, self._limit,
-            type=type, lifetime_min=minutes_of(expire), extension=extension, first_lane=lane == LANE_FIRST,
-            derived_id=derived_id,
+            type=type, lifetime_min=minutes_of(expire), extension=extension, headers=headers,
+            first_lane=lane == LANE_FIRST, derived_id=derived_id,
         )  # fmt: skip
-        self._check_room()
-        try:
-            message_id = self._worker.next() if derived_id is None else derived_id
-        except LeaseExpired:
-            raise Overloaded("no worker number for message IDs is held now: await room() first") from None
-        receipt = MailReceipt(encode(checked, message_id, self._sender, self._limit), message_id, wanted, more)
-        self.shell.offer(receipt)
-        return receipt
+        return checked, wanted, more
 
     def resend(self, receipt: MailReceipt) -> None:
         """Queue one that failed again."""
@@ -71,22 +90,19 @@ class MailPublisher:
             raise Overloaded(f"{self.shell.core.unresolved} mails are not confirmed: await room() first")
 
     async def room(self) -> None:
-        """Wait until one more may be sent. Raises `Unavailable` when no proxy lends a number for IDs."""
+        """Wait until one more may be sent. Raises `NotSent` when no proxy lends a number for IDs."""
         await self.shell.wait(self.shell.core.has_room)
         if not self._worker.usable():
             await self._worker.ready()
 
-    async def send_and_wait(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
-        """Queue a mail, waiting for room, and wait until it is confirmed."""
+    async def send_in_turn(self, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
+        """Queue a mail, waiting for room."""
         while True:
             await self.room()
             try:
-                receipt = self.send(uin, payload, **options)
-                break
+                return self.send(uin, payload, **options)
             except Overloaded:
                 await asyncio.sleep(LEAST_TICK_S)  # others were faster
-        await receipt
-        return receipt
 
     async def flushed(self) -> None:
         """Wait until all mail offered so far has left once."""

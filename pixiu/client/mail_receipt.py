@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pixiu.client.awaited import Awaited
+from pixiu.client.awaited import Awaited, FailureReports
+from pixiu.client.events import Failure
 from pixiu.client.mail import MailTicket
 from pixiu.errors import PixiuError
 from pixiu.ids import MsgID, SnowflakeID
@@ -17,11 +18,16 @@ class MailReceipt(Awaited, MailTicket):
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "unclaimed")
 
     def __init__(self, record: bytes, message_id: int, level: Level, more: tuple[int, ...] = ()) -> None:
         super().__init__(record, message_id, level, more)
         self._waiters: list[asyncio.Future[None]] | None = None
+
+    def begin(self, record: bytes, message_id: int) -> None:
+        """The mail got its ID after the receipt was given out."""
+        self.record, self.message_id = record, message_id
+        self.size += len(record)
 
     @property
     def id(self) -> SnowflakeID:
@@ -38,7 +44,11 @@ class MailReceipt(Awaited, MailTicket):
         """How many replicas had it, of Xiu and of Pi, when it was confirmed."""
         return self.copies
 
-    @property
-    def error(self) -> PixiuError | None:
-        """Why it failed; None when it is confirmed or not resolved yet."""
+    def _problem(self) -> PixiuError | None:
         return self.problem()
+
+    def fail(self, failure: Failure, reports: FailureReports) -> None:
+        """The mail never reached the core."""
+        self.resolved, self.failure = True, failure
+        reports.watch(self, failure)
+        self.wake()

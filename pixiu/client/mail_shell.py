@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from pixiu.client.awaited import FailureReports
 from pixiu.client.events import CloseStream, Failure, RefreshCluster, Writable
 from pixiu.client.mail import (
     Effect,
@@ -38,11 +39,14 @@ Check = Callable[[], bool]
 class MailShell:
     """Runs one `MailSender`. `on_refresh` is called when a proxy failed or goes."""
 
-    def __init__(self, core: MailSender, client: str, channels: Channels, on_refresh: Callable[[], None]) -> None:
+    def __init__(
+        self, core: MailSender, client: str, channels: Channels, on_refresh: Callable[[], None], reports: FailureReports
+    ) -> None:
         self.core = core
         self._client = client
         self._channels = channels
         self._on_refresh = on_refresh
+        self.reports = reports
         self._loop = asyncio.get_running_loop()
         self._duplex: Duplex[mail_pb2.MailRequest, mail_pb2.MailReply] | None = None
         self._stream = 0
@@ -79,7 +83,7 @@ class MailShell:
 
     async def close(self) -> None:
         """End the stream; what is unresolved fails, its outcome unknown."""
-        text = "the client was closed before the mail was confirmed: its outcome is unknown"
+        text = "the client was closed before the mail was confirmed"
         self._apply(self.core.abandon(text, self._loop.time()))
         self._closed = True
         self._alarm.cancel()
@@ -96,6 +100,8 @@ class MailShell:
             elif isinstance(effect, MailResolved):
                 for ticket in effect.tickets:
                     if isinstance(ticket, MailReceipt):
+                        if ticket.failure is not None:
+                            self.reports.watch(ticket, ticket.failure)
                         ticket.wake()
             elif isinstance(effect, OpenMailStream):
                 self._open(effect)

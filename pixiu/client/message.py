@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 from zlib import crc32
 
+from pixiu.client.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
+from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX, Refusal, resolve
 from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
+
+if TYPE_CHECKING:
+    from pixiu.client.send_options import SendOptions
+    from pixiu.client.streams import Receipt
 
 TYPE_MASK: Final = 63
 # Plain numbers: an operation with an IntFlag takes half a microsecond.
@@ -42,13 +50,46 @@ class Message(NamedTuple):
     sent_at_ms: int
     """When it was sent, Unix milliseconds; 0 where the ID was derived from other content and holds no time."""
     extension: bytes
-    """JSON headers of the application, empty where it sent none."""
+    """Of the application, empty where it sent none: its headers, as bytes, or what it sent in another format."""
     lifetime_min: int
     """For how many minutes it is of use, 0 without limit."""
     signal: bool = False
     """Whether it was sent as a signal."""
     user: UIN = UIN(0)
     """The user it was sent to; 0 for a message to a room or topic."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The application's headers; empty where it sent none, or an extension of another format. Read anew each time."""
+        return decode_headers(self.extension)
+
+    def reply(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Awaitable[Receipt]:
+        """Answer a request: `await message.reply(b"…")`; arguments and the rest as `Room.send`.
+
+        Raises `InvalidArgument` where the message asks for no reply, and in threads: there it is `px.reply(message, b"…")`.
+        """
+        raise InvalidArgument("the message is no request that a subscription received: it asks for no reply")
+
+    @property
+    def destination(self) -> str:
+        """Where it was sent, as an MQTT topic: "room/42", "user/7" or the free topic's name."""
+        if self.topic is not None:
+            return self.topic
+        return f"{USER_PREFIX}{self.user}" if self.user else f"{ROOM_PREFIX}{self.room}"
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When it was sent, UTC; None where the ID holds no time."""
+        return datetime.fromtimestamp(self.sent_at_ms / 1000, UTC) if self.sent_at_ms else None
+
+
+class Request(Message):
+    """A message that asks for a reply, as a subscription gives it."""
+
+    answer: Callable[..., Awaitable[Receipt]]
+
+    def reply(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> Awaitable[Receipt]:
+        return self.answer(self, payload, timeout_s=timeout_s, **options)
 
 
 def message_of(record: bytes) -> Message:
@@ -64,7 +105,7 @@ def message_of(record: bytes) -> Message:
     if start > end or crc32(memoryview(record)[HEADER_SIZE:end]) != crc:
         raise MalformedData("the record's lengths or its CRC are wrong: it was damaged on the way")
     topic = None
-    extension = record[HEADER_SIZE:start]
+    extension = record[HEADER_SIZE:start] if length else b""
     if flags & TOPIC:
         name = start + 2
         start = name + (record[name - 2] << 8 | record[name - 1]) if name <= end else end + 1
@@ -122,9 +163,9 @@ def check_topic_name(topic: str) -> str:
 
 
 def check_topic_filter(topic: str) -> str:
-    """A topic or a filter with wildcards that can be subscribed to. Raises `InvalidArgument`.
+    """A topic that can be subscribed to. Raises `InvalidArgument` for what no gateway serves.
 
-    Source: MQTT 5.0 section 4.7.1.
+    Source: MQTT 5.0 section 4.7.1; docs/routing.md.
     """
     levels = topic.split("/")
     for place, level in enumerate(levels):
@@ -132,7 +173,10 @@ def check_topic_filter(topic: str) -> str:
             raise InvalidArgument(f"in the filter {topic!r} '#' must be a whole level, and the last one")
         if "+" in level and level != "+":
             raise InvalidArgument(f"in the filter {topic!r} '+' must be a whole level")
-    return _check(topic)
+    found = resolve(_check(topic))
+    if isinstance(found, Refusal):
+        raise InvalidArgument(f"{topic!r} cannot be subscribed to: {found.value}")
+    return topic
 
 
 def _check(topic: str) -> str:

@@ -44,7 +44,7 @@ class ClientOptions:
     connect_timeout_s: float = 5.0
     """How long `connect` tries to reach the cluster, seconds."""
     publish_timeout_s: float = 10.0
-    """How long a message may stay unresolved, seconds; then it fails as `Unavailable`, its outcome unknown."""
+    """How long a message may stay unresolved, seconds; then it fails as `NotSent` or `OutcomeUnknown`."""
     mail_timeout_s: float = 60.0
     """How long a mail may stay unconfirmed, seconds, while it is sent again; then it fails, its outcome unknown. A change of
     leaders takes about ten seconds."""

@@ -35,7 +35,7 @@ from pixiu.client.events import (
     Writable,
 )
 from pixiu.client.options import ClientOptions
-from pixiu.errors import Draining, Unavailable
+from pixiu.errors import Draining, NotSent, OutcomeUnknown, Unavailable
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import LANE_FIRST
 
@@ -161,17 +161,19 @@ class PublisherCore:
 
     # What happens.
 
-    def offer(self, ticket: Ticket, now: float) -> list[Effect]:
-        """Queue a message. The caller has asked `has_room`."""
+    def offer(self, ticket: Ticket, now: float, timeout_s: float | None = None) -> list[Effect]:
+        """Queue a message. The caller has asked `has_room`. `timeout_s` is its own, instead of `publish_timeout_s`."""
         group = self._groups[-1]
         group.unresolved += 1
         ticket.group = group
-        ticket.deadline = now + self._options.publish_timeout_s
+        ticket.deadline = now + (self._options.publish_timeout_s if timeout_s is None else timeout_s)
         self.counters.offered += 1
         self.unresolved_records += 1
         self.unresolved_bytes += len(ticket.record)
         proxy = self._route(ticket.key)
         queue = proxy.first if ticket.lane == LANE_FIRST else proxy.normal
+        if timeout_s is not None and ticket.deadline < proxy.earliest:
+            proxy.earliest = ticket.deadline
         if queue:
             queue.append(ticket)
             return []
@@ -319,10 +321,13 @@ class PublisherCore:
     def abandon(self, text: str) -> list[Effect]:
         """The client closes: what is unresolved fails with `text`, every stream ends."""
         woken: list[Ticket] = []
-        failure = Failure(Unavailable.code, text)
+        unknown, never = (
+            Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown"),
+            Failure(NotSent.code, f"{text}; it was not sent"),
+        )
         for proxy in self._proxies.values():
             for ticket in list(proxy.tickets()):
-                self._settle(ticket, failure, woken)
+                self._settle(ticket, unknown if ticket.attempts else never, woken)
             for queue in (proxy.first, proxy.normal, proxy.unresolved):
                 queue.clear()
             proxy.refused.clear()
@@ -439,6 +444,8 @@ class PublisherCore:
                 proxy.refused.append(ticket)
                 continue
             if not ticket.resolved:
+                if why is not None and why.code == Unavailable.code and ticket.attempts == 1:
+                    why = Failure(NotSent.code, why.text)  # the only proxy that ever had it passed it on to nobody
                 self._settle(ticket, why, woken)
             ticket.record = b""  # a receipt that is kept must not keep the message
         if failures:
@@ -459,7 +466,7 @@ class PublisherCore:
             self.counters.failed += 1
             by_code = self.counters.failures_by_code
             by_code[failure.code] = by_code.get(failure.code, 0) + 1
-        if ticket.watched:
+        if ticket.watched or failure is not None:
             woken.append(ticket)
         if self._pins and (pin := self._pins.get(ticket.key)) is not None:
             pin.count -= 1
@@ -467,14 +474,14 @@ class PublisherCore:
                 del self._pins[ticket.key]
 
     def _expire(self, proxy: _Proxy, now: float, woken: list[Ticket]) -> None:
-        seconds = f"{self._options.publish_timeout_s:g} s"
+        seconds = f"its time ({self._options.publish_timeout_s:g} s where the call names none)"
         because = f" (last failure: {self._last_reason})" if self._last_reason else ""
         never = Failure(
-            Unavailable.code,
+            NotSent.code,
             f"the message was not sent within {seconds}: no proxy took it{because}; check that a proxy runs, then send again",
         )
         unknown = Failure(
-            Unavailable.code,
+            OutcomeUnknown.code,
             f"no proxy confirmed the message within {seconds}{because}: its outcome is unknown, it may have been delivered; "
             "sending it anew may deliver it twice",
         )

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pixiu.client.awaited import Awaited
+from pixiu.client.awaited import Awaited, FailureReports
 from pixiu.client.events import Batch, Failure
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
@@ -32,24 +32,30 @@ class SignalReceipt(Awaited, Signal):
 
     Asked for with `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered`
     when none has said so after three repeats. Otherwise it returns once a broker has a copy.
-    It may raise another `PixiuError`. One that nobody awaits is only counted (`Client.stats()`).
+    It may raise another `PixiuError`. The failure of one that nobody awaits is counted (`Client.stats()`), and reported
+    (`connect(on_failure=…)`).
     """
 
-    __slots__ = ("_waiters", "watched")
+    __slots__ = ("_waiters", "unclaimed", "watched")
 
     def __init__(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> None:
         super().__init__(record, message_id, lane, wants_receipt)
         self._waiters: list[asyncio.Future[None]] | None = None
+        self.watched = False
 
     @property
     def id(self) -> SnowflakeID:
         """The SnowflakeID of the signal."""
         return SnowflakeID(self.message_id)
 
-    @property
-    def error(self) -> PixiuError | None:
-        """Why the signal failed; None when it did not, or its outcome is not known yet."""
+    def _problem(self) -> PixiuError | None:
         return self.failure.error() if self.resolved and self.failure is not None else None
+
+    def fail(self, failure: Failure, reports: FailureReports) -> None:
+        """The signal never reached the core."""
+        self.resolved, self.failure = True, failure
+        reports.watch(self, failure)
+        self.wake()
 
 
 class _Copy(Receipt):
@@ -96,8 +102,10 @@ class SignalPublisher:
         channels: Channels,
         on_refresh: Callable[[], None],
         uniform: Callable[[], float],
+        reports: FailureReports,
     ) -> None:
         self.core = SignalCore()
+        self._reports = reports
         self.asks_for_receipts = False
         """Whether the proxies are asked for receipts: from the first signal with one on."""
         self._shells = [
@@ -110,18 +118,16 @@ class SignalPublisher:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def send(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> SignalReceipt:
+    def send(self, receipt: SignalReceipt) -> None:
         """Send a signal. Raises `Overloaded` and `NotConnected`."""
         if not self.core.has_room():
             text = f"the outcome of {MAX_UNRESOLVED} signals is not known yet: await receipts before sending more"
             raise Overloaded(text, retry_after_ms=int(REPEAT_AFTER_S * 1000))
         for shell in self._shells:
             shell.try_admit(0)  # raises when the client is closed
-        signal = SignalReceipt(record, message_id, lane, wants_receipt)
-        self.asks_for_receipts = self.asks_for_receipts or wants_receipt
+        self.asks_for_receipts = self.asks_for_receipts or receipt.wants_receipt
         self._idle.clear()
-        self._apply(self.core.offer(signal, self._loop.time()))
-        return signal
+        self._apply(self.core.offer(receipt, self._loop.time()))
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """The cluster's proxies changed."""
@@ -157,6 +163,8 @@ class SignalPublisher:
                         text = "messages for the proxy of this copy fill the client's queue (queue_bytes, queue_records)"
                         self._copy_done(signal, Failure(Overloaded.code, text, int(REPEAT_AFTER_S * 1000)))
             elif isinstance(signal, SignalReceipt):
+                if signal.failure is not None:
+                    self._reports.watch(signal, signal.failure)
                 signal.wake()
         if not self.core.unresolved:
             self._idle.set()

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from pixiu.client.awaited import Awaited
+from pixiu.client.awaited import Awaited, FailureReports
+from pixiu.client.connection_events import ConnectionState
 from pixiu.client.events import Batch, CloseStream, Effect, Failure, Group, OpenStream, RefreshCluster, Resolved, Ticket, Writable
 from pixiu.client.publisher import PublisherCore
 from pixiu.errors import NotConnected, Overloaded, PixiuError
@@ -24,16 +25,17 @@ LEAST_TICK_S: Final = 0.01
 
 
 class Receipt(Awaited, Ticket):
-    """What `send` returns. `await receipt` waits for the cluster's acceptance.
+    """What sending returns. `await receipt` waits for the cluster's acceptance.
 
-    Awaiting returns None once every broker that serves the message has it. It raises `Overloaded`, `Unavailable` (the
-    outcome is unknown, or the message was never sent: the text says which) or another `PixiuError`. A receipt that
-    nobody awaits costs nothing more: its failure is only counted (`Client.stats()`).
+    Awaiting returns None once every broker that serves the message has it. It raises `Overloaded`, `NotSent`,
+    `OutcomeUnknown` or another `PixiuError`. A receipt that
+    nobody awaits costs nothing more: its failure is counted (`Client.stats()`), and reported when the receipt is dropped
+    (`connect(on_failure=…)`).
 
     Source: docs/architecture.md: "a Future exists only for a message that is awaited".
     """
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "unclaimed")
 
     def __init__(self, record: bytes, key: int, lane: int, message_id: int) -> None:
         super().__init__(record, key, lane, message_id)
@@ -44,26 +46,25 @@ class Receipt(Awaited, Ticket):
         """The message's ID; 0 until it has left the caller's thread (synchronous client only)."""
         return SnowflakeID(self.message_id)
 
-    @property
-    def error(self) -> PixiuError | None:
-        """Why the message failed; None when it was accepted or is not resolved yet."""
+    def _problem(self) -> PixiuError | None:
         return self.failure.error() if self.failure is not None else None
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure, reports: FailureReports) -> None:
         """The message never reached the core."""
         self.resolved = True
         self.failure = failure
+        reports.watch(self, failure)
         self.wake()
 
 
 class _Stream:
     """One stream to a proxy. `duplex` is there from the moment that its task runs."""
 
-    __slots__ = ("address", "closing", "duplex", "greeted", "number", "task")
+    __slots__ = ("address", "answered", "closing", "draining", "duplex", "greeted", "number", "task")
 
     def __init__(self, number: int, address: str) -> None:
         self.number, self.address = number, address
-        self.closing = self.greeted = False
+        self.closing = self.greeted = self.answered = self.draining = False
         self.duplex: Duplex[wire_pb2.PublishRequest, wire_pb2.PublishReply] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -74,13 +75,24 @@ class _Stream:
 
 
 class PublisherShell:
-    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or goes."""
+    """Runs one `PublisherCore`. `on_refresh` is called when a proxy failed or goes; `reports` gets failures that nobody awaits,
+    `tell` what happens to a connection: its state, address and why."""
 
-    def __init__(self, core: PublisherCore, client: str, channels: Channels, on_refresh: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        core: PublisherCore,
+        client: str,
+        channels: Channels,
+        on_refresh: Callable[[], None],
+        reports: FailureReports | None = None,
+        tell: Callable[[ConnectionState, str, str], None] = lambda _state, _address, _reason: None,
+    ) -> None:
         self.core = core
         self._client = client
         self._channels = channels
         self._on_refresh = on_refresh
+        self._reports = reports
+        self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, _Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -122,12 +134,12 @@ class PublisherShell:
         if self._closed:
             raise NotConnected("the client was closed while the message waited for space; it was not sent")
 
-    def offer(self, ticket: Ticket) -> None:
+    def offer(self, ticket: Ticket, timeout_s: float | None = None) -> None:
         """Hand a message to the core."""
-        effects = self.core.offer(ticket, self._loop.time())
+        effects = self.core.offer(ticket, self._loop.time(), timeout_s)
         if effects:
             self._apply(effects)
-        if not self._alarm.is_set:
+        if timeout_s is not None or not self._alarm.is_set:
             self._arm()
 
     async def flush(self) -> None:
@@ -159,7 +171,7 @@ class PublisherShell:
                 tasks.append(stream.task)
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)
-        self._apply(self.core.abandon("the client was closed before a proxy confirmed the message: its outcome is unknown"))
+        self._apply(self.core.abandon("the client was closed before a proxy confirmed the message"))
         ending = [*self._ending, *tasks]
         for task in ending:
             task.cancel()
@@ -181,6 +193,8 @@ class PublisherShell:
             elif isinstance(effect, Resolved):
                 for ticket in effect.tickets:
                     if isinstance(ticket, Receipt):
+                        if ticket.failure is not None and self._reports is not None:
+                            self._reports.watch(ticket, ticket.failure)
                         ticket.wake()
             elif isinstance(effect, OpenStream):
                 self._open(effect)
@@ -243,9 +257,11 @@ class PublisherShell:
             self._channels, stream.address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish()
         )
         async with call:
-            stream.duplex = Duplex(call, lambda reply: self._take(stream.number, reply), lambda: self._give(stream))
+            stream.duplex = Duplex(call, lambda reply: self._take(stream, reply), lambda: self._give(stream))
             end = await stream.duplex.run()
             self._streams.pop(stream.number, None)
+            if stream.answered and not (stream.draining or stream.closing):
+                self._tell(ConnectionState.RECONNECTING, stream.address, end.text)
             if not self._closed:
                 self._apply(self.core.stream_died(stream.number, self._loop.time(), end.text))
 
@@ -260,9 +276,15 @@ class PublisherShell:
             stream.duplex.finish()
         return None
 
-    def _take(self, number: int, reply: wire_pb2.PublishReply) -> None:
+    def _take(self, stream: _Stream, reply: wire_pb2.PublishReply) -> None:
+        if not stream.answered:
+            stream.answered = True
+            self._tell(ConnectionState.CONNECTED, stream.address, "")
+        if reply.draining and not stream.draining:
+            stream.draining = True
+            self._tell(ConnectionState.MOVED, stream.address, "the proxy is going: others take what comes")
         self.heard(reply)
         failures = [
             (failure.first, failure.last, Failure(failure.code, failure.text, failure.retry_after_ms)) for failure in reply.failures
         ]
-        self._apply(self.core.reply(number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))
+        self._apply(self.core.reply(stream.number, self._loop.time(), reply.up_to, failures, reply.window_bytes, reply.draining))

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from inspect import isawaitable
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final, Self
 
 from pixiu.client.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.gateway_stream import GatewayStream
-from pixiu.client.message import Message, check_topic_filter, messages_of
+from pixiu.client.message import Message, Request, check_topic_filter, messages_of
 from pixiu.client.signals import RecentSignals
+from pixiu.client.streams import Receipt
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ROOM
 from pixiu.wire.v1 import wire_pb2
@@ -28,6 +31,11 @@ MAX_NAMES: Final = 100_000
 """Rooms and topics of one subscription."""
 MAX_OVERLAP_IDS: Final = 100_000
 """Messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
+ASKS_FOR_REPLY: Final = b'"reply-to"'
+"""In the extension of a request."""
+# By their places: this is done for every message.
+_is_signal: Final = itemgetter(Message._fields.index("signal"))
+_extension_of: Final = itemgetter(Message._fields.index("extension"))
 log = logging.getLogger("pixiu.client")
 
 
@@ -45,6 +53,8 @@ class SubscriptionCounters:
     """Times at which the connection was lost: messages of the time between are missing."""
     moves: int = 0
     """Changes of gateway without a gap."""
+    handler_failures: int = 0
+    """Messages that the handler of `run` raised with."""
     callback_errors: int = 0
     """Exceptions out of `on_gap` and `on_dropped`."""
 
@@ -84,8 +94,11 @@ class Subscription(GatewayConnection):
         self._space = asyncio.Event()
         self._current: list[Message] = []
         self._next = 0
+        self._taking = False
         self._seen: set[tuple[int, int]] | None = None
         self._signals = RecentSignals()
+        self.answer: Callable[..., Awaitable[Receipt]] = surroundings.reply
+        """What `message.reply` calls."""
 
     # What users call.
 
@@ -102,7 +115,7 @@ class Subscription(GatewayConnection):
     async def join(self, rooms: Iterable[int] = (), topics: Iterable[str] = (), *, timeout_s: float | None = None) -> None:
         """Join rooms and topics; returns when the whole cluster has taken them in: what is sent from then on arrives.
 
-        Raises `InvalidArgument`, what the gateway refuses with, or `Unavailable` after `timeout_s` (default: the option
+        Raises `InvalidArgument`, what the gateway refuses with, or `OutcomeUnknown` after `timeout_s` (default: the option
         `join_timeout_s`); after the latter they stay wanted and are joined once a gateway answers, unless left.
         """
         checked_rooms, checked_topics = self._check(rooms, topics)
@@ -147,7 +160,8 @@ class Subscription(GatewayConnection):
     async def next_batch(self) -> list[Message] | None:
         """The messages that arrived together and come next, at least one; None once the subscription is closed.
 
-        Raises what ended the subscription: a refusal, or `Unavailable` when no gateway could be reached at first.
+        Raises what ended the subscription: a refusal, or `Unreachable` when no gateway could be reached at first; and
+        `InvalidArgument` while another task waits for messages.
         """
         if not self._closed:
             self._start()
@@ -156,13 +170,40 @@ class Subscription(GatewayConnection):
                 raise self._error
             if self._closed:
                 return None
+            if self._taking:
+                raise InvalidArgument("another task iterates this subscription already: make one for each")
             self._arrived.clear()
-            await self._arrived.wait()
+            self._taking = True
+            try:
+                await self._arrived.wait()
+            finally:
+                self._taking = False
         messages, size = self._buffer.popleft()
         self._buffered_bytes -= size
         self._buffered_records -= len(messages)
         self._space.set()
         return messages
+
+    async def run(self, handler: Callable[[Message], Awaitable[None] | None]) -> None:
+        """Call `handler` with each message, one after the other. Ends when the subscription is closed.
+
+        A message is real time and not kept: one that the handler raised with is counted (`counters.handler_failures`), logged,
+        and not given again.
+
+        Args:
+            handler: a coroutine function, or a function that does not block. While it runs, messages wait in the buffer; when
+                that is full the gateway drops and counts (`on_dropped`).
+
+        Raises what iterating raises.
+        """
+        async for message in self:
+            try:
+                result = handler(message)
+                if isawaitable(result):
+                    await result
+            except Exception:
+                self.counters.handler_failures += 1
+                log.exception("message_handler_failed destination=%s id=%016x", message.destination, message.message_id)
 
     async def close(self) -> None:
         """Leave everything and stop. An iteration that waits ends."""
@@ -233,9 +274,11 @@ class Subscription(GatewayConnection):
     async def _deliver(self, reply: wire_pb2.SubscribeReply, repeated: set[tuple[int, int]] | None) -> None:
         messages, damaged = messages_of(reply.batch, reply.count)
         self.counters.damaged += damaged
-        if any(message.signal for message in messages):
+        if any(map(_is_signal, messages)):
             is_new = self._signals.is_new
             messages = [message for message in messages if not message.signal or is_new(message.message_id, message.room)]
+        if any(map(_extension_of, messages)):
+            messages = [self._request(message) if ASKS_FOR_REPLY in message.extension else message for message in messages]
         if repeated is not None:
             messages = [message for message in messages if (message.message_id, message.room) not in repeated]
         elif self._seen is not None and len(self._seen) < MAX_OVERLAP_IDS:
@@ -256,6 +299,11 @@ class Subscription(GatewayConnection):
         self._buffered_bytes += len(reply.batch)
         self._buffered_records += len(messages)
         self._arrived.set()
+
+    def _request(self, message: Message) -> Request:
+        request = Request(*message)
+        request.answer = self.answer
+        return request
 
     def _full(self, records: int, size: int, times: int = 1) -> bool:
         options = self._around.options

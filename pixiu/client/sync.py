@@ -1,8 +1,9 @@
 """The synchronous twin: the same names, for programs without asyncio. One background thread runs the event loop.
 
 with pixiu.connect_sync("127.0.0.1:7000") as px:
-    px.room(42).send(b"hello")
-    px.room(42).send(b"important").wait()
+    px.room(42).send(b"hello")                       # returns when the cluster has accepted it
+    receipt = px.room(42).send_soon(b"hello")        # returns at once
+    receipt.wait()
     for message in px.subscribe(room=42):
         print(message.payload)
 """
@@ -14,69 +15,129 @@ import concurrent.futures
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from pixiu.client.blocking import Background, Twin, blocking, blocking_as, here, here_as, in_loop_as
-from pixiu.client.client import Client, connect, failure_of
-from pixiu.client.destination import Destination, Room, User
-from pixiu.client.drafts import Draft, SendOptions
-from pixiu.client.events import Failure
+from pixiu.client.awaited import SendFailure
+from pixiu.client.blocking import Background, Twin, blocking, blocking_as, here, here_as, in_loop_as, sending_as
+from pixiu.client.client import Client, connect
+from pixiu.client.connection_events import ConnectionEvent, ConnectionEventStream
+from pixiu.client.destination import Destination, Room, Topic, User
+from pixiu.client.drafts import Draft
+from pixiu.client.early import failure_of
 from pixiu.client.message import Message
-from pixiu.client.options import OptionOverrides
+from pixiu.client.options import ClientOptions, OptionOverrides
+from pixiu.client.send_options import SendOptions
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync_receipt import SyncReceipt
-from pixiu.errors import NotConnected, PixiuError, Unavailable
+from pixiu.client.writer import Writer
+from pixiu.errors import InvalidArgument, NotConnected, NotSent
+from pixiu.ids import UIN, RoomID
 
+Posted = tuple[Draft, Receipt, float, float | None]
+"""A message, its receipt, when it was posted, by the monotonic clock, and its own timeout."""
 MAX_OUTBOX: Final = 1_000
 """Messages between a caller's thread and the loop; a `send` above it waits."""
+
+
+def _receipts(background: Background, receipts: list[Receipt]) -> list[SyncReceipt]:
+    return [SyncReceipt(background, receipt) for receipt in receipts]
+
+
+def _as_it_is(background: Background, message: Message) -> Message:
+    return message
+
+
+def _reply_elsewhere(message: Message, *_: object, **__: object) -> Awaitable[Receipt]:
+    raise InvalidArgument("in threads a request is answered by px.reply(message, payload)")
+
+
+class SyncWriter(Twin[Writer]):
+    """`Writer` for a thread: `with px.room(42).writer() as writer: writer.send(b"…")`."""
+
+    __slots__ = ()
+    wait_finished = blocking(Writer.wait_finished)
+    send = sending_as(SyncReceipt, Writer.send)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.wait_finished()
 
 
 class SyncDestination(Twin[Destination]):
     """A room or a topic to send to."""
 
     __slots__ = ()
+    send = sending_as(SyncReceipt, Destination.send)
+    send_many = sending_as(_receipts, Destination.send_many)
+    request = sending_as(_as_it_is, Destination.request)
+    writer = here_as(SyncWriter, Destination.writer)
 
-    def send(self, payload: bytes, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """Send a message; returns when it is queued. As `Destination.send`, except that a missing worker number for
-        message IDs shows in the receipt.
+    def send_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> SyncReceipt:
+        """Send a message without waiting for its outcome. It waits for space where `Destination.send_soon` raises `Overloaded`,
+        and a missing worker number for message IDs shows in the receipt.
         """
-        return SyncReceipt(self._background, self._background.post(self._wrapped.draft(payload, **options)))
-
-    def send_and_wait(self, payload: bytes, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """`send`, then wait for the acceptance. Raises what `send` and waiting for its receipt raise."""
-        receipt = self.send(payload, **options)
-        receipt.wait()
-        return receipt
+        draft = self._wrapped.draft(payload, **options)
+        return SyncReceipt(self._background, self._background.post(draft, timeout_s))
 
 
 class SyncRoom(SyncDestination):
     """A room to send to, messages and signals."""
 
     __slots__ = ()
+    _wrapped: Room
     signal = blocking_as(SyncReceipt, Room.signal)
+    signal_soon = in_loop_as(SyncReceipt, Room.signal_soon)
+
+    @property
+    def id(self) -> RoomID:
+        """The room's RoomID."""
+        return self._wrapped.id
+
+
+class SyncTopic(SyncDestination):
+    """A free topic to send to."""
+
+    __slots__ = ()
+    _wrapped: Topic
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self._wrapped.name
 
 
 class SyncUser(Twin[User]):
     """A user to send to."""
 
     __slots__ = ()
-    mail = blocking_as(SyncMailReceipt, User.mail)
+    chat = sending_as(SyncReceipt, User.chat)
+    request = sending_as(_as_it_is, User.request)
     signal = blocking_as(SyncReceipt, User.signal)
+    signal_soon = in_loop_as(SyncReceipt, User.signal_soon)
+    mail = blocking_as(SyncMailReceipt, User.mail)
+    mail_soon = in_loop_as(SyncMailReceipt, User.mail_soon)
 
-    def chat(self, payload: bytes, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """Send a message to every device of the user that is online and takes messages; returns when it is queued. It is not
-        kept: waiting for the receipt raises `Offline` when no device was there. Options as in `Destination.send`."""
-        return SyncDestination(self._background, self._wrapped.destination).send(payload, **options)
+    @property
+    def destination(self) -> SyncDestination:
+        """Where chat messages to the user go."""
+        return SyncDestination(self._background, self._wrapped.destination)
 
-    def chat_and_wait(self, payload: bytes, **options: Unpack[SendOptions]) -> SyncReceipt:
-        """`chat`, then wait for the acceptance. Raises what `chat` and waiting for its receipt raise."""
-        receipt = self.chat(payload, **options)
-        receipt.wait()
-        return receipt
+    @property
+    def uin(self) -> UIN:
+        """The user's UIN."""
+        return self._wrapped.uin
+
+    def chat_soon(self, payload: bytes, *, timeout_s: float | None = None, **options: Unpack[SendOptions]) -> SyncReceipt:
+        """Send a message to every device of the user that is online and takes messages, without waiting for its outcome; options
+        as in `Destination.send_soon`."""
+        return self.destination.send_soon(payload, timeout_s=timeout_s, **options)
 
 
 class SyncSubscription(Twin[Subscription]):
@@ -87,6 +148,7 @@ class SyncSubscription(Twin[Subscription]):
 
     def __init__(self, background: Background, subscription: Subscription) -> None:
         super().__init__(background, subscription)
+        subscription.answer = _reply_elsewhere
         self._current: list[Message] = []
         self._next = 0
 
@@ -94,6 +156,16 @@ class SyncSubscription(Twin[Subscription]):
     leave = blocking(Subscription.leave)
     ready = blocking(Subscription.ready)
     close = blocking(Subscription.close)
+
+    @property
+    def rooms(self) -> frozenset[int]:
+        """The rooms that are wanted."""
+        return self._wrapped.rooms
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics and filters that are wanted."""
+        return self._wrapped.topics
 
     @property
     def counters(self) -> SubscriptionCounters:
@@ -104,6 +176,15 @@ class SyncSubscription(Twin[Subscription]):
     def gateway(self) -> str:
         """The address of the gateway that serves now; empty while there is none."""
         return self._wrapped.gateway
+
+    def run(self, handler: Callable[[Message], None]) -> None:
+        """Call `handler` with each message, one after the other, until another thread closes the subscription. `handler` is called
+        in a thread of its own and may block; a message that it raised with is counted and logged, as `Subscription.run` does."""
+
+        async def called(message: Message) -> None:
+            await asyncio.to_thread(handler, message)
+
+        self._background.run(self._wrapped.run(called))
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -134,6 +215,24 @@ class SyncSubscription(Twin[Subscription]):
         self.close()
 
 
+class SyncConnectionEvents(Twin[ConnectionEventStream]):
+    """Connection events for a thread: `for event in px.connection_events()`. It ends when the client is closed."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ConnectionEvent:
+        try:
+            event = self._background.run(self._wrapped.next())
+        except (NotConnected, concurrent.futures.CancelledError):
+            event = None  # the client was closed
+        if event is None:
+            raise StopIteration
+        return event
+
+
 class SyncClient(Background):
     """`Client` for programs without asyncio; made by `connect_sync`, used with `with`. Threads may share it.
 
@@ -145,23 +244,25 @@ class SyncClient(Background):
         self._make = make
         make()  # a wrong argument shows here, not in the other thread
         self._client: Client | None = None
-        self._outbox: deque[tuple[Draft, Receipt, float] | concurrent.futures.Future[None]] = deque()
+        self._outbox: deque[Posted | concurrent.futures.Future[None]] = deque()
         self._changed = threading.Condition()
         self._pumping = False
         self._pump_task: asyncio.Task[None] | None = None
 
     room = here_as(SyncRoom, Client.room)
-    topic = here_as(SyncDestination, Client.topic)
+    topic = here_as(SyncTopic, Client.topic)
     user = here_as(SyncUser, Client.user)
     subscribe = in_loop_as(SyncSubscription, Client.subscribe)
     inbox = in_loop_as(SyncInbox, Client.inbox)
     mail_writer = in_loop_as(SyncMailWriter, Client.mail_writer)
+    connection_events = in_loop_as(SyncConnectionEvents, Client.connection_events)
     presence = blocking(Client.presence)
+    reply = sending_as(SyncReceipt, Client.reply)
     stats = here(Client.stats)
     cluster = here(Client.cluster)
 
     def open(self) -> Self:
-        """Connect. Raises `Unavailable` or `RegistryUnavailable` with every address that was tried."""
+        """Connect. Raises `Unreachable` or `RegistryUnavailable` with every address that was tried."""
         if self._loop is not None:
             raise NotConnected("the client is open already; make another one for another connection")
         self.start_thread()
@@ -196,21 +297,31 @@ class SyncClient(Background):
         """The client's name in logs and metrics of the cluster."""
         return self._wrapped.name
 
-    def flush(self) -> None:
-        """Wait until every message sent so far is accepted or has failed."""
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Wait until every message sent so far is accepted or has failed. Raises `OutcomeUnknown` after `timeout_s`."""
         client = self._wrapped
         self._wait_for_outbox()
-        self.run(client.flush())
+        self.run(client.flush(timeout_s=timeout_s))
 
-    def post(self, draft: Draft) -> Receipt:
+    def forked(self) -> None:
+        """This process is a child of the one that connected."""
+        super().forked()
+        self._client = None
+
+    def settle(self) -> None:
+        """Wait until all that was handed over has reached the client."""
+        if self._client is not None and self._pumping:
+            self._wait_for_outbox()
+
+    def post(self, draft: Draft, timeout_s: float | None) -> Receipt:
         """Hand a message to the loop. Waking the loop costs more than a message: it is woken once for many."""
         if self._client is None:
             raise self._not_connected()
         receipt = Receipt(b"", draft.key, draft.lane, 0)
-        self._put((draft, receipt, time.monotonic()))
+        self._put((draft, receipt, time.monotonic(), timeout_s))
         return receipt
 
-    def _put(self, item: tuple[Draft, Receipt, float] | concurrent.futures.Future[None]) -> None:
+    def _put(self, item: Posted | concurrent.futures.Future[None]) -> None:
         with self._changed:
             while len(self._outbox) >= MAX_OUTBOX:
                 self._changed.wait()
@@ -237,16 +348,15 @@ class SyncClient(Background):
             if isinstance(item, concurrent.futures.Future):
                 item.set_result(None)
                 continue
-            draft, receipt, posted_at = item
+            draft, receipt, posted_at, timeout_s = item
+            limit_s = client.options.publish_timeout_s if timeout_s is None else timeout_s
             try:
-                if time.monotonic() > posted_at + client.options.publish_timeout_s:
+                if time.monotonic() > posted_at + limit_s:
                     # What waited as long as this while the one before it got no space or no ID must not wait once more.
-                    raise Unavailable("the message was not sent in time, because earlier ones could not be; send again")
-                await client.submit(draft, receipt)
-            except PixiuError as error:
-                receipt.fail(failure_of(error))
+                    raise NotSent("the message was not sent in time, because earlier ones could not be; send again")
+                await client.submit(draft, receipt, None if timeout_s is None else posted_at + timeout_s)
             except Exception as error:
-                receipt.fail(Failure(PixiuError.code, f"{type(error).__name__}: {error}"))
+                receipt.fail(failure_of(error), client.reports)
 
     def _wait_for_outbox(self) -> None:
         reached: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -267,6 +377,22 @@ class SyncClient(Background):
         return await self._make().open()
 
 
-def connect_sync(target: str, *, uin: int = 0, client: str = "", **options: Unpack[OptionOverrides]) -> SyncClient:
-    """A synchronous client: `with pixiu.connect_sync("127.0.0.1:7000") as px:`. Arguments and errors as `connect` has them."""
-    return SyncClient(lambda: connect(target, uin=uin, client=client, **options))
+def connect_sync(
+    target: str | None = None,
+    *,
+    uin: int = 0,
+    client: str = "",
+    options: ClientOptions | None = None,
+    on_failure: Callable[[SendFailure], None] | None = None,
+    on_connection: Callable[[ConnectionEvent], None] | None = None,
+    **overrides: Unpack[OptionOverrides],
+) -> SyncClient:
+    """A synchronous client: `with pixiu.connect_sync("127.0.0.1:7000") as px:`. Arguments and errors as `connect` has them;
+    `on_failure` and `on_connection` run in the background thread."""
+
+    def make() -> Client:
+        return connect(
+            target, uin=uin, client=client, options=options, on_failure=on_failure, on_connection=on_connection, **overrides
+        )
+
+    return SyncClient(make)

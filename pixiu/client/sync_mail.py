@@ -46,7 +46,7 @@ class SyncMailReceipt(TwinReceipt[MailReceipt]):
 async def _send(writer: MailWriter, uin: int, payload: bytes, **options: Unpack[MailSendOptions]) -> MailReceipt:
     """Queue a mail, waiting while too much is unconfirmed; arguments as `User.mail`. It leaves with what else is queued.
 
-    Raises `Unavailable` when no proxy lends a number for message IDs, and what is wrong with the arguments.
+    Raises `NotSent` when no proxy lends a number for message IDs, and what is wrong with the arguments.
     """
     await writer.room()
     return writer.send(uin, payload, **options)
@@ -111,6 +111,11 @@ class SyncInbox(Twin[Inbox]):
     def uin(self) -> UIN:
         """Whose mail it is."""
         return self._wrapped.uin
+
+    @property
+    def device(self) -> str:
+        """The name of the device, as it was given; where there is only a number, that in hex."""
+        return self._wrapped.device
 
     @property
     def gateway(self) -> str:

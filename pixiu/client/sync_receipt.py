@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TypeVar
 
 from pixiu.client.blocking import Twin
@@ -16,7 +15,7 @@ Received = TypeVar("Received", bound=Receipt | SignalReceipt | MailReceipt)
 
 
 class TwinReceipt(Twin[Received]):
-    """A receipt to wait for. Not waiting for it costs nothing; a failure is then only counted."""
+    """A receipt to wait for. Not waiting for it costs nothing; a failure is then reported (`connect_sync(on_failure=…)`)."""
 
     __slots__ = ()
 
@@ -36,16 +35,15 @@ class TwinReceipt(Twin[Received]):
         return self._wrapped.error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`."""
+        """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`, when the outcome is not known yet."""
+        self._background.run(self._wrapped.wait(timeout_s))
 
-        async def resolved() -> None:
-            async with asyncio.timeout(timeout_s):
-                await self._wrapped
-
-        self._background.run(resolved())
+    def outcome(self) -> PixiuError | None:
+        """Wait for the outcome without raising it: why it failed, or None."""
+        return self._background.run(self._wrapped.outcome())
 
 
 class SyncReceipt(TwinReceipt[Receipt | SignalReceipt]):
-    """What `send` and `signal` return: `wait` waits for the cluster's acceptance, or a signal's delivery."""
+    """What sending returns: `wait` waits for the cluster's acceptance, or a signal's delivery."""
 
     __slots__ = ()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pixiu.client.options import ClientOptions
-from pixiu.errors import Unavailable
+from pixiu.errors import NotSent
 from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
-from pixiu.rpc.backoff import Backoff
+from pixiu.rpc.backoff import Backoff, Resting, retry_after_s
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import CLOSED_BY_PEER, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
@@ -57,6 +57,7 @@ class WorkerLease:
         self._reason = ""
         self._from_ms = 0
         self._refused = ""
+        self._resting = Resting()
         self.lent = 0
         """How often a number was lent or extended."""
 
@@ -79,7 +80,7 @@ class WorkerLease:
         return self._generator.next()
 
     async def ready(self) -> None:
-        """Wait until an ID can be made. Raises `Unavailable` after `publish_timeout_s`."""
+        """Wait until an ID can be made. Raises `NotSent` after `publish_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.publish_timeout_s
         if self._task is None:
@@ -90,7 +91,7 @@ class WorkerLease:
                 async with asyncio.timeout_at(deadline):
                     await self._lent.wait()
             except TimeoutError:
-                raise Unavailable(
+                raise NotSent(
                     f"no proxy lent a worker number for message IDs within {self._options.publish_timeout_s:g} s "
                     f"({self._reason or 'no proxy answered'}); check the proxies, and that this machine's clock is right"
                 ) from None
@@ -120,17 +121,21 @@ class WorkerLease:
     async def _hold(self) -> None:
         backoff = Backoff(self._options.backoff_s, self._options.max_backoff_s, self._uniform)
         while True:
-            proxies = self._proxies()
+            now = asyncio.get_running_loop().time()
+            proxies = self._resting.usable(self._proxies(), now)
             # By chance, so that clients spread over the proxies; after a failure elsewhere.
             address = proxies[int(self._uniform() * len(proxies)) % len(proxies)]
             if len(proxies) > 1 and address == self._refused:
                 address = proxies[(proxies.index(address) + 1) % len(proxies)]
+            await asyncio.sleep(self._resting.left_s(address, now))
             before = self.lent
             reason = CLOSED_BY_PEER
             try:
                 await self._serve(address)
             except StreamEnded as ended:
                 reason = str(ended)
+                rest_s = retry_after_s(ended.retry_after_ms, self._uniform)
+                self._resting.refused(address, rest_s, asyncio.get_running_loop().time())
             if self._task is None:
                 return
             self._refused = address

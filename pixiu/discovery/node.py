@@ -3,7 +3,7 @@
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
      "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
-     "member": "0000000000000000", "member_incarnation": 0}
+     "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
 not known are ignored, so that processes of two versions can live in one cluster.
@@ -121,6 +121,8 @@ class Node:
     """The MemberID of a replica's data directory, where there is one (`cluster.replication`); 0 otherwise."""
     member_incarnation: int = 0
     """Which of the member's registrations this is; kept with its log."""
+    member_end: int = 0
+    """The counter of the member's last entry when it registered; 0: it has no data."""
 
     @property
     def udp_address(self) -> tuple[str, int]:
@@ -155,6 +157,7 @@ class Node:
             "udp_port": self.udp_port,
             "member": hex_id(self.member),
             "member_incarnation": self.member_incarnation,
+            "member_end": self.member_end,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -202,4 +205,5 @@ class Node:
             udp_port=integer(fields, "udp_port", 0, MAX_PORT, 0),
             member=_hex(fields, "member", "0" * 16),
             member_incarnation=integer(fields, "member_incarnation", 0, MAX_ID, 0),
+            member_end=integer(fields, "member_end", 0, MAX_ID, 0),
         )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 MAX_DOUBLINGS: Final = 32
 """Policy: after so many failures the wait no longer doubles, whatever `max_s` is."""
+
+
+RETRY_JITTER: Final = 0.25
+"""Whoever was told when to try again waits at most so much longer, as a share."""
+
+
+def retry_after_s(retry_after_ms: int, uniform: Callable[[], float]) -> float:
+    """Seconds to wait for a server that named a time; 0: it named none. Those who were refused together come back apart."""
+    return retry_after_ms / 1000 * (1 + RETRY_JITTER * uniform())
 
 
 class Backoff:
@@ -38,3 +47,25 @@ class Backoff:
         """How long to wait after this many failures in a row, 1 or more; counts nothing."""
         longest = min(self._first_s * float(1 << min(failures - 1, MAX_DOUBLINGS)), self._max_s)
         return longest * (0.5 + 0.5 * self._uniform())
+
+
+class Resting:
+    """Addresses whose servers want to be left alone for a time: others are used first."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def refused(self, address: str, seconds: float, now: float) -> None:
+        """A server named a time (0: none, it may be asked at once). Addresses whose time is over are forgotten."""
+        self._until = {each: until for each, until in self._until.items() if until > now and each != address}
+        if seconds > 0:
+            self._until[address] = now + seconds
+
+    def left_s(self, address: str, now: float) -> float:
+        """Seconds for which an address is to be left alone."""
+        return max(self._until.get(address, now) - now, 0.0)
+
+    def usable(self, addresses: Sequence[str], now: float) -> list[str]:
+        """The addresses that may be asked now, in their order; where there is none, the one that may be asked first."""
+        rested = [address for address in addresses if not self.left_s(address, now)]
+        return rested or sorted(addresses, key=lambda address: self.left_s(address, now))[:1]

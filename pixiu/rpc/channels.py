@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from functools import cache
 from typing import Final
 
 import grpc
 import grpc.aio
 
-from pixiu.errors import PixiuError
+from pixiu.errors import NotConnected, PixiuError
 
 MESSAGE_BYTES: Final = 8 << 20
 """The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
@@ -37,6 +39,9 @@ PEER_CHANNEL: Final[tuple[tuple[str, int], ...]] = (
 """Options of channels between the processes of a cluster, and from an operator's commands to them."""
 STREAM_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What reading or writing a stream raises when its other end is gone."""
+AFTER_FORK: Final = (
+    "this process was forked from one that had connected, and gRPC does not survive a fork: fork first, then connect"
+)
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses that trying again does not change."""
 
@@ -61,10 +66,26 @@ def reason_of(error: BaseException | None) -> str:
     return f"{error.code().name}: {details}"
 
 
+@cache
+def hold_grpc() -> int:
+    """Keep grpcio's poller for the life of the process. Returns the process that did.
+
+    Without it the last channel ends the poller's thread, which waits for ever when its wake-up socket is full after some
+    hundred cancelled calls (grpc/grpc #40989).
+    """
+    grpc.aio.init_grpc_aio()
+    return os.getpid()
+
+
 class Channels:
-    """One channel for each address that is in use; it is closed when its last user is gone."""
+    """One channel for each address that is in use; it is closed when its last user is gone.
+
+    Raises `NotConnected` in a child of a process that used gRPC.
+    """
 
     def __init__(self) -> None:
+        if hold_grpc() != os.getpid():
+            raise NotConnected(AFTER_FORK)
         self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
 
     def acquire(self, address: str) -> grpc.aio.Channel:

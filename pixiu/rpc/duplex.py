@@ -35,11 +35,13 @@ class StreamEnded(Exception):
 
     Attributes:
         refused: the other side refused it in a way that trying again does not change.
+        retry_after_ms: how long the other side wants to be left alone; 0: it did not say.
     """
 
-    def __init__(self, text: str, *, refused: bool = False) -> None:
+    def __init__(self, text: str, *, refused: bool = False, retry_after_ms: int = 0) -> None:
         super().__init__(text)
         self.refused = refused
+        self.retry_after_ms = retry_after_ms
 
 
 class End(NamedTuple):

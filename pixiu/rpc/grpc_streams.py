@@ -15,16 +15,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self
+from typing import Any, Final, Generic, NoReturn, Self
 
 import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.duplex import In, Out, StreamEnded
 
 ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+MAX_PUSHBACK_MS: Final = 60_000
+"""Nobody is left alone for longer."""
 Method = Callable[[grpc.aio.Channel], Any]
 """Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
 
@@ -36,7 +39,17 @@ def _why(error: BaseException) -> BaseException:
         if task is None or task.cancelling():
             return error
         return StreamEnded("the call was cancelled")
-    return StreamEnded(reason_of(error), refused=isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSED)
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return StreamEnded(reason_of(error))
+    return StreamEnded(reason_of(error), refused=error.code() in REFUSED, retry_after_ms=_pushback_ms(error))
+
+
+def _pushback_ms(error: grpc.aio.AioRpcError) -> int:
+    """How long a server wants to be left alone, by the trailing metadata that gRPC's own retries honour too; 0: it did not say."""
+    for name, value in error.trailing_metadata() or ():
+        if name == PUSHBACK and str(value).isascii() and str(value).isdecimal():
+            return min(int(value), MAX_PUSHBACK_MS)
+    return 0
 
 
 class GrpcCall(Generic[Out, In]):
@@ -148,6 +161,8 @@ class GrpcHandler(Generic[Out, In]):
         """The handler's return says it."""
 
     async def refuse(self, error: PixiuError, status: grpc.StatusCode | None = None) -> NoReturn:
-        """End the call with an error: its own status, or another one."""
+        """End the call with an error: its own status, or another one. The time after which to try again goes with it."""
+        if isinstance(error, Overloaded) and error.retry_after_ms:
+            self._context.set_trailing_metadata(((PUSHBACK, str(error.retry_after_ms)),))
         await self._context.abort(GRPC_STATUS[error.code] if status is None else status, str(error))
         raise AssertionError("abort raises")

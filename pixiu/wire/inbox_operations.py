@@ -12,6 +12,7 @@
     7 trims          n × (UIN u64 | lane u8 | UpTo u64)
     8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds; then, if it is not 0: from now u8
    10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
+   11 give up        n × (size u8 | key of a value of the state that no replica has whole)
 
 A leader looks at them where they lie (`spans`) and joins what its callers sent; they are decoded once on each replica, when they
 are applied. 9 was never given. What came later is written only where it is used, so that older logs are read, and replicas of an
@@ -35,6 +36,10 @@ ENTRY_KIND: Final = 16
 MAX_RECEIVERS: Final = 1000
 """Of one mail, the first included."""
 MAX_CLIENT_ID_BYTES: Final = 128
+DEVICE_ID_BYTES: Final = DEVICE_BITS // 8
+"""A client ID begins with the DeviceID; the device's name follows."""
+KEPT_NAME_BYTES: Final = MAX_CLIENT_ID_BYTES - DEVICE_ID_BYTES
+"""A longer name of a device is cut."""
 MAX_LANE: Final = 3
 MAX_OPERATIONS: Final = 65_536
 """In one request, and in one entry of the log."""
@@ -76,6 +81,7 @@ class Op(IntEnum):
     TRIMS = 7
     CLOCK = 8
     DELETES = 10
+    GIVE_UP = 11
 
 
 class Code(IntEnum):
@@ -189,13 +195,19 @@ class Deletes(NamedTuple):
     items: bytes
 
 
+class GiveUp(NamedTuple):
+    """Keys of values that no replica has whole any more: they are made anew from the rest, or are lost. By an operator's word."""
+
+    keys: tuple[bytes, ...]
+
+
 class Clock(NamedTuple):
     """The leader's limits; what is over its time goes now."""
 
     limits: Limits
 
 
-Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Deletes | Clock
+Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Deletes | Clock | GiveUp
 
 
 # --- reading
@@ -212,6 +224,7 @@ _FORMS: Final = {
     int(Op.TRIMS): (0, TRIM.size, _ANY),
     int(Op.CLOCK): (LIMITS.size, 1, LIMITS.size + 1),
     int(Op.DELETES): (0, DELETE.size, _ANY),
+    int(Op.GIVE_UP): (2, 1, _ANY),
 }
 """What bodies may look like: (bytes before the items, bytes of an item, bytes of all at most)."""
 _UNKNOWN: Final = (1, 1, 0)
@@ -263,6 +276,17 @@ def _add_device(payload: bytes, begin: int, end: int) -> Operation:
     return AddDevice(U64.unpack_from(payload, begin)[0], payload[begin + U64.size : end])
 
 
+def _give_up(payload: bytes, begin: int, end: int) -> Operation:
+    keys: list[bytes] = []
+    while begin < end:
+        following = begin + 1 + payload[begin]
+        if following > end or following == begin + 1:
+            raise MalformedData("a key ends in the middle")
+        keys.append(payload[begin + 1 : following])
+        begin = following
+    return GiveUp(tuple(keys))
+
+
 _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
     int(Op.APPENDS): _appends,
     int(Op.FANOUT): _fanout,
@@ -273,6 +297,7 @@ _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
     int(Op.TRIMS): lambda payload, begin, end: Trims(payload[begin:end]),
     int(Op.CLOCK): lambda payload, begin, end: Clock(Limits.decode(payload[begin:end])),
     int(Op.DELETES): lambda payload, begin, end: Deletes(payload[begin:end]),
+    int(Op.GIVE_UP): _give_up,
 }
 
 
@@ -308,6 +333,8 @@ def _encoded(operation: Operation) -> bytes:
             return _operation(Op.TRIMS, items)
         case Deletes(items):
             return _operation(Op.DELETES, items)
+        case GiveUp(keys):
+            return _operation(Op.GIVE_UP, b"".join([bytes((len(key),)) + key for key in keys]))
         case Clock(limits):
             return _operation(Op.CLOCK, limits.encode())
 
@@ -340,14 +367,22 @@ def encode_opens(items: Iterable[tuple[int, int]]) -> bytes:
     return _operation(Op.OPEN_SESSIONS, b"".join([USER_DEVICE.pack(uin, device) for uin, device in items]))
 
 
-def encode_add_device(uin: int, device_id: int) -> bytes:
-    """A number for the device with this DeviceID (`pixiu.ids.device_of_name`): the one that it has, if it has one."""
-    return _operation(Op.ADD_DEVICE, U64.pack(uin) + client_id(device_id))
+def encode_add_device(uin: int, device_id: int, name: str = "") -> bytes:
+    """A number for the device with this DeviceID (`pixiu.ids.device_of_name`): the one that it has, if it has one. `name`: what
+    it is called from now on; empty: what it was called before."""
+    return _operation(Op.ADD_DEVICE, U64.pack(uin) + client_id(device_id) + cut_name(name).encode())
 
 
 def client_id(device_id: int) -> bytes:
-    """The client ID under which Pi stores a device: its DeviceID, 6 bytes big-endian."""
-    return device_id.to_bytes(DEVICE_BITS // 8, "big")
+    """What Pi knows a device by: its DeviceID, 6 bytes big-endian."""
+    return device_id.to_bytes(DEVICE_ID_BYTES, "big")
+
+
+def cut_name(name: str) -> str:
+    """A device's name, cut to what Pi keeps of it."""
+    if len(name) <= KEPT_NAME_BYTES and name.isascii():
+        return name
+    return name.encode("utf-8", "replace")[:KEPT_NAME_BYTES].decode("utf-8", "ignore")
 
 
 def encode_drop_device(uin: int, device: int) -> bytes:

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def test_version() -> None:
-    result = runner.invoke(application(), ["--version"])
+    result = runner.invoke(application(["--version"]), ["--version"])
     assert (result.exit_code, result.output) == (0, f"pixiu {__version__}\n")
 
 
@@ -52,7 +52,7 @@ def test_version() -> None:
     ],
 )
 def test_a_wrong_use_is_one_clear_line_and_exit_code_2(arguments: list[str], word: str) -> None:
-    result = runner.invoke(application(), arguments)
+    result = runner.invoke(application(arguments), arguments)
     assert result.exit_code == 2
     assert word in result.stderr
     assert "Traceback" not in result.stderr
@@ -62,7 +62,7 @@ def test_a_wrong_use_is_one_clear_line_and_exit_code_2(arguments: list[str], wor
 def test_a_line_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     log = tmp_path / "chat.jsonl"
     log.write_text('{"ts_ms":1,"room":"a","user":"b","text":"c"}\n{"ts_ms":2,"room":"a","user":"b","kind":"shout"}\n')
-    result = runner.invoke(application(), ["replay", str(log)])
+    result = runner.invoke(application(["replay", str(log)]), ["replay", str(log)])
     assert result.exit_code == 2
     assert "chat.jsonl, line 2: 'kind' must be one of msg, action, join, part, nick" in result.stderr
 
@@ -70,7 +70,10 @@ def test_a_line_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_unreachable_cluster_is_exit_code_2_and_names_the_address() -> None:
     port = free_port()
-    result = runner.invoke(application(), ["status", "--json", "--target", f"zk://127.0.0.1:{port}/pubsub"])
+    result = runner.invoke(
+        application(["status", "--json", "--target", f"zk://127.0.0.1:{port}/pubsub"]),
+        ["status", "--json", "--target", f"zk://127.0.0.1:{port}/pubsub"],
+    )
     assert result.exit_code == 2
     assert f"127.0.0.1:{port}" in result.stderr
     assert json.loads(result.stdout)["error"]["code"] == "REGISTRY_UNAVAILABLE"
@@ -84,7 +87,7 @@ def test_commands_of_installed_packages_are_added_and_a_broken_one_is_left_out(
         EntryPoint("broken", "no_such_package.commands:run", "pixiu.commands"),
     ]
     monkeypatch.setattr(main_module, "entry_points", lambda group: entries if group == "pixiu.commands" else [])
-    help_text = runner.invoke(application(), ["--help"]).output
+    help_text = runner.invoke(application(["--help"]), ["--help"]).output
     assert "up" in help_text
     assert "broken " not in help_text.split("Commands")[1]
     assert "pixiu broken: not available" in capsys.readouterr().err

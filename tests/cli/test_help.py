@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 from pixiu.cli.main import COMMANDS, application, summary_of
 
 RUNNER = CliRunner(env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
-GROUP = typer.main.get_command(application())
-NAMES = sorted(getattr(GROUP, "commands"))  # noqa: B009 -- typer's own type of a group has no such name
 
 
 def words(text: str) -> list[str]:
@@ -20,10 +18,23 @@ def words(text: str) -> list[str]:
     return re.sub(r"[│╭╮╰╯─]", " ", text).split()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_word_of_a_help_text_is_lost(name: str) -> None:
-    command = getattr(GROUP, "commands")[name]  # noqa: B009
-    result = RUNNER.invoke(application(), [name, "--help"])
+def paths() -> list[tuple[str, ...]]:
+    """The words that name each command and subcommand."""
+    root = typer.main.get_command(application())
+    return [
+        (name, *inner)
+        for name in sorted(COMMANDS)
+        for inner in ((), *((inner,) for inner in getattr(getattr(root, "commands")[name], "commands", ())))  # noqa: B009
+    ]
+
+
+@pytest.mark.parametrize("path", paths(), ids=" ".join)
+def test_no_word_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
+    app = application([*path, "--help"])
+    command = typer.main.get_command(app)
+    for name in path:
+        command = getattr(command, "commands")[name]  # noqa: B009 -- typer's own type of a group has no such name
+    result = RUNNER.invoke(app, [*path, "--help"])
     assert result.exit_code == 0
     shown = " ".join(words(result.output))
     for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):

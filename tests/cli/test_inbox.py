@@ -32,12 +32,12 @@ def record(number: int, body: bytes, lifetime_min: int = 0) -> bytes:
         (["send", "x", "--mail", "--user", "7", "--signal"], "--mail needs --user"),
         (["send", "x", "--user", "7", "--to", "8"], "--level and --to need --mail"),
         (["send", "x", "--mail", "--user", "7", "--level", "sure"], "a level is one of"),
-        (["inbox", "0"], "a UIN is from 1"),
-        (["inbox", "7", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
+        (["inbox", "list", "0"], "a UIN is from 1"),
+        (["inbox", "list", "7", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: list[str], word: str) -> None:
-    result = runner.invoke(application(), arguments)
+    result = runner.invoke(application(arguments), arguments)
     assert result.exit_code == 2
     assert word in result.stderr
 
@@ -83,47 +83,83 @@ def test_a_page_is_shown_to_people_and_programs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--unread", "--dead-letters"], "mutually exclusive"),
-        (["--acknowledge", "3", "--device", "x"], "--lane 0 or --lane 1"),
-        (["--delete", "3-4"], "--lane 0 or --lane 1"),
-        (["--acknowledge", "3", "--lane", "1"], "--device NAME"),
-        (["--delete", "four", "--lane", "1"], "range of InboxSeqs"),
-        (["--delete", "4-3", "--lane", "1"], "range from 1 on"),
-        (["--delete", "0-3", "--lane", "1"], "range from 1 on"),
-        (["--delete", "-3", "--lane", "1"], "range of InboxSeqs"),
-        (["--dead-letters", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
+        (["acknowledge", "7", "3", "--device", "x"], "Missing option '--lane'"),
+        (["acknowledge", "7", "3", "--lane", "1"], "Missing option '--device'"),
+        (["acknowledge", "7", "0", "--lane", "1", "--device", "x"], "UP_TO"),
+        (["delete", "7", "3-4"], "Missing option '--lane'"),
+        (["delete", "7", "four", "--lane", "1"], "range of InboxSeqs"),
+        (["delete", "7", "4-3", "--lane", "1"], "range from 1 on"),
+        (["delete", "7", "0-3", "--lane", "1"], "range from 1 on"),
+        (["delete", "7", "--lane", "1", "--", "-3"], "range of InboxSeqs"),
+        (["dead", "7", "--target", "127.0.0.1:1"], "zk://HOST:PORT/ROOT"),
     ],
 )
-def test_what_does_not_go_together_is_said_in_one_line(arguments: list[str], word: str) -> None:
-    result = runner.invoke(application(), ["inbox", "7", *arguments])
+def test_what_does_not_go_together_is_said(arguments: list[str], word: str) -> None:
+    result = runner.invoke(application(["inbox", *arguments]), ["inbox", *arguments])
     assert result.exit_code == 2, result.output
     assert word in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--delete", "3-9", "--lane", "1"], ["--drop", "all"]])
+@pytest.mark.parametrize(
+    ("arguments", "use"),
+    [
+        (["7"], "list 7"),
+        (["7", "--lane", "1", "--after", "3"], "list 7"),
+        (["7", "--unread", "--json"], "unread 7"),
+        (["--unread", "7"], "unread 7"),
+        (["7", "--acknowledge", "3", "--device", "x", "--lane", "1"], "acknowledge 7 UP_TO --lane L --device NAME"),
+        (["7", "--drop-device", "2"], "drop-device 7 NUMBER"),
+        (["7", "--delete", "3-4", "--lane", "1"], "delete 7 FROM-TO --lane L"),
+        (["7", "--dead-letters"], "dead 7"),
+        (["7", "--resend=all"], "resend 7 ID|all"),
+        (["7", "--drop", "all", "--yes"], "drop 7 ID|all"),
+        (["lsit", "7"], "list 7"),
+    ],
+)
+def test_a_command_line_of_before_there_were_subcommands_is_told_the_one_to_use(arguments: list[str], use: str) -> None:
+    result = runner.invoke(application(["inbox", *arguments]), ["inbox", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.endswith(f"it takes a subcommand: pixiu inbox {use}\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["delete", "7", "3-9", "--lane", "1"], ["drop", "7", "all"]])
 def test_nothing_is_deleted_by_somebody_who_says_no(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: object) -> None:
         raise AssertionError("it was not to get there")
 
     monkeypatch.setattr("pixiu.cli.inbox._run", reached)
-    result = runner.invoke(application(), ["inbox", "7", *arguments], input="n\n")
+    result = runner.invoke(application(["inbox", *arguments]), ["inbox", *arguments], input="n\n")
     assert result.exit_code == 1
     assert "Delete" in result.stderr
     assert "deleted" not in result.stdout
 
 
+def test_every_subcommand_shows_what_the_inbox_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    phone = DeviceState(2, 7, "", SENT_MS // 1000, counts=True, up_to=3, unread=4)
+    lanes = [Lane(0), Lane(1, last=7, readable=7, devices=[phone])]
+    monkeypatch.setattr("pixiu.cli.inbox._run", lambda *_: lanes)
+    shown = runner.invoke(application(["inbox", "unread", "7"]), ["inbox", "unread", "7"]).stdout
+    assert shown == (
+        "lane 0: 0 can be read, the newest is number 0; unread: no devices yet\n"
+        "lane 1: 7 can be read, the newest is number 7; unread: device 2: 4\n"
+    )
+    monkeypatch.setattr("pixiu.cli.inbox._run", lambda *_: [Lane(0), Lane(1)])
+    assert runner.invoke(application(["inbox", "devices", "7"]), ["inbox", "devices", "7"]).stdout == "7 has no devices yet\n"
+
+
 def test_devices_and_dead_letters_are_shown_to_people_and_programs() -> None:
-    phone = DeviceState(2, b"\x00\x00\x00\x00\x00\x07", SENT_MS // 1000, counts=True, up_to=3, unread=4)
-    desk = DeviceState(3, b"\0\0desk", 0, counts=False, up_to=0, unread=7)
+    phone = DeviceState(2, 7, "", SENT_MS // 1000, counts=True, up_to=3, unread=4)
+    desk = DeviceState(3, 8, "desk\x1b[31m", 0, counts=False, up_to=0, unread=7)
     console = Console(width=200)
     with console.capture() as captured:
         console.print(device_table([Lane(0, devices=[phone, desk]), Lane(1, devices=[phone, desk])]))
     lines = captured.get().splitlines()
     assert "000000000007" in lines[1]
-    assert "00006465736b" in lines[2]
+    assert "desk\\x1b[31m" in lines[2]
     assert "not waited for" in lines[2]
     assert unread_json(Lane(1, last=7, readable=7, devices=[phone]))["devices"] == [
-        {"device": 2, "client_id": "000000000007", "seen_s": SENT_MS // 1000, "counts": True, "up_to": 3, "unread": 4}
+        {"device": 2, "name": "", "device_id": "000000000007", "seen_s": SENT_MS // 1000, "counts": True, "up_to": 3, "unread": 4}
     ]
     letter = DeadLetter(UIN(7), 5, 6, 1, 3, 1 << 62, "it\x1b broke", b"", 70)
     dead = DeadLetterEntry(Entry(1, 4, 0xAB, message=message_of(record(1, b"body"))), letter, message_of(record(1, b"x\x1b")))

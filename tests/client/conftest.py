@@ -13,7 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from pixiu.errors import Overloaded
 from pixiu.ids import uin_of_name
+from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.record import Record, decode, split
 from pixiu.wire.v1 import mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from tests.client.fake_inboxes import FakeInboxes
@@ -52,6 +54,8 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         self.renewals = 0
         self.returned: list[int] = []
         self.draining = False
+        self.no_worker_for_ms = 0
+        """Refuse to lend a worker number, and say for how long."""
         self.mailer = FakeMailer()
         self._tell: set[asyncio.Queue[wire_pb2.PublishReply | None]] = set()
 
@@ -84,8 +88,13 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
 
     async def Publish(self, request_iterator: Any, context: Any) -> AsyncIterator[wire_pb2.PublishReply]:
         queue: asyncio.Queue[wire_pb2.PublishReply | None] = asyncio.Queue()
+        requests = aiter(request_iterator)
+        first = await anext(requests, None)
+        if first is not None and first.hello.lend_worker and self.no_worker_for_ms:
+            self.hellos.append(first.hello)
+            await GrpcHandler(context).refuse(Overloaded("all are lent", retry_after_ms=self.no_worker_for_ms))
         self._tell.add(queue)
-        reader = asyncio.create_task(self._read(request_iterator, queue))
+        reader = asyncio.create_task(self._read(first, requests, queue))
         try:
             while (reply := await queue.get()) is not None:
                 yield reply
@@ -94,9 +103,10 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _read(self, requests: Any, queue: asyncio.Queue[wire_pb2.PublishReply | None]) -> None:
+    async def _read(self, first: Any, requests: Any, queue: asyncio.Queue[wire_pb2.PublishReply | None]) -> None:
         position = 1
-        async for request in requests:
+        request = first
+        while request is not None:
             if request.HasField("hello"):
                 self.hellos.append(request.hello)
                 queue.put_nowait(wire_pb2.PublishReply(window_bytes=1 << 20, draining=self.draining))
@@ -122,6 +132,7 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
                     queue.put_nowait(self.answer(position - request.count, records))
             while not self.reading:
                 await asyncio.sleep(0.005)
+            request = await anext(requests, None)
         self.clean_ends += 1
         queue.put_nowait(None)
 
@@ -160,6 +171,9 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
         self.relays = True
         """Whether messages to users can come."""
         self.abort: grpc.StatusCode | None = None
+        self.pushback: tuple[tuple[str, str], ...] = ()
+        """What goes with `abort`."""
+        self.calls = 0
         self.written = 0
 
     @property
@@ -197,7 +211,9 @@ class FakeGateway(wire_pb2_grpc.SubscriberServicer):
         return {topic for _, topics in self.streams.values() for topic in topics}
 
     async def Subscribe(self, request_iterator: Any, context: Any) -> AsyncIterator[wire_pb2.SubscribeReply]:
+        self.calls += 1
         if self.abort is not None:
+            context.set_trailing_metadata(self.pushback)
             await context.abort(self.abort, "as the test wants it")
         queue: asyncio.Queue[wire_pb2.SubscribeReply | None] = asyncio.Queue()
         self.streams[queue] = (set(), set())

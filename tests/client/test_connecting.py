@@ -73,6 +73,7 @@ def test_names_and_uins_are_bounded() -> None:
         pixiu.connect("a:1", uin=1 << 63)
 
 
+@pytest.mark.slow
 async def test_when_no_proxy_answers_each_address_and_its_reason_is_named(cluster: Any) -> None:
     await cluster.start(proxies=1, gateways=1)
     (dead,), (gateway,) = cluster.proxies, cluster.gateways
@@ -92,11 +93,12 @@ async def test_a_cluster_that_comes_up_in_time_is_waited_for(cluster: Any, until
     px = pixiu.connect(proxy.address, connect_timeout_s=15.0)
     await proxy.start()
     async with px:
-        await px.room(1).send_and_wait(b"x")
+        await px.room(1).send(b"x")
         with pytest.raises(NotConnected, match="open already"):
             await px.open()
 
 
+@pytest.mark.slow
 async def test_zookeeper_that_does_not_answer_is_named(cluster: Any) -> None:
     await cluster.start()
     (proxy,) = cluster.proxies
@@ -107,7 +109,7 @@ async def test_zookeeper_that_does_not_answer_is_named(cluster: Any) -> None:
 
 async def test_use_outside_of_the_context_says_what_to_write() -> None:
     px = pixiu.connect("127.0.0.1:1")
-    for use in (lambda: px.subscribe(room=1), px.cluster, lambda: px.room(1).send_nowait(b"x")):
+    for use in (lambda: px.subscribe(room=1), px.cluster, lambda: px.room(1).send_soon(b"x")):
         with pytest.raises(NotConnected, match="async with"):
             use()
     with pytest.raises(NotConnected, match="async with"):
@@ -123,10 +125,10 @@ async def test_the_map_is_refreshed_in_intervals_and_new_proxies_are_used(cluste
     cluster.hidden.add(second.address)
     async with pixiu.connect(first.address, refresh_interval_s=0.05) as px:
         assert px.cluster().proxies == (first.address,)
-        await px.room(1).send_and_wait(b"to the only one")
+        await px.room(1).send(b"to the only one")
         cluster.hidden.clear()
         await until(lambda: len(px.cluster().proxies) == 2)
-        await px.room(1).send_and_wait(b"to the new one")
+        await px.room(1).send(b"to the new one")
     assert first.payloads() == [b"to the only one"]
     assert second.payloads() == [b"to the new one"]
 
@@ -136,14 +138,15 @@ async def test_the_map_is_refreshed_when_a_connection_fails(cluster: Any, until:
     first, second = cluster.proxies
     cluster.hidden.add(second.address)
     async with pixiu.connect(f"{first.address},{second.address}") as px:
-        await px.room(2).send_and_wait(b"1")
+        await px.room(2).send(b"1")
         cluster.hidden = {first.address}
         await first.kill()
-        await px.room(2).send_and_wait(b"2")
+        await px.room(2).send(b"2")
         assert px.cluster().proxies == (second.address,)
     assert second.payloads() == [b"2"]
 
 
+@pytest.mark.slow
 async def test_the_last_map_is_kept_when_no_proxy_answers_or_knows_any(cluster: Any, until: Until) -> None:
     await cluster.start()
     async with pixiu.connect(cluster.target, refresh_interval_s=0.05) as px:
@@ -179,3 +182,20 @@ async def test_closing_while_the_map_is_asked_for_ends(cluster: Any, steps: int)
     async with asyncio.timeout(20):
         await directory.close()
     await channels.close()
+
+
+async def test_the_target_comes_from_the_environment_and_options_from_an_object(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.start()
+    monkeypatch.delenv("PIXIU_TARGET", raising=False)
+    for connect in (pixiu.connect, pixiu.connect_sync):
+        with pytest.raises(ConfigurationError, match="PIXIU_TARGET"):
+            connect()
+    monkeypatch.setenv("PIXIU_TARGET", cluster.target)
+    shared = pixiu.ClientOptions(queue_records=7, join_timeout_s=1.0)
+    async with pixiu.connect(options=shared, join_timeout_s=2.0) as px:
+        assert (px.options.queue_records, px.options.join_timeout_s) == (7, 2.0)
+        await px.room(1).send(b"x")
+    with pytest.raises(ConfigurationError, match="queue_records"):
+        pixiu.connect(options=pixiu.ClientOptions(queue_records=0))

@@ -35,15 +35,15 @@ async def test_running_proxies_and_gateways_are_used_in_the_order_of_their_regis
     async with pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=20.0) as px:
         await until(lambda: px.cluster().gateways == (cluster.gateways[0].address,))
         assert px.cluster().proxies == (first.address,)
-        await px.room(1).send_and_wait(b"to the only one that runs")
+        await px.room(1).send(b"to the only one that runs")
         await second_member.set_state(NodeState.RUNNING)
         await until(lambda: px.cluster().proxies == (first.address, second.address))
-        await px.room(1).send_and_wait(b"to the second one")
+        await px.room(1).send(b"to the second one")
         async with px.subscribe(room=1):
             assert cluster.gateways[0].joined() == {1}
         await first_member.set_state(NodeState.DRAINING)
         await until(lambda: px.cluster().proxies == (second.address,))
-        await px.room(2).send_and_wait(b"to the one that is left")
+        await px.room(2).send(b"to the one that is left")
     assert first.payloads() == [b"to the only one that runs"]
     assert second.payloads() == [b"to the second one", b"to the one that is left"]
     assert cluster.asked == 0

@@ -26,8 +26,10 @@ RECORD = record_of(Kind.MAIL, 7, b"hello", snowflake(1_700_000_000_000, 3, 1), s
 MSG_ID = msg_id(3, 64, 5)
 
 
-def letter(record: bytes = RECORD, reason: str = "no such account", attempts: int = 6, limit: int = MAX_RECORD_BYTES) -> bytes:
-    return encode(7, MSG_ID, 42, 1, attempts, 1_700_000_000_123, reason, record, limit=limit)
+def letter(
+    record: bytes = RECORD, reason: str = "no such account", attempts: int = 6, limit: int = MAX_RECORD_BYTES, device: str = ""
+) -> bytes:
+    return encode(7, MSG_ID, 42, 1, attempts, 1_700_000_000_123, reason, record, device, limit=limit)
 
 
 def test_a_dead_letter_has_the_mail_and_why_it_was_given_up() -> None:
@@ -43,6 +45,16 @@ def test_the_layout_on_the_wire() -> None:
     found = struct.unpack_from("<BBHIQQQQIBBBB", letter())
     assert found == (1, 0, 15, 6, MSG_ID, 7, 42, 1_700_000_000_123, len(RECORD), 1, 0, 0, 0)
     assert letter()[48:] == b"no such account" + RECORD
+
+
+def test_it_names_the_device_whose_handler_gave_it_up() -> None:
+    assert decode(letter()).device == ""
+    found = decode(letter(device="téléphone"))
+    assert (found.device, found.reason, found.record) == ("téléphone", "no such account", RECORD)
+    assert decode(letter(device="x" * 300)).device == "x" * 128
+    room = HEADER_SIZE + len(letter(device="phone"))
+    assert decode(letter(device="phone", limit=room)).record == RECORD
+    assert decode(letter(device="phone", limit=room - 1)).record == b""
 
 
 def test_a_long_reason_is_cut_between_characters_and_a_count_at_its_limit() -> None:

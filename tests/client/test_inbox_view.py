@@ -112,7 +112,7 @@ class Outbox:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+async def cluster() -> Cluster:
     return Cluster()
 
 
@@ -165,7 +165,7 @@ async def test_acknowledging_is_of_a_device_of_its_own_and_unread_counts_are_of_
     cluster.put(7, *(mail(number, b"%d" % number) for number in range(1, 5)))
     cluster.replica.apply(OpenSessions(USER_DEVICE.pack(7, 0)))
     found = await view.acknowledge(7, 1, 3, "desk")
-    assert (found.client_id, found.up_to, found.unread) == (inbox_operations.client_id(device_of_name("desk")), 3, 1)
+    assert (found.device_id, found.name, found.up_to, found.unread) == (device_of_name("desk"), "desk", 3, 1)
     assert await view.acknowledge(7, 1, 2, "desk") == found, "a cursor does not go back"
     first, normal = await view.unread(7)
     assert [(device.number, device.unread, device.counts) for device in normal.devices] == [(0, 4, True), (found.number, 1, True)]
@@ -222,6 +222,15 @@ async def test_dead_letters_are_sent_again_by_their_senders_and_then_deleted(
     assert await view.drop(7, left) == 1
     assert await view.dead_letters(7) == []
     assert await view.drop(7, [DeadLetterEntry(Entry(1, 4, 4))]) == 0
+
+
+async def test_letters_that_devices_filed_of_one_mail_send_it_once(cluster: Cluster, view: InboxView, outbox: Outbox) -> None:
+    cluster.put(dead_letter_uin(7), dead(1, b"a"), dead(2, b"b"), dead(1, b"a"), dead(1, b"a"))
+    letters = await view.dead_letters(7)
+    assert len(await view.resend(7, letters[:3])) == 2
+    assert await view.resend(7, letters[3:]) == [], "of the same mail, on a later page"
+    assert [sent[:3] for sent in outbox.sent] == [(5, 7, b"a"), (5, 7, b"b")]
+    assert await view.dead_letters(7) == []
 
 
 def test_what_pi_refuses_is_an_error_of_ours() -> None:

@@ -176,6 +176,7 @@ async def test_who_keeps_no_mail_says_so_at_once(cluster: Any) -> None:
         await px.user(7).mail(b"y")
 
 
+@pytest.mark.slow
 async def test_mail_that_nobody_confirms_is_unknown_and_can_be_sent_again(cluster: Any, until: Any) -> None:
     await cluster.start()
     mailer = cluster.proxies[0].mailer
@@ -217,6 +218,7 @@ async def test_a_full_queue_refuses_and_room_waits(cluster: Any, until: Any) -> 
         await writer.wait_finished()
 
 
+@pytest.mark.slow
 async def test_the_end_of_the_client_waits_for_mail_and_then_gives_it_up(cluster: Any) -> None:
     await cluster.start()
     cluster.proxies[0].mailer.holding = True
@@ -227,6 +229,7 @@ async def test_the_end_of_the_client_waits_for_mail_and_then_gives_it_up(cluster
     assert isinstance(receipt.error, OutcomeUnknown)
 
 
+@pytest.mark.slow
 async def test_mail_that_never_left_says_that_it_was_not_sent(cluster: Any, until: Any) -> None:
     await cluster.start()
     async with pixiu.connect(cluster.target, mail_timeout_s=0.5) as px:

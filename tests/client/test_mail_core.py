@@ -242,3 +242,25 @@ def test_replies_of_nonsense_do_no_harm() -> None:
     assert [ticket.resolved for ticket in tickets] == [True, False]
     sending.core.reply(1, sending.now, [MailOutcome(1, 1, 1, (), None, ())])
     assert sending.core.unresolved == 1
+
+
+def test_a_refusal_is_certain_only_at_the_first_attempt() -> None:
+    for code, certain in (("DISK_FULL", False), ("INBOX_FULL", True), ("INVALID_ARGUMENT", True)):
+        for attempts in (1, 2):
+            sending = Sending()
+            (ticket,) = sending.offer()
+            assert sending.sent(1) == [(1, 1)]
+            if attempts == 2:  # the proxy is gone: it may have stored the mail
+                again = opened(
+                    [*sending.core.ended(1, sending.now, Failure("UNAVAILABLE", "gone")), *_later(sending, MAX_BACKOFF_S)]
+                )
+                assert sending.sent(again.stream) == [(1, 1)]
+            sending.core.reply(attempts, sending.now, [MailOutcome(1, 1, 0, (), Failure(code, "no"), ())])
+            assert ticket.failure is not None
+            assert ticket.failure.code == (code if certain or attempts == 1 else "OUTCOME_UNKNOWN")
+            assert "no" in ticket.failure.text
+
+
+def _later(sending: Sending, seconds: float) -> list[Effect]:
+    sending.now += seconds
+    return sending.core.tick(sending.now)

@@ -24,7 +24,7 @@ from pixiu.client.events import (
 )
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
-from pixiu.errors import Draining, Overloaded, Unavailable
+from pixiu.errors import Draining, NotSent, OutcomeUnknown, Overloaded
 from tests.support.effort import runs
 
 A, B, C = "a:1", "b:2", "c:3"
@@ -161,6 +161,24 @@ def test_a_failure_told_before_its_position_is_reached_counts_when_it_is() -> No
     assert [one.failure is None for one in sent] == [True, True, False]
 
 
+def test_what_its_only_proxy_could_pass_on_to_nobody_was_certainly_not_sent() -> None:
+    why = Failure("UNAVAILABLE", "no broker")
+    core = make((A,))
+    once = ticket(0, 1)
+    core.offer(once, 0)
+    core.next_batch(1, 0)
+    core.reply(1, 0, up_to=1, failures=[(1, 1, why)])
+    assert once.failure == Failure("NOT_SENT", "no broker")
+    twice = ticket(0, 2)
+    core.offer(twice, 0)
+    core.next_batch(1, 0)
+    core.stream_died(1, 0, "reset")
+    core.tick(9)
+    core.next_batch(2, 9)
+    core.reply(2, 9, up_to=1, failures=[(1, 1, why)])
+    assert (twice.attempts, twice.failure) == (2, why), "the first proxy may have passed it on before it died"
+
+
 @pytest.mark.parametrize(
     "answer", [lambda core: core.reply(1, 0, up_to=9), lambda core: core.reply(1, 0, failures=[(1, 9, Failure("X", "y"))])]
 )
@@ -267,10 +285,11 @@ def test_messages_expire_and_the_text_says_whether_they_may_have_been_delivered(
     assert resolved(core.tick(12.0)) == [never]
     assert sent.failure is not None
     assert never.failure is not None
-    assert isinstance(sent.failure.error(), Unavailable)
+    assert isinstance(sent.failure.error(), OutcomeUnknown)
+    assert isinstance(never.failure.error(), NotSent)
     assert "outcome is unknown" in sent.failure.text
     assert "a:1: connection refused" in sent.failure.text
-    assert "was not sent within 10 s" in never.failure.text
+    assert "was not sent within its time (10 s" in never.failure.text
     assert core.counters.expired == 2
     assert core.unresolved_records == core.unresolved_bytes == 0
 

@@ -179,6 +179,7 @@ async def test_a_lost_connection_repeats_nothing_and_its_acknowledgements_are_sa
         assert inbox.counters.repeated >= 3
 
 
+@pytest.mark.slow
 async def test_a_move_from_a_draining_gateway_loses_and_repeats_nothing(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target) as px, px.inbox(uin=7, device="phone") as inbox:
@@ -443,6 +444,7 @@ async def test_what_a_user_can_get_wrong_is_said_at_once(cluster: Any) -> None:
     assert uin_of_name("phone") != uin_of_name("desk")
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_delivers_no_mail_says_so(cluster: Any) -> None:
     await cluster.start(gateways=1)
     cluster.gateways[0].relays = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -50,6 +51,8 @@ async def test_messages_of_a_room_come_with_all_that_the_sender_said(cluster: An
             extension=b"{}",
             lifetime_min=2,
         )
+        assert message.destination == "room/42"
+        assert message.sent_at == datetime.fromtimestamp(SENT_MS / 1000, UTC)
         assert (gateway.hellos[0].uin, gateway.hellos[0].client) == (9, "reader")
         assert subscription.gateway == gateway.address
     await until(lambda: not gateway.streams)
@@ -60,15 +63,16 @@ async def test_topics_and_derived_ids(cluster: Any) -> None:
     (gateway,) = cluster.gateways
     async with (
         pixiu.connect(cluster.target, client="reader") as px,
-        px.subscribe(topic="weather/+", topics=["a/#"]) as subscription,
+        px.subscribe(topic="weather/north", topics=["a/b"]) as subscription,
     ):
-        assert gateway.topics() == {"weather/+", "a/#"}
+        assert gateway.topics() == {"weather/north", "a/b"}
         body = with_topic("weather/x", b"sun")
         gateway.send(
             record(1, room=topic_room("weather/x"), body=body, flags=Flag.TO_ROOM | Flag.TOPIC | Flag.DERIVED_ID, type=0),
         )
         message = await anext(subscription)
         assert (message.topic, message.payload, message.sent_at_ms, message.first_lane) == ("weather/x", b"sun", 0, True)
+        assert (message.destination, message.sent_at) == ("weather/x", None)
         assert gateway.hellos[0].uin == 0
 
 
@@ -224,6 +228,7 @@ async def test_the_same_gateway_is_used_again_when_it_is_the_only_one(cluster: A
         assert await take(subscription, 1) == [b"7"]
 
 
+@pytest.mark.slow
 async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     gaps: list[str] = []
@@ -265,6 +270,7 @@ async def test_a_draining_gateway_that_takes_the_move_for_another_login_changes_
         assert await take(subscription, 1) == [b"1"]
 
 
+@pytest.mark.slow
 async def test_a_draining_gateway_without_another_one_serves_until_its_end(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=1)
     (gateway,) = cluster.gateways
@@ -300,6 +306,7 @@ async def test_a_room_that_is_refused_for_good_ends_the_iteration(cluster: Any) 
             await subscription.join(rooms=[1])
 
 
+@pytest.mark.slow
 async def test_a_subscription_that_never_reaches_a_gateway_says_what_it_tried(cluster: Any) -> None:
     await cluster.start(gateways=1)
     (gateway,) = cluster.gateways
@@ -356,6 +363,7 @@ async def test_a_callback_that_fails_is_counted_and_disturbs_nothing(cluster: An
         assert subscription.counters.callback_errors == 1
 
 
+@pytest.mark.slow
 async def test_clients_spread_over_gateways_by_their_names_and_stay(cluster: Any) -> None:
     await cluster.start(gateways=3)
     chosen: dict[str, set[str]] = {}
@@ -374,6 +382,9 @@ async def test_clients_spread_over_gateways_by_their_names_and_stay(cluster: Any
         ({"room": -1}, "RoomID"),
         ({"room": 0}, "RoomID"),
         ({"topic": "a/#/b"}, "the last one"),
+        ({"topic": "a/#"}, "not served yet"),
+        ({"topics": ["+/b"]}, "not served yet"),
+        ({"topic": "$SYS/load"}, "belong to the server"),
         ({"topic": "a+/b"}, "whole level"),
         ({"topic": ""}, "at least one character"),
         ({"topic": "user/7"}, "not free topics"),
@@ -385,3 +396,36 @@ async def test_wrong_rooms_and_topics_are_refused_at_once(cluster: Any, argument
     async with pixiu.connect(cluster.target) as px:
         with pytest.raises(InvalidArgument, match=text):
             px.subscribe(**arguments)
+
+
+async def test_a_second_task_that_iterates_one_subscription_is_refused(cluster: Any, until: Until) -> None:
+    await cluster.start(gateways=1)
+    (gateway,) = cluster.gateways
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=1) as subscription:
+        reading = asyncio.ensure_future(anext(subscription))
+        await until(lambda: subscription._taking)
+        with pytest.raises(InvalidArgument, match="another task iterates"):
+            await anext(subscription)
+        gateway.send(record(1))
+        assert (await reading).payload == b"1"
+        gateway.send(record(2))
+        assert (await anext(subscription)).payload == b"2", "one after the other may"
+
+
+async def test_a_handler_gets_each_message_and_its_failures_are_counted(cluster: Any, until: Until) -> None:
+    await cluster.start(gateways=1)
+    (gateway,) = cluster.gateways
+    got: list[bytes] = []
+
+    async def handle(message: pixiu.Message) -> None:
+        got.append(message.payload)
+        if message.payload == b"2":
+            raise ValueError("mine")
+        if message.payload == b"3":
+            await subscription.close()
+
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=1) as subscription:
+        gateway.send(record(1), record(2), record(3))
+        await subscription.run(handle)
+        assert got == [b"1", b"2", b"3"]
+        assert subscription.counters.handler_failures == 1

@@ -30,9 +30,9 @@ async def test_a_message_to_a_user_is_a_chat_record_of_the_sender(cluster: Any, 
     async with pixiu.connect(cluster.target, uin=9) as px:
         user = px.user(7)
         assert user.uin == 7
-        await user.chat(b"one", type=5, first_lane=True)
-        await user.chat_and_wait(b"two")
-        await user.chat_nowait(b"three")
+        user.chat_soon(b"one", type=5, first_lane=True)
+        await user.chat(b"two")
+        await user.chat_soon(b"three")
     records = cluster.proxies[0].records
     assert [(r.kind, r.flags, r.key, r.sender, r.body) for r in records] == [
         (Kind.CHAT, 0, 7, 9, payload) for payload in (b"one", b"two", b"three")
@@ -44,9 +44,8 @@ async def test_a_user_who_is_offline_shows_in_the_receipt(cluster: Any) -> None:
     await cluster.start()
     cluster.proxies[0].failing = lambda record: wire_pb2.PublishFailure(code="OFFLINE", text="nobody there")
     async with pixiu.connect(cluster.target) as px:
-        receipt = await px.user(7).chat(b"x")
         with pytest.raises(Offline, match="nobody there"):
-            await receipt
+            await px.user(7).chat(b"x")
         assert px.stats().failures_by_code == {"OFFLINE": 1}
 
 
@@ -74,6 +73,7 @@ async def test_own_messages_come_with_their_user_once_the_gateway_has_confirmed(
         assert (gateway.hellos[0].uin, gateway.hellos[0].chat) == (7, True)
         gateway.send(encode(Kind.CHAT, 7, b"hi", snowflake(1_700_000_000_000, 3, 1), sender=9))
         message = await anext(subscription)
+        assert message.destination == "user/7"
         assert (message.user, message.room, message.topic, message.sender, message.payload) == (7, 0, None, 9, b"hi")
 
 
@@ -123,8 +123,8 @@ def test_the_synchronous_twin_chats_too(empty_cluster: Any, background: Any) -> 
     try:
         with pixiu.connect_sync(empty_cluster.target, uin=9) as px:
             user: SyncUser = px.user(7)
-            user.chat(b"one")
-            user.chat_and_wait(b"two")
+            user.chat_soon(b"one")
+            user.chat(b"two")
             with pytest.raises(Unavailable, match="no proxy could answer"):
                 px.presence([7])
         assert empty_cluster.proxies[0].payloads() == [b"one", b"two"]

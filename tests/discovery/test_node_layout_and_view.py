@@ -92,6 +92,7 @@ def test_data_that_is_no_json_object_is_malformed(data: bytes) -> None:
 @given(
     st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner))
 )
+@pytest.mark.slow
 def test_whatever_a_node_holds_it_is_read_or_malformed(value: object) -> None:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     for read in (Node.from_json, Layout.from_json):

@@ -106,6 +106,7 @@ async def test_many_operations_at_once_wait_for_their_turn(zookeeper: ZooKeeper,
     assert len(set(made)) == 2 * MAX_IN_FLIGHT
 
 
+@pytest.mark.slow
 async def test_connecting_where_nobody_listens_fails_with_the_address_and_never_blocks_the_loop() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -36,7 +36,7 @@ async def test_every_device_of_a_user_gets_a_message_once(cluster: LocalCluster)
         async with pixiu.connect(cluster.target, uin=700) as px, px.subscribe(chat=True) as mine:
             assert (await px.presence([700, 701]))[0].devices == 3
             for number in range(50):
-                await px.user(700).chat(b"%d" % number)
+                px.user(700).chat_soon(b"%d" % number)
             await px.flush()
             assert px.stats().failed == 0
             expected = [b"%d" % number for number in range(50)]
@@ -74,7 +74,7 @@ async def test_mqtt_clients_write_to_users_and_read_only_their_own_messages(clus
 
 async def offline(px: pixiu.Client, uin: int) -> bool:
     try:
-        await px.user(uin).chat_and_wait(b"are you there?")
+        await px.user(uin).chat(b"are you there?")
     except pixiu.Offline:
         return True
     return False
@@ -96,10 +96,10 @@ def test_send_listen_and_presence_by_hand(cluster: LocalCluster) -> None:
 
 def test_the_synchronous_sdk_chats(cluster: LocalCluster) -> None:
     with pixiu.connect_sync(cluster.target, uin=730) as px, px.subscribe(chat=True) as mine:
-        px.user(730).chat_and_wait(b"note to self")
+        px.user(730).chat(b"note to self")
         assert next(iter(mine)).payload == b"note to self"
         with pytest.raises(pixiu.Offline):
-            px.user(731).chat_and_wait(b"x")
+            px.user(731).chat(b"x")
 
 
 async def test_a_user_who_moves_between_gateways_is_reached_at_once_both_times(cluster: LocalCluster) -> None:
@@ -109,7 +109,7 @@ async def test_a_user_who_moves_between_gateways_is_reached_at_once_both_times(c
             with paho_client(port, "740") as (client, inbox, told):
                 client.subscribe("user/740")
                 assert await asyncio.to_thread(told.get, timeout=WAIT_S) == "subscribed [0]"
-                await px.user(740).chat_and_wait(b"%d" % move)
+                await px.user(740).chat(b"%d" % move)
                 assert await asyncio.to_thread(inbox.get, timeout=WAIT_S) == ("user/740", b"%d" % move)
 
 
@@ -124,7 +124,7 @@ async def test_chat_goes_on_when_relays_are_killed_and_come_back(cluster: LocalC
             async with asyncio.timeout(WAIT_S):
                 while True:
                     try:
-                        await px.user(750).chat_and_wait(payload)
+                        await px.user(750).chat(payload)
                         break
                     except (pixiu.Dropped, pixiu.Unavailable):
                         await asyncio.sleep(0.1)
@@ -152,9 +152,9 @@ async def test_a_cluster_without_relays_carries_rooms_and_says_what_is_missing(t
     with running_cluster(tmp_path, *small, "--broker-replicas", "1", "--router-replicas", "1") as cluster:
         async with pixiu.connect(cluster.target, uin=7) as px:
             async with px.subscribe(room=1) as room:
-                await px.room(1).send_and_wait(b"hi")
+                await px.room(1).send(b"hi")
                 assert await payloads(room, 1) == [b"hi"]
-            for attempt in (px.user(8).chat_and_wait(b"x"), px.presence([8]), px.subscribe(chat=True).ready()):
+            for attempt in (px.user(8).chat(b"x"), px.presence([8]), px.subscribe(chat=True).ready()):
                 with pytest.raises(pixiu.PixiuError, match="no relays"):
                     await attempt
         with paho_client(cluster.mqtt_ports()[0], "7") as (client, _, told):

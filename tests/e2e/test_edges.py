@@ -121,7 +121,7 @@ async def test_a_big_room_reaches_every_member_once_and_in_order(cluster: LocalC
         await asyncio.wait_for(found[0].client.publish_with_ack(f"room/{BIG}", b"mqtt, acknowledged"), WAIT_S)
         found[1].client.publish(f"room/{BIG}", b"mqtt")
         for number in range(20):
-            await px.room(BIG).send(b"sdk %d" % number)
+            px.room(BIG).send_soon(b"sdk %d" % number)
         await px.flush()
         expected = sorted([b"mqtt, acknowledged", b"mqtt", *(b"sdk %d" % number for number in range(20))])
         await until(lambda: all(len(member.messages) >= 22 for member in found), "not everybody got everything")
@@ -142,9 +142,8 @@ async def test_a_big_room_reaches_every_member_once_and_in_order(cluster: LocalC
 async def test_a_vrooms_own_number_is_refused_everywhere(cluster: LocalCluster) -> None:
     vroom = BIG * 64 + 5
     async with pixiu.connect(cluster.target, uin=77) as px:
-        receipt = await px.room(vroom).send(b"x")
         with pytest.raises(InvalidArgument, match=f"publish to the big room {BIG}"):
-            await asyncio.wait_for(receipt, WAIT_S)
+            await px.room(vroom).send(b"x", timeout_s=WAIT_S)
         with pytest.raises(InvalidArgument, match=f"join the big room {BIG}"):
             async with px.subscribe(room=vroom):
                 pass
@@ -207,7 +206,7 @@ async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(clu
         for sock in deaf:
             sock.close()
     counted = metrics(gateway)
-    assert counted["pixiu_gateway_slow_consumer_dropped_total"] > SLOW * FLOOD / 2
+    assert counted["pixiu_gateway_slow_consumer_dropped_total"] > FLOOD  # the sooner they are disconnected, the fewer are dropped
     assert counted['pixiu_gateway_connections_behind_total{grade="stalled"}'] >= SLOW
     assert counted['pixiu_gateway_connections_behind{grade="stalled"}'] == 0
     # 72 MB were sent to those that do not read; each may keep half a megabyte waiting.
@@ -274,17 +273,14 @@ async def test_a_storm_of_half_open_connections_keeps_nobody_out(cluster: LocalC
 
 async def test_a_publisher_over_its_rate_is_told_when_to_try_again(limited: LocalCluster) -> None:
     async with pixiu.connect(limited.target, uin=77) as px:
-        receipts = [await px.room(42).send(b"%d" % number) for number in range(6000)]
+        receipts = [px.room(42).send_soon(b"%d" % number) for number in range(6000)]
         results = await asyncio.wait_for(asyncio.gather(*receipts, return_exceptions=True), WAIT_S)
         refused = [result for result in results if result is not None]
         assert refused
         assert len(refused) < len(results)
         assert all(isinstance(error, Overloaded) and error.retry_after_ms > 0 for error in refused)
         assert "sends faster than proxy.publisher_messages_per_s" in str(refused[0])
-        last = refused[-1]
-        assert isinstance(last, Overloaded)
-        await asyncio.sleep(last.retry_after_ms / 1000)
-        await asyncio.wait_for(await px.room(42).send(b"again"), WAIT_S)
+        await px.room(42).send(b"again", timeout_s=WAIT_S)  # after as long as the refusal says
 
 
 async def test_an_mqtt_client_over_its_rate_waits_at_qos_1_and_loses_qos_0(limited: LocalCluster) -> None:

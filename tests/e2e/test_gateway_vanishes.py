@@ -113,9 +113,9 @@ async def test_a_user_who_moves_is_reached_at_once_on_either_gateway(cluster: Lo
                 await before.client.close()
             wanted = [b"%d on %d" % (room, process["instance"]) for room in ROOMS]
             for room, payload in zip(ROOMS, wanted, strict=True):
-                await px.room(room).send_and_wait(payload)
+                await px.room(room).send(payload)
             wanted.append(b"chat on %d" % process["instance"])
-            await px.user(uin).chat_and_wait(wanted[-1])
+            await px.user(uin).chat(wanted[-1])
             await reached(user, wanted)
         assert user is not None
         await user.client.close()

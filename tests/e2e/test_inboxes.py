@@ -15,12 +15,9 @@ import pytest
 import pixiu
 from pixiu.client.dead_letters import dead_letter_uin, encode
 from pixiu.client.inbox_view import InboxView
-from pixiu.ids import device_of_name
-from pixiu.wire.inbox_operations import client_id
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
 from tests.support.waiting import until
 
-DESK, TABLET = (client_id(device_of_name(name)).hex() for name in ("desk", "tablet"))
 pytestmark = pytest.mark.e2e
 SMALL = [f"--{name}=1" for name in ("gateways", "brokers", "broker-replicas", "routers", "router-replicas")]
 
@@ -37,9 +34,9 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def told(cluster: LocalCluster, *arguments: str) -> Any:
-    """What a command prints as JSON."""
-    done = cluster.pixiu("inbox", *arguments, "--json")
+def told(cluster: LocalCluster, command: str, *arguments: str) -> Any:
+    """What a subcommand of `pixiu inbox` prints as JSON."""
+    done = cluster.pixiu(f"inbox {command}", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -63,8 +60,8 @@ async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing:
         (back,) = await view.page(7, (1,), before=view.NEWEST, count=3)
         assert [entry.message and entry.message.payload for entry in back.entries] == [b"mail 9", b"mail 8", b"mail 7"]
         assert await view.delete(7, 1, 4, 6) == 3
-        assert told(mailing, "7", "--lane", "1", "--delete", "8", "--yes")["deleted"] == 1
-        refused = mailing.pixiu("inbox", "7", "--lane", "1", "--acknowledge", "99", "--device", "desk")
+        assert told(mailing, "delete", "7", "8", "--lane", "1", "--yes")["deleted"] == 1
+        refused = mailing.pixiu("inbox acknowledge", "7", "99", "--lane", "1", "--device", "desk")
         assert (refused.returncode, "no such entry" in refused.stderr) == (2, True)
 
         os.kill(await asyncio.to_thread(leader, mailing), signal.SIGKILL)
@@ -73,11 +70,14 @@ async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing:
         further = await view.acknowledge(7, 1, 1, "tablet")
         assert (further.unread, further.up_to) == (0, 9), "a further device begins from now on, as configured"
         await px.user(7).mail(b"mail 10")
-        lanes = told(mailing, "7", "--unread")["lanes"]
-        assert {device["client_id"]: device["unread"] for device in lanes[1]["devices"]} == {DESK: 1, TABLET: 1}
-        assert told(mailing, "7", "--drop-device", str(further.number)) == {"uin": 7, "dropped_device": further.number}
-        assert DESK in mailing.pixiu("inbox", "7", "--unread").stdout
-        texts = [entry["text"] for entry in told(mailing, "7", "--lane", "1", "--before", "10")["lanes"][0]["entries"]]
+        lanes = told(mailing, "unread", "7")["lanes"]
+        assert {device["name"]: device["unread"] for device in lanes[1]["devices"]} == {"desk": 1, "tablet": 1}
+        assert told(mailing, "drop-device", "7", str(further.number)) == {"uin": 7, "dropped_device": further.number}
+        assert "desk" in mailing.pixiu("inbox devices", "7").stdout
+        assert f"lane 1: 6 can be read, the newest is number 10; unread: device {first.number}: 1" in (
+            mailing.pixiu("inbox unread", "7").stdout
+        )
+        texts = [entry["text"] for entry in told(mailing, "list", "7", "--lane", "1", "--before", "10")["lanes"][0]["entries"]]
         assert texts == ["mail 9", "mail 7", "mail 3", "mail 2", "mail 1"]
 
 
@@ -127,17 +127,17 @@ async def test_dead_letters_are_listed_sent_again_and_dropped(mailing: LocalClus
             assert entry.record
             body = encode(8, entry.msg_id, entry.seq, 1, 5, 1_750_000_000_000, f"failed at {entry.seq}", entry.record)
             await px.user(dead).mail(body)
-        letters = told(mailing, "8", "--dead-letters")["dead_letters"]
+        letters = told(mailing, "dead", "8")["dead_letters"]
         assert [(each["reason"], each["attempts"], each["original"]["sender"]) for each in letters] == [
             (f"failed at {seq}", 5, 5) for seq in (1, 2, 3)
         ]
-        assert "for eight 2" in mailing.pixiu("inbox", "8", "--dead-letters").stdout
-        assert told(mailing, "8", "--drop", letters[0]["id"], "--yes")["deleted"] == 1
-        assert told(mailing, "8", "--resend", letters[1]["id"]) == {"uin": 8, "sent": 1, "unreadable": 0}
-        assert told(mailing, "8", "--resend", "all")["sent"] == 1
-        missing = mailing.pixiu("inbox", "8", "--resend", letters[1]["id"])
+        assert "for eight 2" in mailing.pixiu("inbox dead", "8").stdout
+        assert told(mailing, "drop", "8", letters[0]["id"], "--yes")["deleted"] == 1
+        assert told(mailing, "resend", "8", letters[1]["id"]) == {"uin": 8, "sent": 1, "unreadable": 0}
+        assert told(mailing, "resend", "8", "all")["sent"] == 1
+        missing = mailing.pixiu("inbox resend", "8", letters[1]["id"])
         assert (missing.returncode, "has no dead letter" in missing.stderr) == (2, True)
-        assert told(mailing, "8", "--dead-letters")["dead_letters"] == []
+        assert told(mailing, "dead", "8")["dead_letters"] == []
         (lane,) = await view.page(8, (1,), after=3)
         again = [entry.message for entry in lane.entries if entry.message]
         assert [(each.payload, each.sender, each.type) for each in again] == [(b"for eight 2", 5, 3), (b"for eight 3", 5, 3)]

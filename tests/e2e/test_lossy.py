@@ -113,7 +113,7 @@ async def send_signals(fleet: LossyFleet, room_of: Callable[[int], int], *, rece
     async with pixiu.connect(fleet.target) as px:
         pending = []
         for number, payload in enumerate(payloads):
-            pending.append(await px.room(room_of(number)).signal(payload, receipt=receipts))
+            pending.append(px.room(room_of(number)).signal_soon(payload, receipt=receipts))
             await asyncio.sleep(PAUSE_S)
         for receipt in pending:
             # Without a receipt this is a broker's acceptance, which may be lost as well; with one it may come too late on a
@@ -129,7 +129,7 @@ async def the_end(fleet: LossyFleet, room: int, found: Sequence[Player]) -> None
     """What is sent last, over a whole network, comes last: nothing else is under way."""
     await settle(fleet)
     async with pixiu.connect(fleet.target) as px:
-        await px.room(room).send_and_wait(b"the end")
+        await px.room(room).send(b"the end")
     await until(lambda: all(player.got[b"the end"] for player in found), lambda: "the end did not reach everybody")
     for player in found:
         del player.got[b"the end"]
@@ -239,7 +239,7 @@ async def test_records_lost_on_each_hop_are_the_gaps_counted(fleet: LossyFleet) 
         with fleet.network.faults(LOSSY):
             async with pixiu.connect(fleet.target) as px:
                 for number in range(messages):
-                    await px.room(room + number % 20).send(b"%d" % number)
+                    px.room(room + number % 20).send_soon(b"%d" % number)
                     await asyncio.sleep(PAUSE_S)
                 with contextlib.suppress(pixiu.PixiuError):
                     await px.flush()
@@ -266,7 +266,7 @@ async def test_chat_to_online_devices_arrives_but_for_what_the_gaps_counted(flee
         with fleet.network.faults(LOSSY._replace(types=frozenset({RECORDS}))):
             async with pixiu.connect(fleet.target) as px:
                 for number in range(messages):
-                    await px.user(first + number % PLAYERS).chat(b"%d" % number)
+                    px.user(first + number % PLAYERS).chat_soon(b"%d" % number)
                     await asyncio.sleep(PAUSE_S)
                 with contextlib.suppress(pixiu.PixiuError):
                     await px.flush()

@@ -63,14 +63,14 @@ def test_mail_is_sent_and_listed_by_the_commands(mailing: LocalCluster) -> None:
     assert mailing.pixiu("send", "--mail", "--user", "7", "--level", "accepted", "again").stdout == "accepted: 1 mail\n"
     texts: dict[int, list[str]] = {}
     for uin in (7, 8, 9):
-        listed = mailing.pixiu("inbox", str(uin), "--json")
+        listed = mailing.pixiu("inbox list", str(uin), "--json")
         assert listed.returncode == 0, listed.stderr
         lanes = json.loads(listed.stdout)["lanes"]
         assert [lane["last"] for lane in lanes] == [0, 2 if uin == 7 else 1]
         texts[uin] = [entry["text"] for entry in lanes[1]["entries"]]
         assert lanes[1]["entries"][0]["sender"] == 5
     assert texts == {7: ["hello there", "again"], 8: ["hello there"], 9: ["hello there"]}
-    shown = mailing.pixiu("inbox", "7", "--count", "1").stdout
+    shown = mailing.pixiu("inbox list", "7", "--count", "1").stdout
     assert "hello there" in shown
     assert "lane 1: 1 more: --lane 1 --after 1" in shown
     refused = mailing.pixiu("send", "--mail", "--room", "7", "x")
@@ -180,4 +180,4 @@ def test_a_cluster_without_stores_refuses_mail(tmp_path: Path) -> None:
         refused = cluster.pixiu("send", "--mail", "--user", "7", "x")
         assert refused.returncode == 2
         assert "this cluster keeps no mail: it has no Xiu or no Pi" in refused.stderr
-        assert "this cluster keeps no inboxes" in cluster.pixiu("inbox", "7").stderr
+        assert "this cluster keeps no inboxes" in cluster.pixiu("inbox list", "7").stderr

@@ -59,7 +59,7 @@ async def test_append_read_acknowledge_and_the_triple(roles: Roles) -> None:
     assert again.code == "STALE_WRITER"
     assert list((await client.ask(appends(epoch, (message(4), UIN), generation=2))).results) == [3]
     assert list((await client.ask(appends(epoch - 1, (message(5), UIN), generation=3))).results) == [-Code.STALE_WRITER]
-    devices = [(await client.ask(AddDevice(UIN, b"phone-%d" % number))).results for number in range(8)]
+    devices = [(await client.ask(AddDevice(UIN, b"phone%d" % number))).results for number in range(8)]
     assert [number for (number,) in devices] == [*range(1, 8), -Code.TOO_MANY_DEVICES]
     await client.close()
 

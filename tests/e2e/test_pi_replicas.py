@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 
 from pi.keys import entry_key
 from pixiu.cli.main import application
-from tests.support.pi import UIN, PiClient, Sender, appends, inbox, message
+from pixiu.wire.inbox_operations import USER_DEVICE, OpenSessions
+from tests.support.pi import UIN, Lost, PiClient, Sender, appends, inbox, message
 from tests.support.repairs import repair
 from tests.support.roles import Roles
 from tests.support.stores import figures, health, leader_of, wait_in_sync
@@ -58,6 +60,53 @@ async def test_a_leader_killed_again_and_again_loses_nothing_and_repeats_nothing
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
 
 
+def rot(roles: Roles, name: str) -> None:
+    """Entry 10 of the inbox is another one in a replica's file."""
+    (file,) = (roles.folder / name).rglob("data.mdb")
+    data, key = bytearray(file.read_bytes()), entry_key(UIN, 1, 10)
+    at = data.find(key)
+    assert at >= 0
+    while at >= 0:
+        data[at + len(key) + 2] ^= 1
+        at = data.find(key, at + 1)
+    file.write_bytes(data)
+
+
+async def test_what_is_broken_on_all_replicas_is_named_until_an_operator_gives_it_up(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    settings: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 100_000}
+    for name in NAMES:
+        roles.start(name, **settings)
+    await wait_in_sync(roles, *NAMES)
+    sender = Sender(roles, set(NAMES))
+    await sender.more(100)
+    await sender.stop()
+    for name in NAMES:
+        roles.send_signal(name, signal.SIGTERM)
+        assert await roles.ended(name) == 0
+    for name in NAMES:
+        rot(roles, name)
+        roles.start(name, **settings)
+
+    async def both_say_so() -> bool:
+        nodes = [node for name in NAMES if (node := await roles.node(name)) is not None]
+        said = [str((await health(node)).get("degraded")) for node in nodes]
+        return len(said) == 2 and all("entry 10 of lane 1" in text and "--drop" in text for text in said)
+
+    leader = await wait_in_sync(roles, *NAMES)
+    await until(both_say_so, "both replicas name the damage, and none of them takes the other's")
+    command = ["repair", "--role", "pi", "--partition", "0", "--target", roles.target(), "--json"]
+    said = await asyncio.to_thread(CliRunner().invoke, application(), [*command, "--drop", "--reason", "test", "--yes"])
+    assert said.exit_code == 0, said.stdout
+    assert all(each["left"] == 0 for each in json.loads(said.stdout)["replicas"])
+    found = dict(await inbox(roles, leader))
+    known = {seq: msg_id for msg_id, seq in sender.known.items()}
+    assert {seq: msg_id for seq, msg_id in found.items() if msg_id and seq != 10} == {s: m for s, m in known.items() if s != 10}
+    assert not found.get(10)
+    (audit,) = (roles.folder / leader).rglob("audit.log")
+    assert "entry 10 of lane 1" in audit.read_text()
+
+
 @pytest.mark.parametrize("by_command", [False, True])
 async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, by_command: bool) -> None:
     await roles.layout(pi=1)
@@ -71,14 +120,7 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, b
     (other,) = set(NAMES) - {leader}
     roles.send_signal(other, signal.SIGTERM)
     assert await roles.ended(other) == 0
-    (file,) = (roles.folder / other).rglob("data.mdb")
-    data, key = bytearray(file.read_bytes()), entry_key(UIN, 1, 10)
-    at = data.find(key)
-    assert at >= 0
-    while at >= 0:
-        data[at + len(key) + 2] ^= 1
-        at = data.find(key, at + 1)
-    file.write_bytes(data)
+    rot(roles, other)
 
     roles.start(other, **settings)  # its scrub finds the byte, as soon as it is in sync or before
     command = None
@@ -111,6 +153,43 @@ async def test_a_flipped_byte_is_repaired_from_the_other_replica(roles: Roles, b
     by_id = {msg_id: seq for seq, msg_id in found}
     assert {msg_id: by_id.get(msg_id) for msg_id in sender.known} == sender.known
     assert [seq for seq, _ in found] == list(range(1, len(found) + 1))
+
+
+async def test_a_leader_hands_over_at_once_while_requests_keep_coming(roles: Roles) -> None:
+    await roles.layout(pi=1)
+    for name in NAMES:
+        roles.start(name, partition=0, flush_interval_s=0.1)
+    leader = await wait_in_sync(roles, *NAMES)
+    node = await roles.node(leader)
+    assert node is not None
+    asked = [0] * 20
+
+    async def ask(which: int) -> None:
+        client = PiClient(node.address)
+        try:
+            while True:
+                await client.ask(OpenSessions(USER_DEVICE.pack(which + 1, 0)))
+                asked[which] += 1
+        except Lost:
+            return
+        finally:
+            await client.close()
+
+    asking = [asyncio.create_task(ask(which)) for which in range(len(asked))]
+    await until(lambda: min(asked) > 10, "everybody is answered")
+    began = time.monotonic()
+    roles.send_signal(leader, signal.SIGTERM)
+    (other,) = set(NAMES) - {leader}
+
+    async def other_leads() -> bool:
+        return await leader_of(roles, other) == other
+
+    await until(other_leads, "the other replica leads")
+    took = time.monotonic() - began
+    print(f"another replica led {took:.2f} s after SIGTERM, {sum(asked)} requests")
+    assert took < 3.0
+    assert await roles.ended(leader) == 0
+    await asyncio.gather(*asking)
 
 
 async def test_an_empty_replica_takes_a_snapshot_when_the_log_no_longer_begins_at_the_beginning(roles: Roles) -> None:

@@ -35,7 +35,7 @@ async def test_a_room_of_many_members_on_both_gateways_gets_each_message_once(th
         readers = [await px.subscribe(room=77).__aenter__() for _ in range(70)]
         try:
             for number in range(20):
-                await px.room(77).send(b"%d" % number)
+                px.room(77).send_soon(b"%d" % number)
             expected = [b"%d" % number for number in range(20)]
             for reader in readers:
                 async with asyncio.timeout(WAIT_S):
@@ -60,7 +60,7 @@ async def test_a_newer_login_of_a_class_replaces_the_older_one_which_is_told(thr
                 async with asyncio.timeout(WAIT_S):
                     await anext(first)
             await until_devices(desk, 900, 2)
-            await desk.user(900).chat_and_wait(b"who is there?")
+            await desk.user(900).chat(b"who is there?")
             async with asyncio.timeout(WAIT_S):
                 assert [(await anext(reader)).payload for reader in (second, other)] == [b"who is there?"] * 2
 
@@ -84,7 +84,7 @@ async def test_a_client_id_that_connects_elsewhere_ends_its_older_connection(thr
             async with asyncio.timeout(WAIT_S):
                 await gone.wait()
             async with pixiu.connect(through_relays.target) as px:
-                await px.user(910).chat_and_wait(b"here")
+                await px.user(910).chat(b"here")
             assert await asyncio.to_thread(inbox.get, timeout=WAIT_S) == ("user/910", b"here")
 
 
@@ -97,11 +97,11 @@ async def test_a_signal_to_a_user_arrives_once_on_every_device_with_a_receipt(th
         desk.subscribe(chat=True) as at_desk,
     ):
         for number in range(30):
-            await (await phone.user(920).signal(b"%d" % number, receipt=True))
-        await (await phone.user(920).signal(b"end"))
+            await phone.user(920).signal(b"%d" % number, receipt=True)
+        await phone.user(920).signal(b"end")
         for reader in (at_phone, at_desk):
             async with asyncio.timeout(WAIT_S):
                 got = [(await anext(reader)).payload for _ in range(31)]
             assert sorted(got) == sorted([b"%d" % number for number in range(30)] + [b"end"])
         with pytest.raises(pixiu.Offline):
-            await (await phone.user(921).signal(b"nobody"))
+            await phone.user(921).signal(b"nobody")

@@ -98,7 +98,7 @@ def size_of(store: Path) -> int:
     return sum(file.stat().st_size for file in store.glob("*.sst"))
 
 
-async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_there_is_space(roles: Roles, disk: Path) -> None:
+async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_there_is_space(disk: Path, roles: Roles) -> None:
     small, other = NAMES
     folder = disk / small
     settings: dict[str, dict[str, Any]] = {small: SETTINGS | STILL | {"data_dir": str(folder)}, other: SETTINGS | STILL}
@@ -147,7 +147,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
     mailer.check(await equal_scans(*await roles.running(*NAMES)))
 
 
-async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_space(roles: Roles, disk: Path) -> None:
+async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_space(disk: Path, roles: Roles) -> None:
     small, other = "pi-a", "pi-b"
     folder = disk / small
     idle: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.1, "scrub_keys_per_s": 0, "clock_interval_s": 3600}
@@ -184,7 +184,7 @@ async def test_a_pi_on_a_full_disk_stays_as_it_is_and_is_repaired_when_there_is_
     assert {msg_id: seq for seq, msg_id in entries} == sender.known
 
 
-async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_the_other_replica(roles: Roles, disk: Path) -> None:
+async def test_a_leader_that_can_neither_decide_nor_be_repaired_makes_room_for_the_other_replica(disk: Path, roles: Roles) -> None:
     small, other = NAMES
     folder = disk / small
     settings: dict[str, dict[str, Any]] = {small: SETTINGS | {"data_dir": str(folder)}, other: SETTINGS}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,16 @@ def wait_until_gone(cluster: LocalCluster, pid: int) -> None:
     wait_for(lambda: pid not in {process["pid"] for process in cluster.status()["processes"]}, f"the end of process {pid}")
 
 
+def has_clients(cluster: LocalCluster) -> bool:
+    """Whether a gateway has delivered to somebody who is connected."""
+    for process in cluster.processes("gateway"):
+        with urllib.request.urlopen(f"{process['http']}/metrics", timeout=30) as reply:
+            found = re.search(r"^pixiu_gateway_connections(?:{[^}]*})? ([0-9.]+)", reply.read().decode(), re.MULTILINE)
+        if found is not None and float(found[1]) > 0:
+            return True
+    return False
+
+
 def test_the_sample_is_carried_exactly(cluster: LocalCluster) -> None:
     with Replay(cluster, 10) as replay:
         assert_exact(replay.report())
@@ -89,6 +101,7 @@ def test_each_role_is_killed_in_turn(cluster: LocalCluster) -> None:
     with Replay(cluster, KILLS_S) as replay:
         for role in ("proxy", "router", "broker"):
             cluster.wait_healthy()
+            wait_for(lambda: has_clients(cluster), "the users of the replay")  # it tells the deaths that it sees
             victim = cluster.processes(role)[0]
             os.kill(victim["pid"], signal.SIGKILL)
             killed.append(victim["endpoint"])

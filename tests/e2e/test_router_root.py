@@ -43,7 +43,7 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
             for room in ROOMS:
                 for name, sender in (("first", first), ("second", second)):
                     sent.append((room, f"{name} {number}".encode()))
-                    await sender.room(room).send(sent[-1][1])
+                    sender.room(room).send_soon(sent[-1][1])
         await second.room(1).signal(b"go")
         sent.append((1, b"go"))
         await asyncio.gather(first.flush(), second.flush())
@@ -53,7 +53,7 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
         assert sorted((message.room, message.payload) for message in got) == sorted(sent), "each once"
         assert len({message.message_id for message in got}) == len(sent)
         with pytest.raises(pixiu.errors.InvalidArgument, match="router_root"):
-            await (await second.room(1).signal(b"whose receipt nobody would bring", receipt=True))
+            await second.room(1).signal(b"whose receipt nobody would bring", receipt=True)
 
     command = [PIXIU, "status", "--target", roles.target(SECOND), "--json"]
     status = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False)

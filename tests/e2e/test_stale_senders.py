@@ -51,7 +51,7 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
             for _ in range(times):
                 for room in ROOMS:
                     sent[room].append(b"%d" % len(sent[room]))
-                    await px.room(room).send(sent[room][-1])
+                    px.room(room).send_soon(sent[room][-1])
             await px.flush()
 
         await send(5)
@@ -76,6 +76,6 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
         async with px.subscribe(room=11) as late:
             await until(lambda: at_least(roles.metric(gateway, "layout_version"), newest.version), "the gateway knows")
             assert await roles.metric(router, "messages_stale_sender_total") > 0
-            await px.room(11).send_and_wait(b"to the new partition")
+            await px.room(11).send(b"to the new partition")
             async with asyncio.timeout(WAIT_S):
                 assert (await anext(late)).payload == b"to the new partition"

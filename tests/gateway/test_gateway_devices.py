@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.membership.anti_entropy import Puller
@@ -58,10 +60,17 @@ def test_a_device_that_connects_is_told_with_its_connect_time() -> None:
     core = gateway()
     (change,) = said(turn(core, opened(1)))
     assert (gateway_instance(change.id), gateway_generation(change.id)) == (3, 5)
-    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 3 | 1)
+    assert change[1:] == (7, KEY, True, 0, WALL_MS << COUNT_BITS << 3 | 1, "")
     assert core.unconfirmed == 1
     assert confirmed(core, [change]) == []
     assert core.unconfirmed == 0
+
+
+def test_a_relay_is_told_the_name_of_a_device_when_it_takes_mail() -> None:
+    core = gateway()
+    (here,) = said(turn(core, replace(opened(1), name="phone")))
+    (takes,) = said(turn(core, ev.Join(1, 1, [], mail=True)))
+    assert (here.name, takes.name) == ("", "phone")
 
 
 def test_it_is_said_again_until_a_relay_confirms_it() -> None:

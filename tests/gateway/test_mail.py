@@ -16,7 +16,7 @@ from pixiu.mqtt.mail import packet_id_of
 from pixiu.wire.envelope import GAP, REDELIVERED, Envelope
 from pixiu.wire.record import Kind
 from pixiu.wire.record import encode as record_of
-from pixiu.wire.v1 import delivery_pb2
+from pixiu.wire.v1 import control_pb2, delivery_pb2
 from tests.gateway.world import enveloped, of, turn, updates
 
 UIN, KEY, NUMBER = 7, device_key(1, 9), 3
@@ -178,6 +178,18 @@ def test_a_second_connection_of_the_device_gets_the_mail_by_a_new_connect_time(g
     assert gateway.bound().connect_time > last.connect_time
     assert gateway.takes_mail[UIN, KEY]
     assert gateway.seqs(item(3, session=4), item(4, session=4)) == [(1, 3, 4, REDELIVERED), (1, 4, 4, 0)]
+
+
+def test_the_device_that_takes_mail_a_second_time_at_one_gateway_replaces_the_first() -> None:
+    gateway = Gateway()
+    gateway.connect(1)
+    gateway.connect(2, mail=False)
+    replaced = of(ev.Disconnect, gateway.step(ev.Join(2, 1, [], mail=True)))
+    assert replaced == [ev.Disconnect(1, control_pb2.REASON_MOVED)]
+    assert of(ev.Disconnect, gateway.step(ev.Join(2, 2, [], mail=True))) == [], "it asks again, and stays"
+    gateway.connect(3, uin=8)
+    assert of(ev.Disconnect, gateway.step(ev.Closed(1, control_pb2.REASON_MOVED))) == []
+    assert gateway.seqs(item(1, session=2)) == [(2, 1, 2, 0)]
 
 
 def test_who_takes_mail_again_is_told_with_a_new_connect_time() -> None:

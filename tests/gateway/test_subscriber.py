@@ -42,6 +42,7 @@ async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
     return await SubscriberService(clients)._first(_Stream(clients), Carrier(there))
 
 
+@pytest.mark.slow
 async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "HELLO_TIMEOUT_S", 0.1)
     monkeypatch.setattr(subscriber, "LATE_S", 0.2)

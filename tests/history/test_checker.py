@@ -35,6 +35,7 @@ def surveyed(seed: int) -> Survey:
     return Survey(play(seed).history.events, LIMITS)
 
 
+@pytest.mark.slow
 def test_every_correct_history_passes() -> None:
     happened: Counter[str] = Counter()
     for seed in range(CORRECT):
@@ -79,6 +80,7 @@ def test_an_empty_history_fails() -> None:
     assert {violation.rule for violation in check(History(), Limits())} == {Rule.TOO_LITTLE}
 
 
+@pytest.mark.slow
 def test_a_long_history_is_checked_to_its_end() -> None:
     run = play(5, steps=LONG, users=40)
     assert sum(event.kind == "invoke" for event in run.history.events) >= LONG // 4

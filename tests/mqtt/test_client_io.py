@@ -64,6 +64,7 @@ async def test_connect_subscribe_publish_receive_unsubscribe_close(hub: Hub) -> 
     await until(lambda: hub.closed == [CloseReason.CLIENT_DISCONNECTED])
 
 
+@pytest.mark.slow
 async def test_many_messages_between_many_clients_arrive_in_order(hub: Hub) -> None:
     listeners = [await listener(hub, f"listener-{number}") for number in range(10)]
     for one in listeners:
@@ -217,6 +218,7 @@ async def test_a_callback_that_raises_does_not_end_the_connection(hub: Hub) -> N
     await one.client.close()
 
 
+@pytest.mark.slow
 async def test_an_idle_client_is_kept_alive_by_pings(hub: Hub) -> None:
     one = Listener(hub, keep_alive_s=1)
     await one.client.connect()

@@ -191,7 +191,9 @@ class Model:
 
     def _add(self, uin: int, client_id: bytes) -> int:
         for number, device in self.devices.get(uin, {}).items():
-            if device.client_id == client_id:
+            if device.client_id[:6] == client_id[:6]:
+                if len(client_id) > 6:
+                    device.client_id = client_id
                 if self.now_s - device.seen_s >= HOUR:
                     device.seen_s = self.now_s
                 return number

@@ -74,7 +74,7 @@ class World:
         if kind < 80:
             return OpenSessions(USER_DEVICE.pack(uin, device))
         if kind < 87:
-            return AddDevice(uin, b"client-%d" % chance.randrange(12) if chance.random() < 0.9 else b"")
+            return AddDevice(uin, b"%06dname %d" % (chance.randrange(12), chance.randrange(3)) if chance.random() < 0.9 else b"")
         if kind < 90:
             return DropDevices(USER_DEVICE.pack(uin, device))
         if kind < 93:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from cluster.runtime.contract import NEVER
 from pi import core as module
+from pixiu.ids import WORKERS
 from pixiu.wire.inbox_operations import (
     MAX_OPERATIONS,
     MAX_OPERATIONS_BYTES,
@@ -74,6 +77,7 @@ def test_a_callers_bytes_go_into_the_log_as_they_came() -> None:
     assert entry.payload == one + two
 
 
+@pytest.mark.slow
 def test_an_entry_holds_no_more_operations_than_replicas_read() -> None:
     pi = Pi()
     nothing = encode([OpenSessions(b"")])
@@ -151,6 +155,18 @@ def test_after_a_refusal_a_writers_stream_is_over_until_a_higher_generation() ->
     assert pi.code(appends(5, (message(4), 7))) == ""
 
 
+def test_the_refusal_of_every_writer_of_a_stream_is_remembered() -> None:
+    """One random writer after the other has a mail refused, while its next one is under way already: none may overtake."""
+    rng, pi = random.Random(7), Pi()
+    refused = rng.sample(range(1, WORKERS), 500)
+    for worker in refused:
+        pi.ask(appends(5, (message(1), 7), worker=worker))
+        pi.turn()
+        pi.reject("DISK_FULL", "full")
+    assert {pi.code(appends(5, (message(2), 7), worker=worker)) for worker in refused} == {"STALE_WRITER"}
+    assert {pi.code(appends(5, (message(1), 7), worker=worker, generation=2)) for worker in refused[:100]} == {""}
+
+
 def test_a_replica_that_does_not_lead_says_who_does() -> None:
     (reply,) = Pi(0).ask(appends(5, (message(1), 7)))
     assert (reply.code, reply.server) == ("NOT_LEADER", (1, 2, "other:1"))
@@ -177,7 +193,6 @@ def test_reads_need_the_lease_and_each_has_its_own_error() -> None:
     found = reply.reads
     assert [(read.entries, read.code) for read in found] == [([(4, 44)], ""), ([], "OLD_SESSION"), ([], "STATE_DAMAGED")]
     assert (found[0].floor, found[0].gap, found[0].last, found[0].dropped) == (3, 2, 4, 2)
-    assert pi.core.damaged == "broken"
     pi.shelf.lease = False
     (reply,) = pi.ask(reads=1)
     assert [(read.entries, read.code) for read in reply.reads] == [([], "UNAVAILABLE")]
@@ -199,3 +214,25 @@ def test_the_leader_alone_appends_the_clock_with_its_limits() -> None:
     assert other.tick() is None
     other.lead(6)
     assert other.core.next_deadline() < other.now, "a new leader's clock entry, with its limits, is due at once"
+
+
+def test_a_sweep_that_did_not_come_to_its_end_goes_on_soon() -> None:
+    pi = Pi()
+    for counter, done, pause_s in ((100, 0, module.SWEEP_AGAIN_S), (101, 0, module.SWEEP_AGAIN_S), (102, 1, 10.0)):
+        assert pi.tick() is not None
+        pi.accept(counter)
+        pi.apply(counter, [[done]])
+        assert pi.core.next_deadline() == pytest.approx(pi.now + pause_s)
+        pi.now += pause_s
+
+
+def test_what_writers_ask_for_does_not_move_the_clock() -> None:
+    pi = Pi()
+    pi.tick()
+    pi.accept(100)
+    pi.apply(100, [[1]])
+    pi.ask(appends(5, (message(1), 7)))
+    pi.turn()
+    pi.accept(101)
+    pi.apply(101, [[0]])
+    assert pi.core.next_deadline() == pi.now + 10.0

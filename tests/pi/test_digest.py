@@ -73,7 +73,7 @@ def some_operations(random: Random, sent: int) -> list[Operation]:
     choices: list[Operation] = [
         appends(1, *((message(sent * 8 + number), random.randint(1, 6)) for number in range(random.randint(1, 8)))),
         OpenSessions(USER_DEVICE.pack(uin, random.randint(0, 3))),
-        AddDevice(uin, b"device%d" % random.randint(0, 9)),
+        AddDevice(uin, b"%06d" % random.randint(0, 9)),
         DropDevices(USER_DEVICE.pack(uin, random.randint(1, 3))),
         acknowledges(uin, random.randint(1, 5), random.randint(0, 40), random.getrandbits(4), device=random.randint(0, 2)),
         Trims(TRIM.pack(uin, 1, random.randint(0, 30))),

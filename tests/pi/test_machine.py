@@ -85,6 +85,7 @@ async def test_a_broken_snapshot_is_not_taken(tmp_path: Path) -> None:
         assert one.state.inboxes.head(UIN, 1).last == 10
 
 
+@pytest.mark.slow
 async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[PixiuError] = []
     async with machine(tmp_path, failed=failed) as one:
@@ -105,6 +106,30 @@ async def test_a_full_disk_keeps_everything_in_memory_until_there_is_space(tmp_p
         assert not failed
     async with machine(tmp_path) as again:
         assert again.state.inboxes.head(UIN, 1).last == 40
+
+
+async def test_a_replica_that_cannot_write_its_inboxes_applies_no_more_than_it_may_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pi.machine.MAX_CHANGES", 1000)
+    async with machine(tmp_path) as one:
+        write = one.store.write
+
+        def full(changes: object) -> None:
+            raise DiskFull("no space")
+
+        monkeypatch.setattr(one.store, "write", full)
+        one.start(0)
+        counter = 0
+        with pytest.raises(DiskFull):
+            for counter in range(1, 200):
+                one.apply(entries(counter, counter))
+        assert one.applied == counter - 1
+        assert 1000 <= one.state.unwritten < 1100
+        monkeypatch.setattr(one.store, "write", write)
+        await until(lambda: not one.behind)
+        one.apply(entries(counter, counter))
+        assert one.applied == counter
 
 
 @pytest.mark.process
@@ -170,6 +195,42 @@ async def test_every_flipped_byte_of_an_entry_in_the_file_is_found(tmp_path: Pat
                 await one.verify()
             one.start(1_000_000)
             await until(lambda: one.damaged)
+
+
+def rot(file: Path, uin: int = UIN, seq: int = 17) -> None:
+    """A byte of an entry's value is another one, in every page that ever had it."""
+    broken, key = bytearray(file.read_bytes()), b"E" + uin.to_bytes(8, "big") + b"\x01" + seq.to_bytes(8, "big")
+    place = broken.rfind(key)
+    assert place >= 0
+    while place >= 0:
+        broken[place + len(key)] ^= 0x10
+        place = broken.rfind(key, 0, place)
+    file.write_bytes(broken)
+
+
+async def test_no_snapshot_is_made_of_a_state_with_a_broken_value_and_the_damage_is_told(tmp_path: Path) -> None:
+    failed: list[PixiuError] = []
+    async with machine(tmp_path / "a") as one:
+        one.apply(entries(1, 3))
+    rot(tmp_path / "a" / FILE_NAME)
+    (tmp_path / "snapshot").mkdir()
+    async with machine(tmp_path / "a", failed=failed) as one:
+        with pytest.raises(StateDamaged, match="lane 1 of inbox 0000000000000007"):
+            await one.snapshot(tmp_path / "snapshot")
+        assert "entry 17" in one.damaged
+    assert [type(each) for each in failed] == [StateDamaged]
+
+
+async def test_a_snapshot_with_a_broken_value_is_refused_before_it_takes_the_place_of_anything(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").mkdir()
+    async with machine(tmp_path / "a") as leader, machine(tmp_path / "b") as follower:
+        leader.apply(entries(1, 5))
+        follower.apply(entries(1, 1))
+        await leader.snapshot(tmp_path / "snapshot")
+        await follower.check(tmp_path / "snapshot")
+        rot(tmp_path / "snapshot" / FILE_NAME)
+        with pytest.raises(StateDamaged):
+            await follower.check(tmp_path / "snapshot")
 
 
 async def test_a_state_that_cannot_be_marked_as_damaged_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

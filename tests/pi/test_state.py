@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.replication.model import Entry, EntryKind
+from cluster.replication.model import CLOCK, Entry, EntryKind
 from pi import expiry
 from pi.keys import entry_key, index_key
 from pi.state import Refusal
@@ -25,10 +25,12 @@ from pixiu.wire.inbox_operations import (
     OpenSessions,
     Trims,
     Writer,
+    client_id,
     decode,
     encode,
+    encode_add_device,
 )
-from tests.pi.memory import HOUR, MemoryStore, Replica
+from tests.pi.memory import HOUR, START_S, MemoryStore, Replica, at_us
 from tests.support.pi import acknowledges, appends, message
 
 UIN = 7
@@ -157,6 +159,15 @@ def test_a_ninth_device_takes_the_place_of_one_that_was_not_seen_for_long() -> N
     assert sorted(replica.state.inboxes.user(UIN).devices) == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_a_device_is_known_by_its_id_and_keeps_the_name_that_it_was_given_last() -> None:
+    replica = Replica()
+    told = ("", "phone", "", "old phone", "x" + "é" * 100)
+    assert [replica.apply(*decode(encode_add_device(UIN, 5, name))) for name in told] == [[[1]]] * 5
+    names = [device.client_id for device in replica.state.inboxes.user(UIN).devices.values()]
+    assert names == [client_id(5) + ("x" + "é" * 60).encode()], "cut between characters"
+    assert replica.apply(*decode(encode_add_device(UIN, 6, "phone"))) == [[2]]
+
+
 def test_sessions_grow_over_a_device_that_was_dropped_and_came_back() -> None:
     replica = Replica()
     assert replica.apply(AddDevice(UIN, b"a"), OpenSessions(USER_DEVICE.pack(UIN, 1) * 2)) == [[1], [1, 2]]
@@ -255,3 +266,23 @@ def test_cursors_take_maps_and_never_go_back() -> None:
     assert not cursor.acknowledge(3, 0)
     assert cursor.has(66)
     assert not cursor.has(67)
+
+
+def test_a_clock_that_is_ahead_is_set_back_and_sweeps_begin_again() -> None:
+    replica = filled(5)
+    replica.now_s += 20 * DAY
+    replica.apply(Clock(Limits()), appends(1, (message(6), UIN)))
+    assert replica.state.inboxes.now_s == START_S + 20 * DAY
+    entry = Entry(1, replica.state.applied.counter + 1, EntryKind.SET_CLOCK, at_us(START_S), CLOCK.pack(at_us(START_S)))
+    replica.state.apply([entry])
+    assert replica.state.inboxes.now_s == START_S
+    replica.now_s = START_S + HOUR
+    replica.apply(appends(1, (message(7), UIN)), Clock(Limits()))
+    assert replica.state.inboxes.now_s == START_S + HOUR
+    assert len(replica.state.read(UIN, 0, 1, 1, None, 100).entries) == 7, "nothing went early"
+    replica.flush()
+    restarted = Replica(replica.store)
+    assert restarted.state.inboxes.now_s == START_S + HOUR
+    replica.now_s = START_S + 31 * DAY
+    replica.apply(Clock(Limits()))
+    assert [seq for seq, _ in replica.state.peek(UIN, 1, 0, 100).entries] == [6, 7], "kept for longer"

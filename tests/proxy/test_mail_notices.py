@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from cluster.runtime.contract import END_OF_TURN
 from pixiu.placement.partition import rendezvous
 from proxy import mail_events as ev
@@ -178,6 +180,7 @@ def test_large_records_and_large_batches_are_told_without() -> None:
     assert (notices.waiting, notices.waiting_bytes) == (0, 0)
 
 
+@pytest.mark.slow
 def test_what_is_beyond_the_bound_is_counted() -> None:
     notices = running(A)
     uins = range(1, mail_notices.MAX_NOTICES + 3)

@@ -128,6 +128,7 @@ async def test_a_stream_that_ends_costs_nothing_but_time(proxy: Proxy, relay: Re
     assert proxy.links.core.counters.notices_given_up == 0
 
 
+@pytest.mark.slow
 async def test_users_that_nobody_serves_are_given_up_in_the_end(proxy: Proxy, relay: Relay) -> None:
     relay.elsewhere = [7]
     proxy.mail(7)
@@ -136,6 +137,7 @@ async def test_users_that_nobody_serves_are_given_up_in_the_end(proxy: Proxy, re
     assert proxy.links.samples()["mail_notices_given_up_total"] == 1
 
 
+@pytest.mark.slow
 async def test_a_relay_that_is_not_in_the_registry_is_not_looked_for(proxy: Proxy, relay: Relay) -> None:
     proxy.links.runner.step(ev.OwnersChanged(1, {0: (RELAY + 1,)}))
     proxy.mail(7)

@@ -8,7 +8,7 @@ from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
-from proxy.core import Core
+from proxy.core import CHECKED_RECORDS, Core
 from tests.proxy.driver import forward, publish, sends, settle
 
 A, B, C = EndpointID(1001), EndpointID(1002), EndpointID(1003)
@@ -106,6 +106,33 @@ def test_a_malformed_batch_is_dropped_whole() -> None:
         assert effects[-1].failures[0].code == "MALFORMED"
         assert forward(core, data, count) == [Settle(Outcome.MALFORMED)]
     assert sends(publish(core, [room(4, 9)]))[0].records == [room(4, 9)]
+
+
+def test_nobody_is_number_0() -> None:
+    core = core_with()
+    wrong = [room(0, 1), encode(Kind.CHAT, 0, b"", 2), encode(Kind.SIGNAL, 0, b"", 3, flags=Flag.TO_ROOM)]
+    effects = publish(core, [*wrong, room(4, 4)])
+    (send,) = sends(effects)
+    assert send.records == [room(4, 4)]
+    (reply,) = settle(core, [send], 0.1)
+    assert isinstance(reply, ev.Reply)
+    assert [(failure.first, failure.code) for failure in reply.failures] == [(n, "INVALID_ARGUMENT") for n in (1, 2, 3)]
+    assert "RoomID" in reply.failures[0].text
+
+
+def test_a_wrong_crc_at_the_beginning_of_a_stream_is_refused_and_not_accepted() -> None:
+    core = core_with()
+    damaged = bytearray(room(4, 2))
+    damaged[12] ^= 1
+    effects = publish(core, [room(4, 1), bytes(damaged), room(5, 3)])
+    assert sends(effects) == []
+    (reply,) = effects
+    assert isinstance(reply, ev.Reply)
+    assert [(failure.first, failure.last, failure.code) for failure in reply.failures] == [(1, 3, "CHECKSUM_WRONG")]
+    assert "record 2" in reply.failures[0].text
+    traced = encode(Kind.ROOM, 4, b"x", 5, type=64, extension=b"{}")
+    assert sends(publish(core, [traced], position=4))[0].records == [traced]
+    assert sends(publish(core, [bytes(damaged)], position=CHECKED_RECORDS + 1)), "later ones are not looked at"
 
 
 def test_records_from_a_gateway_need_no_reply() -> None:

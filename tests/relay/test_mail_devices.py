@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from cluster.membership.devices import Connection, connected, device_key
-from cluster.membership.lww_map import Update
+from cluster.membership.lww_map import Update, decode_messages, encode_messages
 from pixiu.ids import gateway_msg_id
+from pixiu.wire.inbox_operations import KEPT_NAME_BYTES
+from pixiu.wire.v1 import control_pb2
 from relay.delivery import events as ev
 from relay.mail_devices import LATER_S, MAX_ASKED, NUMBER_AGE_S, REFUSED_S, Looked, MailDevices, TrackedDevices
 
@@ -71,6 +73,23 @@ def test_a_device_logs_in_when_its_number_is_known_and_out_when_it_goes() -> Non
     assert (relay.mail.place(7, 3), len(relay.mail), relay.data.takers) == (None, 0, {})
     relay.login(7, 70, 9, instance=2)  # the number is remembered
     assert relay.look() == Looked(logged_in=[ev.Login(7, 3, 102, 9)])
+
+
+def test_a_devices_name_is_there_until_pi_has_been_told_or_the_device_goes() -> None:
+    relay = Relay()
+    for device, name in ((70, "phone"), (71, "desk")):
+        change = connected(gateway_msg_id(1, 1, device), 7, device_key(device, 3), 5, chat=True, mail=True, name=name)
+        relay.data.apply(decode_messages(control_pb2.Control.FromString(encode_messages([change])[0]).gateway_messages), relay.now)
+    relay.look()
+    assert (relay.mail.name(7, 70), relay.mail.name(7, 71), relay.mail.name(7, 72)) == ("phone", "desk", "")
+    relay.logout(7, 71)
+    relay.number()
+    assert relay.data.names == {}
+
+
+def test_messages_with_names_fit_a_datagram() -> None:
+    changes = [connected(1 << 62, 1 << 62, 1 << 62, 1 << 50, chat=True, mail=True, name="x" * KEPT_NAME_BYTES)] * 20
+    assert max(map(len, encode_messages(changes))) < 1200
 
 
 def test_who_takes_no_mail_is_not_looked_at() -> None:

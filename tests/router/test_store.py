@@ -76,6 +76,7 @@ def test_the_age_is_counted_from_the_last_write_that_made_it_complete(tmp_path: 
     store.close()
 
 
+@pytest.mark.slow
 def test_a_large_content_is_loaded_in_chunks(tmp_path: Path) -> None:
     store = ReplicaStore("router", tmp_path, 64 * MIB)
     store.write([Write([login(i + 1, i % 900, i) for i in range(25_000)], [])], 1000)

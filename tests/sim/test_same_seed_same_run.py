@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import portion
+
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = {
     "cluster": "from tests.sim.cluster.run import run; print(run({seed}).wire.trace)",
@@ -29,7 +31,7 @@ def trace(simulation: str, seed: int, hash_seed: int) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("simulation", TRACES)
+@pytest.mark.parametrize("simulation", portion(TRACES))
 def test_the_same_seed_gives_the_same_run_byte_for_byte(simulation: str) -> None:
     first = trace(simulation, 13, hash_seed=1)
     assert first.strip()

@@ -17,7 +17,7 @@ import pytest
 from tests.sim.system.run import report
 from tests.support.effort import CI, runs
 
-SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=4, ci=30)
+SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=2, ci=20)
 ENOUGH = 20
 """Some of what must happen is rare: in one run of five."""
 ROOT = Path(__file__).resolve().parents[2]

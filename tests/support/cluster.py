@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pixiu.testing import running_event
+
 PIXIU = str(Path(sys.executable).parent / "pixiu")
 WAIT_S = 120.0
 """For a condition that must come; generous, because machines are loaded."""
@@ -53,12 +55,7 @@ class LocalCluster:
     def _running(self) -> str:
         assert self._process is not None
         assert self._process.poll() is None, self._log.read_text()
-        for line in self._log.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and event.get("event") == "running":
-                    return str(event["registry"])
-        return ""
+        return str(running_event(self._log.read_text()).get("registry", ""))
 
     def stop(self) -> int:
         """End it as Ctrl-C does. Returns its exit code."""
@@ -72,16 +69,15 @@ class LocalCluster:
             raise AssertionError(self._log.read_text()) from None
 
     def pixiu(self, command: str, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
-        """Run a `pixiu` command against the cluster."""
-        return subprocess.run(
-            [PIXIU, command, "--target", self.target, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        """Run a `pixiu` command, such as "status" or "inbox list", against the cluster."""
+        return subprocess.run(self._command(command, *arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def start_pixiu(self, command: str, *arguments: str) -> subprocess.Popen[str]:
         """The same in the background."""
-        return subprocess.Popen(
-            [PIXIU, command, "--target", self.target, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.Popen(self._command(command, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def _command(self, command: str, *arguments: str) -> list[str]:
+        return [PIXIU, *command.split(), "--target", self.target, *arguments]
 
     def status(self) -> dict[str, Any]:
         """`pixiu status --json`."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -20,8 +18,9 @@ import grpc.aio
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
+from registry.fork_server import Forked
 from registry.layout import ensure_layout
-from tests.support.roles import PROJECT
+from tests.support.forks import fork
 from tests.support.waiting import until
 
 CALL_S = 1.0
@@ -37,7 +36,7 @@ class Replicas:
             "registry": f"zk://{server.address}/pubsub", "log_format": "json", "drain_timeout_s": "10",
             "session_timeout_ms": str(int(session_timeout_s * 1000)),
         } | {key: str(value) for key, value in settings.items()}  # fmt: skip
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Forked] = {}
         self._log_starts: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
 
@@ -54,11 +53,7 @@ class Replicas:
             arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
             path = self.folder / f"{name}.log"
             self._log_starts[name] = path.stat().st_size if path.exists() else 0
-            with open(path, "ab") as log:
-                self._processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "tests.support.replicated_role", *arguments],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)},
-                )  # fmt: skip
+            self._processes[name] = fork("tests.support.replicated_role", arguments, path)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """To one process; a killed one is waited for."""

@@ -90,9 +90,16 @@ class ListMachine:
                 self.flushed = self.applied
         return answers
 
+    @property
+    def clock_us(self) -> int:
+        return 0
+
     async def snapshot(self, folder: Path) -> int:
         self._write(folder / "state.json")
         return self.applied
+
+    async def check(self, folder: Path) -> None:
+        json.loads((folder / "state.json").read_text())
 
     async def load(self, folder: Path) -> None:
         fresh = self._file.with_suffix(".new")

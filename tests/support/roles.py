@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -19,11 +17,12 @@ from pixiu.discovery.paths import DEFAULT_ROOT, node_directory, replica_of
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
+from registry.fork_server import Forked
 from registry.layout import ensure_layout
+from tests.support.forks import fork
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
-PROJECT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0
 """For what must come; generous, because machines are loaded."""
 SETTINGS = {"log_format": "json", "session_timeout_ms": "4000", "cluster.heartbeat_interval_ms": "250"}
@@ -34,7 +33,7 @@ class Roles:
 
     def __init__(self, folder: Path, server: EmbeddedZooKeeper, zookeeper: ZooKeeper) -> None:
         self.folder, self.server, self.zookeeper = folder, server, zookeeper
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Forked] = {}
         self._places: dict[str, tuple[str, str, int]] = {}
         self._refused: set[str] = set()
 
@@ -55,13 +54,9 @@ class Roles:
         wanted |= {"table_dir": str(self.folder), "table_mb": "8"} if role == "xiu" else {}
         wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
-        program = ["-m", "tests.support.deaf_role", role] if deaf else ["-m", role]
         arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, *program, *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=PROJECT, env=os.environ | {"PYTHONPATH": str(PROJECT)},
-            )  # fmt: skip
+        module, arguments = ("tests.support.deaf_role", [role, *arguments]) if deaf else (role, arguments)
+        self._processes[name] = fork(module, arguments, self.folder / f"{name}.log")
         self._places[name] = (root, role, partition)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,10 +22,11 @@ from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.record import Flag, Kind, encode, split
 from pixiu.wire.v1 import control_pb2
 from registry.embedded import EmbeddedZooKeeper
+from registry.fork_server import Forked
 from registry.layout import ensure_layout
 from registry.membership import Membership
+from tests.support.forks import fork
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60.0
 ROLES = ("router", "relay", "broker")
 CLUSTER = ClusterOptions(heartbeat_interval_ms=250)
@@ -76,7 +75,7 @@ class Cluster:
 
     def __init__(self, registry: str, folder: Path) -> None:
         self.registry, self.folder = registry, folder
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, Forked] = {}
         self.gateway, self.proxy = Played(1001), Played(1002)
         self.view = View()
         self._news = asyncio.Condition()
@@ -100,18 +99,15 @@ class Cluster:
             "log_format": "json",
             "cluster.heartbeat_interval_ms": str(CLUSTER.heartbeat_interval_ms),
         }
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", role, *[part for key, value in sets.items() for part in ("--set", f"{key}={value}")],
-                stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+        arguments = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+        self.processes[name] = fork(role, arguments, self.folder / f"{name}.log")
 
     async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """End a process; returns its exit code."""
         process = self.processes.pop(name)
         process.send_signal(number)
         async with asyncio.timeout(LIMIT_S):
-            return await process.wait()
+            return await process.ended()
 
     def log(self, name: str) -> str:
         """What a process has logged."""

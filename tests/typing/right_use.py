@@ -9,17 +9,24 @@ import pixiu
 
 
 async def publish() -> None:
-    async with pixiu.connect("127.0.0.1:7000,127.0.0.1:7001", uin=7, client="billing", publish_timeout_s=5.0) as px:
-        receipt: pixiu.Receipt = await px.room(42).send(b"x", type=3, lifetime_min=5, extension=b"{}", first_lane=True)
-        await receipt
+    async with pixiu.connect(
+        "127.0.0.1:7000,127.0.0.1:7001", uin=7, client="billing", on_failure=print, publish_timeout_s=5.0
+    ) as px:
+        receipt: pixiu.Receipt = await px.room(42).send(b"x", timeout_s=1.0, type=3, lifetime_min=5, first_lane=True)
+        soon: pixiu.Receipt = px.room(42).send_soon(b"x", extension=b"{}")
+        await soon
+        many: list[pixiu.Receipt] = await px.room(42).send_many([b"x", b"y"], timeout_s=3.0)
+        async with px.room(42).writer() as room_writer:
+            await room_writer.send(b"x", type=3)
+        print(many[0].id)
         number: int = receipt.id
         problem: pixiu.PixiuError | None = receipt.error
-        px.topic("a/b").send_nowait(b"y")
+        px.topic("a/b").send_soon(b"y")
         try:
-            await px.topic("a/b").send_and_wait(b"y")
+            await px.topic("a/b").send(b"y")
         except pixiu.Overloaded as error:
             await asyncio.sleep(error.retry_after_ms / 1000)
-        signal: pixiu.SignalReceipt = await px.room(42).signal(b"z", receipt=True)
+        signal: pixiu.SignalReceipt = px.room(42).signal_soon(b"z", receipt=True)
         try:
             await signal
         except pixiu.Undelivered:
@@ -49,11 +56,13 @@ async def publish() -> None:
 
 async def subscribe() -> list[bytes]:
     found: list[bytes] = []
-    async with pixiu.connect("zk://127.0.0.1:2181/pubsub") as px:
-        async for message in px.subscribe(room=42, topics=["a/+"], on_gap=print, on_dropped=lambda count: None):
+    async with pixiu.connect(options=pixiu.ClientOptions(queue_records=10), join_timeout_s=3.0) as px:
+        async for message in px.subscribe(room=42, topics=["a/b"], on_gap=print, on_dropped=lambda count: None):
             found.append(message.payload)
             topic: str | None = message.topic
-            print(topic, message.room, message.sent_at_ms)
+            where: str = message.destination
+            print(topic, where, message.room, message.sent_at_ms, message.sent_at)
+        await px.subscribe(room=1).run(lambda message: print(message.payload))
         async with px.subscribe() as subscription:
             await subscription.join(rooms=[1, 2], timeout_s=3.0)
             async for batch in subscription.batches():
@@ -67,9 +76,13 @@ def synchronous() -> None:
             for got in inbox:
                 got.acknowledge()
             inbox.run(lambda one: print(one.payload))
-        receipt: pixiu.SyncReceipt = px.room(42).send(b"x")
+        receipt: pixiu.SyncReceipt = px.room(42).send_soon(b"x")
         receipt.wait(timeout_s=1.0)
-        px.room(42).signal(b"x", receipt=True).wait()
+        px.room(42).signal(b"x", receipt=True, timeout_s=1.0)
+        with px.topic("a/b").writer() as room_writer:
+            room_writer.send(b"x")
+        receipts: list[pixiu.SyncReceipt] = px.room(42).send_many([b"x"])
+        print(receipts[0].id, px.user(7).uin)
         mail: pixiu.SyncMailReceipt = px.user(7).mail(b"kept")
         with px.mail_writer() as writer:
             writer.send(7, b"kept", level="accepted").wait()

@@ -197,6 +197,7 @@ def test_positions_by_time(stored: Stored) -> None:
     assert at(NOW_US + 299_000_001) == everything[-1] + 1
 
 
+@pytest.mark.slow
 async def test_exports_take_no_more_than_their_share() -> None:
     exporter = shared.Exporter(0.25)
 

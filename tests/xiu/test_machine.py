@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pixiu.errors import DiskFull
+from pixiu.errors import DiskFull, StoreDamaged
 from tests.xiu.parts import MemoryLog, MemoryStore, MemoryTable, mail, store
 from xiu.core import Core, Settings
 from xiu.events import EntriesCommitted
@@ -47,6 +47,40 @@ async def test_the_disk_is_watched_and_writes_go_on_when_a_store_that_was_built_
     again = await opened(tmp_path)
     assert again.applied == 3
     await again.close()
+
+
+async def test_damage_is_found_when_a_snapshot_is_made_and_is_repaired_first_where_it_can_be(tmp_path: Path) -> None:
+    told: list[str] = []
+    can_repair = True
+
+    def damaged(text: str) -> bool:
+        told.append(text)
+        return can_repair
+
+    machine = Machine(tmp_path / "store", 1 << 20, 1 << 20, lambda _: "", lambda: None, damaged)
+    await machine.open()
+    state = State(0, machine.store, machine.store.head)
+    machine.store.write([state.decide(store(1, mail(1)))])
+    (tmp_path / "one").mkdir()
+    assert await machine.snapshot(tmp_path / "one") == 1
+    await machine.check(tmp_path / "one")
+    assert told == []
+    decision = state.decide(store(2, mail(2)))
+    key, value = decision.puts[-1]
+    decision.puts[-1] = key, value[:-1] + bytes([value[-1] ^ 1])
+    machine.store.write([decision])
+    (tmp_path / "two").mkdir()
+    with pytest.raises(StoreDamaged, match="1 damaged place"):
+        await machine.snapshot(tmp_path / "two")
+    assert len(told) == 1
+    can_repair = False  # the only replica: a second copy of all the rest is worth more
+    (tmp_path / "three").mkdir()
+    assert await machine.snapshot(tmp_path / "three") == 2
+    assert len(told) == 2
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(StoreDamaged):
+        await machine.check(tmp_path / "nothing")
+    await machine.close()
 
 
 async def test_a_new_store_is_brought_forward_turn_by_turn_while_the_old_one_goes_on(tmp_path: Path) -> None:

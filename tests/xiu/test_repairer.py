@@ -104,6 +104,7 @@ async def test_a_repair_that_waits_does_not_keep_a_process_from_ending(xiu: Xiu)
 
 
 @pytest.mark.usefixtures("brief")
+@pytest.mark.slow
 async def test_a_repair_that_nobody_can_help_with_says_so_after_a_while(xiu: Xiu) -> None:
     with pytest.raises(Unavailable, match="no other replica of this partition is in sync"):
         await xiu.repairer.repair()

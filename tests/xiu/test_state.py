@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.replication.model import Entry, EntryKind
+from cluster.replication.model import CLOCK, Entry, EntryKind
 from pixiu.ids import msg_id, msg_partition, msg_sequence, msg_type, snowflake
 from pixiu.wire.record import Flag
 from tests.support.effort import runs
@@ -267,3 +267,19 @@ def test_snowflakes_of_the_far_past_do_not_break_the_bounds() -> None:
     (decision,) = Replica().apply(store(1, mail(1, at_ms=NOW_MS), at_us=1))
     assert [ruling.verdict for ruling in decision.rulings] == [Verdict.ID_AHEAD]
     assert snowflake(NOW_MS, 1, 1) > 0
+
+
+def test_a_clock_that_is_years_ahead_is_set_back_and_mail_is_taken_again() -> None:
+    replica = Replica()
+    ahead_us = NOW_US + 10 * 365 * DAY_US
+    replica.apply(store(1, mail(1)))
+    (refused,) = replica.apply(store(2, mail(2), at_us=ahead_us), store(3, mail(3)))[1:]
+    assert [ruling.verdict for ruling in refused.rulings] == [Verdict.TOO_OLD]
+    replica.apply(Entry(1, 4, int(EntryKind.SET_CLOCK), NOW_US, CLOCK.pack(NOW_US)))
+    assert replica.state.head.clock_us == NOW_US
+    (stored, repeated) = replica.apply(store(5, mail(4)), store(6, mail(1)))
+    assert [ruling.verdict for ruling in stored.rulings] == [Verdict.STORED]
+    assert [ruling.verdict for ruling in repeated.rulings] == [Verdict.SAME]
+    (later,) = replica.apply(Entry(1, 7, int(EntryKind.SET_CLOCK), NOW_US, CLOCK.pack(ahead_us)))
+    assert later.head.clock_us == NOW_US, "only back"
+    assert not replica.apply(Entry(1, 8, int(EntryKind.SET_CLOCK), NOW_US, b"no time"))[0].puts

@@ -323,18 +323,18 @@ async def test_a_new_replica_takes_a_snapshot_and_a_damaged_store_is_filled_agai
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    with small_disk(tmp_path / "small", "24m") as mount:
+    """A file system of 44 MiB."""
+    with small_disk(tmp_path / "small", "44m") as mount:
         yield mount
 
 
 @pytest.mark.parametrize("reserve_mb", [0, 10])
-async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(roles: Roles, disk: Path, reserve_mb: int) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(disk: Path, roles: Roles, reserve_mb: int) -> None:
     await roles.layout(xiu=1)
     settings = {"memtable_mb": "1", "flush_interval_s": "0.3", "segment_mb": "1", "reserve_mb": str(reserve_mb)}
     settings["data_dir"] = str(disk / "xiu")
     ballast = disk / "ballast"
-    ballast.write_bytes(bytes(4 << 20))
+    ballast.write_bytes(bytes(20 << 20))  # more than the reserve: the space is looked at once a second, and writes go on until then
     node = await started(roles, **settings)
     kept: dict[int, bytes] = {}
     async with Writer(node) as writer:
@@ -362,3 +362,13 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(rol
     node = await started(roles, **settings)
     async with Writer(node) as writer:
         assert await writer.fetch(sorted(kept)) == [("", kept[identity]) for identity in sorted(kept)]
+
+
+async def test_a_disk_that_has_gone_ends_the_process_with_an_error_that_says_so(roles: Roles, tmp_path: Path) -> None:
+    await roles.layout(xiu=1)
+    with small_disk(tmp_path / "small", "24m") as mount:
+        await started(roles, data_dir=str(mount / "xiu"), memtable_mb="1", segment_mb="1", reserve_mb="0")
+    told = await roles.failed("xiu-0")
+    assert "DISK_FAILED" in told
+    assert "is it still mounted?" in told
+    assert "Traceback" not in told

@@ -13,6 +13,7 @@ from typing import ClassVar
 from pixiu.client.client import Client, connect
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription
+from pixiu.client.writer import Writer
 from pixiu.discovery.node import Node
 from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID
@@ -210,6 +211,7 @@ class ClusterConnector:
         self._sdk: Client | None = None
         self._turn = itertools.count()
         self._answers: set[asyncio.Task[None]] = set()
+        self._writers: dict[RoomID, Writer] = {}
 
     async def start(self) -> None:
         """Connect the SDK. Raises `PixiuError`."""
@@ -238,14 +240,19 @@ class ClusterConnector:
         """Send as a back end does. The SDK's sender is its client, so these records carry none of the log's users."""
         assert self._sdk is not None
         try:
-            user = user_of(room)
-            receipt = await (self._sdk.room(room).send(payload) if user is None else self._sdk.user(user).chat(payload))
+            receipt = await self._writer(self._sdk, room).send(payload)
         except PixiuError as error:
             done(error.code)
             return
         task = asyncio.create_task(_answer(receipt, done))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
+
+    def _writer(self, sdk: Client, room: RoomID) -> Writer:
+        if room not in self._writers:
+            user = user_of(room)
+            self._writers[room] = (sdk.room(room) if user is None else sdk.user(user).destination).writer()
+        return self._writers[room]
 
     async def _open_grpc(self, uin: UIN, turn: int, on_message: OnMessage, on_broken: OnBroken) -> Session:
         proxies = ",".join(node.address for node in self._watch.living("proxy")[:8])

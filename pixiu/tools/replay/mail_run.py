@@ -23,13 +23,12 @@ from pixiu.tools.replay.mail_driver import DEVICE, MailDriver
 from pixiu.tools.replay.mail_ledger import MailVerdict, judge_mail
 from pixiu.tools.replay.mail_plan import MailPlan, MailSchedule, make_mail_plan
 from pixiu.tools.replay.watch import ClusterWatch
-from pixiu.wire.inbox_operations import client_id
 
 ASKED_AT_ONCE: Final = 16
 """Users of whom Pi is asked at one time, at the end."""
 SAVED_S: Final = 15.0
 """How long the end waits until Pi has the last acknowledgements."""
-CLIENT_ID: Final = client_id(device_of_name(DEVICE))
+DEVICE_ID: Final = device_of_name(DEVICE)
 """By which Pi knows the replay's devices."""
 
 
@@ -107,7 +106,7 @@ async def _unread(target: str, users: list[UIN]) -> int:
         async def of(uin: UIN) -> int:
             async with slots:
                 lanes = await view.unread(uin)
-            return sum(device.unread for lane in lanes for device in lane.devices if device.client_id == CLIENT_ID)
+            return sum(device.unread for lane in lanes for device in lane.devices if device.device_id == DEVICE_ID)
 
         while True:
             counts = dict(zip(users, await asyncio.gather(*map(of, users)), strict=True))

@@ -24,57 +24,58 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpixiu/wire/v1/control.proto\x12\x08pixiu.v1\"\x8a\x01\n\x0eGatewayMessage\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\x12 \n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Action\x12 \n\x06reason\x18\x05 \x01(\x0e\x32\x10.pixiu.v1.Reason\x12\r\n\x05value\x18\n \x01(\x06\"=\n\x0fGatewayMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pixiu.v1.GatewayMessage\"G\n\x0eGatewayConfirm\x12\x0b\n\x03ids\x18\x01 \x03(\x06\x12(\n\x05newer\x18\n \x03(\x0b\x32\x19.pixiu.v1.NewerConnection\"3\n\x0fNewerConnection\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x02 \x01(\x06\"$\n\x0b\x43hatOffline\x12\x15\n\rsnowflake_ids\x18\x01 \x03(\x06\"e\n\x0e\x44\x65viceReplaced\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x03 \x01(\x06\x12 \n\x06reason\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Reason\"\x1f\n\x0cLayoutNotice\x12\x0f\n\x07version\x18\x01 \x01(\r\"\x1f\n\x10SignalsDelivered\x12\x0b\n\x03ids\x18\x01 \x03(\x06\"[\n\x06\x44igest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\x06\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\"I\n\rDigestRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x11\n\tinstances\x18\x03 \x03(\r\"b\n\rInstanceRoots\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0c\n\x04last\x18\x04 \x01(\r\x12\r\n\x05roots\x18\x05 \x01(\x0c\"w\n\rBucketDigests\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12\r\n\x05\x66loor\x18\x04 \x01(\r\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\x12\x0f\n\x07\x62uckets\x18\x06 \x01(\x0c\"7\n\nBucketFrom\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\"p\n\x0eListingRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12%\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x14.pixiu.v1.BucketFrom\"\xec\x01\n\x0bListingPage\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\x12\x12\n\nfirst_room\x18\x06 \x01(\x06\x12\x11\n\tfirst_uin\x18\x07 \x01(\x06\x12\x10\n\x08\x65nd_room\x18\x08 \x01(\x06\x12\x0f\n\x07\x65nd_uin\x18\t \x01(\x06\x12\x0c\n\x04last\x18\n \x01(\x08\x12\x0c\n\x04more\x18\x0b \x01(\x08\x12\x0f\n\x07\x65ntries\x18\x0c \x01(\x0c\x12\x0e\n\x06values\x18\r \x01(\x0c\"\'\n\x07\x41\x62sence\x12\r\n\x05\x61s_of\x18\x01 \x01(\x06\x12\r\n\x05rooms\x18\x02 \x03(\x06\"\x17\n\x06\x46\x65nced\x12\r\n\x05\x66loor\x18\x01 \x01(\x06\"\x92\x05\n\x07\x43ontrol\x12\x35\n\x10gateway_messages\x18\x01 \x01(\x0b\x32\x19.pixiu.v1.GatewayMessagesH\x00\x12\x33\n\x0fgateway_confirm\x18\x02 \x01(\x0b\x32\x18.pixiu.v1.GatewayConfirmH\x00\x12/\n\rlayout_notice\x18\x03 \x01(\x0b\x32\x16.pixiu.v1.LayoutNoticeH\x00\x12-\n\x0c\x63hat_offline\x18\n \x01(\x0b\x32\x15.pixiu.v1.ChatOfflineH\x00\x12\x33\n\x0f\x64\x65vice_replaced\x18\x0b \x01(\x0b\x32\x18.pixiu.v1.DeviceReplacedH\x00\x12\x37\n\x11signals_delivered\x18\x14 \x01(\x0b\x32\x1a.pixiu.v1.SignalsDeliveredH\x00\x12\x31\n\x0e\x64igest_request\x18\x1e \x01(\x0b\x32\x17.pixiu.v1.DigestRequestH\x00\x12\x31\n\x0einstance_roots\x18\x1f \x01(\x0b\x32\x17.pixiu.v1.InstanceRootsH\x00\x12\x31\n\x0e\x62ucket_digests\x18  \x01(\x0b\x32\x17.pixiu.v1.BucketDigestsH\x00\x12\x33\n\x0flisting_request\x18! \x01(\x0b\x32\x18.pixiu.v1.ListingRequestH\x00\x12-\n\x0clisting_page\x18\" \x01(\x0b\x32\x15.pixiu.v1.ListingPageH\x00\x12$\n\x07\x61\x62sence\x18# \x01(\x0b\x32\x11.pixiu.v1.AbsenceH\x00\x12\"\n\x06\x66\x65nced\x18$ \x01(\x0b\x32\x10.pixiu.v1.FencedH\x00\x42\x06\n\x04\x62ody\";\n\x12\x42rokerSubscription\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\"I\n\x11SubscriptionState\x12\x12\n\nsubscribed\x18\x01 \x01(\x08\x12 \n\x06\x64igest\x18\x1e \x01(\x0b\x32\x10.pixiu.v1.Digest\"z\n\tHeartbeat\x12\r\n\x05reply\x18\x01 \x01(\x08\x12\x0f\n\x07sent_us\x18\x02 \x01(\x04\x12\x13\n\x0bnext_record\x18\x03 \x01(\x06\x12\x14\n\x0cnext_control\x18\x04 \x01(\x06\x12\x12\n\nattachment\x18\x05 \x01(\x0c\x12\x0e\n\x06target\x18\x06 \x01(\x06*E\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_LOGIN\x10\x01\x12\x11\n\rACTION_LOGOUT\x10\x02*\x89\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_LEFT\x10\x01\x12\x19\n\x15REASON_HEARTBEAT_LOST\x10\x02\x12\x16\n\x12REASON_SEND_FAILED\x10\x03\x12\x10\n\x0cREASON_MOVED\x10\x04\x12\x11\n\rREASON_KICKED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpixiu/wire/v1/control.proto\x12\x08pixiu.v1\"\x98\x01\n\x0eGatewayMessage\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\x12 \n\x06\x61\x63tion\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Action\x12 \n\x06reason\x18\x05 \x01(\x0e\x32\x10.pixiu.v1.Reason\x12\r\n\x05value\x18\n \x01(\x06\x12\x0c\n\x04name\x18\x0b \x01(\t\"=\n\x0fGatewayMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.pixiu.v1.GatewayMessage\"G\n\x0eGatewayConfirm\x12\x0b\n\x03ids\x18\x01 \x03(\x06\x12(\n\x05newer\x18\n \x03(\x0b\x32\x19.pixiu.v1.NewerConnection\"3\n\x0fNewerConnection\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x02 \x01(\x06\"$\n\x0b\x43hatOffline\x12\x15\n\rsnowflake_ids\x18\x01 \x03(\x06\"e\n\x0e\x44\x65viceReplaced\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x03 \x01(\x06\x12 \n\x06reason\x18\x04 \x01(\x0e\x32\x10.pixiu.v1.Reason\"\x1f\n\x0cLayoutNotice\x12\x0f\n\x07version\x18\x01 \x01(\r\"\x1f\n\x10SignalsDelivered\x12\x0b\n\x03ids\x18\x01 \x03(\x06\"[\n\x06\x44igest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\x06\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\"I\n\rDigestRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x11\n\tinstances\x18\x03 \x03(\r\"b\n\rInstanceRoots\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0c\n\x04last\x18\x04 \x01(\r\x12\r\n\x05roots\x18\x05 \x01(\x0c\"w\n\rBucketDigests\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12\r\n\x05\x66loor\x18\x04 \x01(\r\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\x12\x0f\n\x07\x62uckets\x18\x06 \x01(\x0c\"7\n\nBucketFrom\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04room\x18\x02 \x01(\x06\x12\x0b\n\x03uin\x18\x03 \x01(\x06\"p\n\x0eListingRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12%\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x14.pixiu.v1.BucketFrom\"\xec\x01\n\x0bListingPage\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x10\n\x08instance\x18\x03 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\r\n\x05\x61s_of\x18\x05 \x01(\x06\x12\x12\n\nfirst_room\x18\x06 \x01(\x06\x12\x11\n\tfirst_uin\x18\x07 \x01(\x06\x12\x10\n\x08\x65nd_room\x18\x08 \x01(\x06\x12\x0f\n\x07\x65nd_uin\x18\t \x01(\x06\x12\x0c\n\x04last\x18\n \x01(\x08\x12\x0c\n\x04more\x18\x0b \x01(\x08\x12\x0f\n\x07\x65ntries\x18\x0c \x01(\x0c\x12\x0e\n\x06values\x18\r \x01(\x0c\"\'\n\x07\x41\x62sence\x12\r\n\x05\x61s_of\x18\x01 \x01(\x06\x12\r\n\x05rooms\x18\x02 \x03(\x06\"\x17\n\x06\x46\x65nced\x12\r\n\x05\x66loor\x18\x01 \x01(\x06\"\x92\x05\n\x07\x43ontrol\x12\x35\n\x10gateway_messages\x18\x01 \x01(\x0b\x32\x19.pixiu.v1.GatewayMessagesH\x00\x12\x33\n\x0fgateway_confirm\x18\x02 \x01(\x0b\x32\x18.pixiu.v1.GatewayConfirmH\x00\x12/\n\rlayout_notice\x18\x03 \x01(\x0b\x32\x16.pixiu.v1.LayoutNoticeH\x00\x12-\n\x0c\x63hat_offline\x18\n \x01(\x0b\x32\x15.pixiu.v1.ChatOfflineH\x00\x12\x33\n\x0f\x64\x65vice_replaced\x18\x0b \x01(\x0b\x32\x18.pixiu.v1.DeviceReplacedH\x00\x12\x37\n\x11signals_delivered\x18\x14 \x01(\x0b\x32\x1a.pixiu.v1.SignalsDeliveredH\x00\x12\x31\n\x0e\x64igest_request\x18\x1e \x01(\x0b\x32\x17.pixiu.v1.DigestRequestH\x00\x12\x31\n\x0einstance_roots\x18\x1f \x01(\x0b\x32\x17.pixiu.v1.InstanceRootsH\x00\x12\x31\n\x0e\x62ucket_digests\x18  \x01(\x0b\x32\x17.pixiu.v1.BucketDigestsH\x00\x12\x33\n\x0flisting_request\x18! \x01(\x0b\x32\x18.pixiu.v1.ListingRequestH\x00\x12-\n\x0clisting_page\x18\" \x01(\x0b\x32\x15.pixiu.v1.ListingPageH\x00\x12$\n\x07\x61\x62sence\x18# \x01(\x0b\x32\x11.pixiu.v1.AbsenceH\x00\x12\"\n\x06\x66\x65nced\x18$ \x01(\x0b\x32\x10.pixiu.v1.FencedH\x00\x42\x06\n\x04\x62ody\";\n\x12\x42rokerSubscription\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\npartitions\x18\x02 \x01(\r\"I\n\x11SubscriptionState\x12\x12\n\nsubscribed\x18\x01 \x01(\x08\x12 \n\x06\x64igest\x18\x1e \x01(\x0b\x32\x10.pixiu.v1.Digest\"z\n\tHeartbeat\x12\r\n\x05reply\x18\x01 \x01(\x08\x12\x0f\n\x07sent_us\x18\x02 \x01(\x04\x12\x13\n\x0bnext_record\x18\x03 \x01(\x06\x12\x14\n\x0cnext_control\x18\x04 \x01(\x06\x12\x12\n\nattachment\x18\x05 \x01(\x0c\x12\x0e\n\x06target\x18\x06 \x01(\x06*E\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TION_LOGIN\x10\x01\x12\x11\n\rACTION_LOGOUT\x10\x02*\x89\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREASON_LEFT\x10\x01\x12\x19\n\x15REASON_HEARTBEAT_LOST\x10\x02\x12\x16\n\x12REASON_SEND_FAILED\x10\x03\x12\x10\n\x0cREASON_MOVED\x10\x04\x12\x11\n\rREASON_KICKED\x10\x05\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pixiu.wire.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_ACTION']._serialized_start=2364
-  _globals['_ACTION']._serialized_end=2433
-  _globals['_REASON']._serialized_start=2436
-  _globals['_REASON']._serialized_end=2573
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
+  _globals['_ACTION']._serialized_start=2378
+  _globals['_ACTION']._serialized_end=2447
+  _globals['_REASON']._serialized_start=2450
+  _globals['_REASON']._serialized_end=2587
   _globals['_GATEWAYMESSAGE']._serialized_start=42
-  _globals['_GATEWAYMESSAGE']._serialized_end=180
-  _globals['_GATEWAYMESSAGES']._serialized_start=182
-  _globals['_GATEWAYMESSAGES']._serialized_end=243
-  _globals['_GATEWAYCONFIRM']._serialized_start=245
-  _globals['_GATEWAYCONFIRM']._serialized_end=316
-  _globals['_NEWERCONNECTION']._serialized_start=318
-  _globals['_NEWERCONNECTION']._serialized_end=369
-  _globals['_CHATOFFLINE']._serialized_start=371
-  _globals['_CHATOFFLINE']._serialized_end=407
-  _globals['_DEVICEREPLACED']._serialized_start=409
-  _globals['_DEVICEREPLACED']._serialized_end=510
-  _globals['_LAYOUTNOTICE']._serialized_start=512
-  _globals['_LAYOUTNOTICE']._serialized_end=543
-  _globals['_SIGNALSDELIVERED']._serialized_start=545
-  _globals['_SIGNALSDELIVERED']._serialized_end=576
-  _globals['_DIGEST']._serialized_start=578
-  _globals['_DIGEST']._serialized_end=669
-  _globals['_DIGESTREQUEST']._serialized_start=671
-  _globals['_DIGESTREQUEST']._serialized_end=744
-  _globals['_INSTANCEROOTS']._serialized_start=746
-  _globals['_INSTANCEROOTS']._serialized_end=844
-  _globals['_BUCKETDIGESTS']._serialized_start=846
-  _globals['_BUCKETDIGESTS']._serialized_end=965
-  _globals['_BUCKETFROM']._serialized_start=967
-  _globals['_BUCKETFROM']._serialized_end=1022
-  _globals['_LISTINGREQUEST']._serialized_start=1024
-  _globals['_LISTINGREQUEST']._serialized_end=1136
-  _globals['_LISTINGPAGE']._serialized_start=1139
-  _globals['_LISTINGPAGE']._serialized_end=1375
-  _globals['_ABSENCE']._serialized_start=1377
-  _globals['_ABSENCE']._serialized_end=1416
-  _globals['_FENCED']._serialized_start=1418
-  _globals['_FENCED']._serialized_end=1441
-  _globals['_CONTROL']._serialized_start=1444
-  _globals['_CONTROL']._serialized_end=2102
-  _globals['_BROKERSUBSCRIPTION']._serialized_start=2104
-  _globals['_BROKERSUBSCRIPTION']._serialized_end=2163
-  _globals['_SUBSCRIPTIONSTATE']._serialized_start=2165
-  _globals['_SUBSCRIPTIONSTATE']._serialized_end=2238
-  _globals['_HEARTBEAT']._serialized_start=2240
-  _globals['_HEARTBEAT']._serialized_end=2362
+  _globals['_GATEWAYMESSAGE']._serialized_end=194
+  _globals['_GATEWAYMESSAGES']._serialized_start=196
+  _globals['_GATEWAYMESSAGES']._serialized_end=257
+  _globals['_GATEWAYCONFIRM']._serialized_start=259
+  _globals['_GATEWAYCONFIRM']._serialized_end=330
+  _globals['_NEWERCONNECTION']._serialized_start=332
+  _globals['_NEWERCONNECTION']._serialized_end=383
+  _globals['_CHATOFFLINE']._serialized_start=385
+  _globals['_CHATOFFLINE']._serialized_end=421
+  _globals['_DEVICEREPLACED']._serialized_start=423
+  _globals['_DEVICEREPLACED']._serialized_end=524
+  _globals['_LAYOUTNOTICE']._serialized_start=526
+  _globals['_LAYOUTNOTICE']._serialized_end=557
+  _globals['_SIGNALSDELIVERED']._serialized_start=559
+  _globals['_SIGNALSDELIVERED']._serialized_end=590
+  _globals['_DIGEST']._serialized_start=592
+  _globals['_DIGEST']._serialized_end=683
+  _globals['_DIGESTREQUEST']._serialized_start=685
+  _globals['_DIGESTREQUEST']._serialized_end=758
+  _globals['_INSTANCEROOTS']._serialized_start=760
+  _globals['_INSTANCEROOTS']._serialized_end=858
+  _globals['_BUCKETDIGESTS']._serialized_start=860
+  _globals['_BUCKETDIGESTS']._serialized_end=979
+  _globals['_BUCKETFROM']._serialized_start=981
+  _globals['_BUCKETFROM']._serialized_end=1036
+  _globals['_LISTINGREQUEST']._serialized_start=1038
+  _globals['_LISTINGREQUEST']._serialized_end=1150
+  _globals['_LISTINGPAGE']._serialized_start=1153
+  _globals['_LISTINGPAGE']._serialized_end=1389
+  _globals['_ABSENCE']._serialized_start=1391
+  _globals['_ABSENCE']._serialized_end=1430
+  _globals['_FENCED']._serialized_start=1432
+  _globals['_FENCED']._serialized_end=1455
+  _globals['_CONTROL']._serialized_start=1458
+  _globals['_CONTROL']._serialized_end=2116
+  _globals['_BROKERSUBSCRIPTION']._serialized_start=2118
+  _globals['_BROKERSUBSCRIPTION']._serialized_end=2177
+  _globals['_SUBSCRIPTIONSTATE']._serialized_start=2179
+  _globals['_SUBSCRIPTIONSTATE']._serialized_end=2252
+  _globals['_HEARTBEAT']._serialized_start=2254
+  _globals['_HEARTBEAT']._serialized_end=2376
 # @@protoc_insertion_point(module_scope)

@@ -75,6 +75,7 @@ class GatewayMessage(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """GatewayMsgID: instance, generation, counter"""
     room: _builtins.int
@@ -85,6 +86,8 @@ class GatewayMessage(_message.Message):
     reason: Global___Reason.ValueType
     value: _builtins.int
     """of a device: connect time (63 bits) and whether it takes the user's messages (1 bit); else 0"""
+    name: _builtins.str
+    """of a device that takes mail: what its user calls it, at most 122 bytes"""
     def __init__(
         self,
         *,
@@ -94,10 +97,11 @@ class GatewayMessage(_message.Message):
         action: Global___Action.ValueType = ...,
         reason: Global___Reason.ValueType = ...,
         value: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "reason", b"reason", "room", b"room", "uin", b"uin", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "id", b"id", "name", b"name", "reason", b"reason", "room", b"room", "uin", b"uin", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

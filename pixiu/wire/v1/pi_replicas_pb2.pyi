@@ -69,6 +69,54 @@ class PiDigestReply(_message.Message):
 Global___PiDigestReply: _TypeAlias = PiDigestReply  # noqa: Y015
 
 @_typing.final
+class PiGiveUpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operator", b"operator", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiGiveUpRequest: _TypeAlias = PiGiveUpRequest  # noqa: Y015
+
+@_typing.final
+class PiGiveUpReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOST_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.int
+    """how many"""
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what was given up, in words: at most 1,000 of them"""
+
+    def __init__(
+        self,
+        *,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+        values: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiGiveUpReply: _TypeAlias = PiGiveUpReply  # noqa: Y015
+
+@_typing.final
 class PiCompareRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

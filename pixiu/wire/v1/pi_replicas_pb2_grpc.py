@@ -44,6 +44,11 @@ class PiReplicasStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
                 _registered_method=True)
+        self.GiveUp = channel.unary_unary(
+                '/pixiu.v1.PiReplicas/GiveUp',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
+                _registered_method=True)
 
 
 class PiReplicasServicer(object):
@@ -63,6 +68,13 @@ class PiReplicasServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUp(self, request, context):
+        """Of the leader, for operators: give up the values that no replica has whole. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PiReplicasServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_PiReplicasServicer_to_server(servicer, server):
                     servicer.Compare,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.SerializeToString,
+            ),
+            'GiveUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUp,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class PiReplicas(object):
             '/pixiu.v1.PiReplicas/Compare',
             pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiCompareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.PiReplicas/GiveUp',
+            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiGiveUpReply.FromString,
             options,
             channel_credentials,
             insecure,

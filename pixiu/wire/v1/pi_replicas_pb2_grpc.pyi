@@ -35,6 +35,8 @@ class PiReplicasStub:
     """Of the leader, by a replica: write a mark into the log, and say what the state is behind it."""
     Compare: _grpc.UnaryUnaryMultiCallable[_pi_replicas_pb2.PiCompareRequest, _pi_replicas_pb2.PiCompareReply]
     """Of any replica, for operators: compare your state with your leader's."""
+    GiveUp: _grpc.UnaryUnaryMultiCallable[_pi_replicas_pb2.PiGiveUpRequest, _pi_replicas_pb2.PiGiveUpReply]
+    """Of the leader, for operators: give up the values that no replica has whole. Audited."""
 
 @_typing.type_check_only
 class PiReplicasAsyncStub(PiReplicasStub):
@@ -43,6 +45,8 @@ class PiReplicasAsyncStub(PiReplicasStub):
     """Of the leader, by a replica: write a mark into the log, and say what the state is behind it."""
     Compare: _aio.UnaryUnaryMultiCallable[_pi_replicas_pb2.PiCompareRequest, _pi_replicas_pb2.PiCompareReply]  # type: ignore[assignment]
     """Of any replica, for operators: compare your state with your leader's."""
+    GiveUp: _aio.UnaryUnaryMultiCallable[_pi_replicas_pb2.PiGiveUpRequest, _pi_replicas_pb2.PiGiveUpReply]  # type: ignore[assignment]
+    """Of the leader, for operators: give up the values that no replica has whole. Audited."""
 
 class PiReplicasServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +64,13 @@ class PiReplicasServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pi_replicas_pb2.PiCompareReply, _abc.Awaitable[_pi_replicas_pb2.PiCompareReply]]:
         """Of any replica, for operators: compare your state with your leader's."""
+
+    @_abc_1.abstractmethod
+    def GiveUp(
+        self,
+        request: _pi_replicas_pb2.PiGiveUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pi_replicas_pb2.PiGiveUpReply, _abc.Awaitable[_pi_replicas_pb2.PiGiveUpReply]]:
+        """Of the leader, for operators: give up the values that no replica has whole. Audited."""
 
 def add_PiReplicasServicer_to_server(servicer: PiReplicasServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

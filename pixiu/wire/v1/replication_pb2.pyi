@@ -53,6 +53,7 @@ class ReplicaMessage(_message.Message):
         COMMITTED_FIELD_NUMBER: _builtins.int
         END_FIELD_NUMBER: _builtins.int
         SENT_AT_FIELD_NUMBER: _builtins.int
+        TIME_US_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         sender: _builtins.int
         entries: _builtins.bytes
@@ -61,6 +62,8 @@ class ReplicaMessage(_message.Message):
         end: _builtins.int
         sent_at: _builtins.float
         """The leader's monotonic clock in seconds; replies return it."""
+        time_us: _builtins.int
+        """The time that entries carry now, Unix µs; 0: not known yet."""
         @_builtins.property
         def previous(self) -> Global___ReplicaMessage.Position: ...
         def __init__(
@@ -73,10 +76,11 @@ class ReplicaMessage(_message.Message):
             committed: _builtins.int = ...,
             end: _builtins.int = ...,
             sent_at: _builtins.float = ...,
+            time_us: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end", b"end", "entries", b"entries", "epoch", b"epoch", "previous", b"previous", "sender", b"sender", "sent_at", b"sent_at"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "end", b"end", "entries", b"entries", "epoch", b"epoch", "previous", b"previous", "sender", b"sender", "sent_at", b"sent_at", "time_us", b"time_us"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,11 +95,17 @@ class ReplicaMessage(_message.Message):
         INCARNATION_FIELD_NUMBER: _builtins.int
         MATCHED_FIELD_NUMBER: _builtins.int
         SENT_AT_FIELD_NUMBER: _builtins.int
+        FULL_FIELD_NUMBER: _builtins.int
+        WALL_US_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         sender: _builtins.int
         incarnation: _builtins.int
         matched: _builtins.int
         sent_at: _builtins.float
+        full: _builtins.bool
+        """its disk has no space for the next entry"""
+        wall_us: _builtins.int
+        """its wall clock, Unix µs; 0: not known"""
         def __init__(
             self,
             *,
@@ -104,10 +114,12 @@ class ReplicaMessage(_message.Message):
             incarnation: _builtins.int = ...,
             matched: _builtins.int = ...,
             sent_at: _builtins.float = ...,
+            full: _builtins.bool = ...,
+            wall_us: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "matched", b"matched", "sender", b"sender", "sent_at", b"sent_at"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "full", b"full", "incarnation", b"incarnation", "matched", b"matched", "sender", b"sender", "sent_at", b"sent_at", "wall_us", b"wall_us"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -122,11 +134,15 @@ class ReplicaMessage(_message.Message):
         INCARNATION_FIELD_NUMBER: _builtins.int
         HINT_FIELD_NUMBER: _builtins.int
         SENT_AT_FIELD_NUMBER: _builtins.int
+        FULL_FIELD_NUMBER: _builtins.int
+        WALL_US_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         sender: _builtins.int
         incarnation: _builtins.int
         hint: _builtins.int
         sent_at: _builtins.float
+        full: _builtins.bool
+        wall_us: _builtins.int
         def __init__(
             self,
             *,
@@ -135,10 +151,12 @@ class ReplicaMessage(_message.Message):
             incarnation: _builtins.int = ...,
             hint: _builtins.int = ...,
             sent_at: _builtins.float = ...,
+            full: _builtins.bool = ...,
+            wall_us: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hint", b"hint", "incarnation", b"incarnation", "sender", b"sender", "sent_at", b"sent_at"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "full", b"full", "hint", b"hint", "incarnation", b"incarnation", "sender", b"sender", "sent_at", b"sent_at", "wall_us", b"wall_us"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,7 +334,7 @@ class SnapshotReceipt(_message.Message):
 Global___SnapshotReceipt: _TypeAlias = SnapshotReceipt  # noqa: Y015
 
 @_typing.final
-class PromoteRequest(_message.Message):
+class OperatorRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPERATOR_FIELD_NUMBER: _builtins.int
@@ -326,7 +344,7 @@ class PromoteRequest(_message.Message):
     """Who asks, and why: both go into the audit log."""
     reason: _builtins.str
     member: _builtins.int
-    """The member that is asked to lead: nobody else's process takes it for itself."""
+    """The member that is asked: nobody else's process takes it for itself."""
     def __init__(
         self,
         *,
@@ -340,10 +358,10 @@ class PromoteRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+Global___OperatorRequest: _TypeAlias = OperatorRequest  # noqa: Y015
 
 @_typing.final
-class PromoteReply(_message.Message):
+class OperatorReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -355,4 +373,4 @@ class PromoteReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PromoteReply: _TypeAlias = PromoteReply  # noqa: Y015
+Global___OperatorReply: _TypeAlias = OperatorReply  # noqa: Y015

@@ -48,8 +48,13 @@ class ReplicationStub(object):
                 _registered_method=True)
         self.Promote = channel.unary_unary(
                 '/pixiu.v1.Replication/Promote',
-                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteRequest.SerializeToString,
-                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteReply.FromString,
+                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+                _registered_method=True)
+        self.SetClock = channel.unary_unary(
+                '/pixiu.v1.Replication/SetClock',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
                 _registered_method=True)
 
 
@@ -77,6 +82,13 @@ class ReplicationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetClock(self, request, context):
+        """An operator's word, to a leader: the time of the state goes back to the time that the partition agrees on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,8 +104,13 @@ def add_ReplicationServicer_to_server(servicer, server):
             ),
             'Promote': grpc.unary_unary_rpc_method_handler(
                     servicer.Promote,
-                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteRequest.FromString,
-                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteReply.SerializeToString,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
+            ),
+            'SetClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetClock,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,8 +194,35 @@ class Replication(object):
             request,
             target,
             '/pixiu.v1.Replication/Promote',
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteRequest.SerializeToString,
-            pixiu_dot_wire_dot_v1_dot_replication__pb2.PromoteReply.FromString,
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Replication/SetClock',
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorReply.FromString,
             options,
             channel_credentials,
             insecure,

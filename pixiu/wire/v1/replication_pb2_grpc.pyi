@@ -37,8 +37,10 @@ class ReplicationStub:
     def __new__(cls, channel: _aio.Channel) -> ReplicationAsyncStub: ...
     Exchange: _grpc.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]
     Snapshot: _grpc.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]
-    Promote: _grpc.UnaryUnaryMultiCallable[_replication_pb2.PromoteRequest, _replication_pb2.PromoteReply]
+    Promote: _grpc.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]
     """An operator's word: lead with what is here, whatever is missing."""
+    SetClock: _grpc.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]
+    """An operator's word, to a leader: the time of the state goes back to the time that the partition agrees on."""
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
@@ -49,8 +51,10 @@ class ReplicationAsyncStub(ReplicationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Exchange: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]  # type: ignore[assignment]
     Snapshot: _aio.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]  # type: ignore[assignment]
-    Promote: _aio.UnaryUnaryMultiCallable[_replication_pb2.PromoteRequest, _replication_pb2.PromoteReply]  # type: ignore[assignment]
+    Promote: _aio.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]  # type: ignore[assignment]
     """An operator's word: lead with what is here, whatever is missing."""
+    SetClock: _aio.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]  # type: ignore[assignment]
+    """An operator's word, to a leader: the time of the state goes back to the time that the partition agrees on."""
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
     """Between the replicas of a partition. The call's metadata say whose stream it is: pixiu-role, pixiu-partition,
@@ -74,9 +78,17 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Promote(
         self,
-        request: _replication_pb2.PromoteRequest,
+        request: _replication_pb2.OperatorRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_replication_pb2.PromoteReply, _abc.Awaitable[_replication_pb2.PromoteReply]]:
+    ) -> _typing.Union[_replication_pb2.OperatorReply, _abc.Awaitable[_replication_pb2.OperatorReply]]:
         """An operator's word: lead with what is here, whatever is missing."""
+
+    @_abc_1.abstractmethod
+    def SetClock(
+        self,
+        request: _replication_pb2.OperatorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replication_pb2.OperatorReply, _abc.Awaitable[_replication_pb2.OperatorReply]]:
+        """An operator's word, to a leader: the time of the state goes back to the time that the partition agrees on."""
 
 def add_ReplicationServicer_to_server(servicer: ReplicationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

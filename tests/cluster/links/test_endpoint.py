@@ -188,6 +188,7 @@ async def test_transport_stream_carries_records_in_order(processes: list[Process
     assert alice.handler.records == records
 
 
+@pytest.mark.slow
 async def test_a_dead_peer_settles_everything_and_is_reported(processes: list[Process]) -> None:
     options = LinkOptions(heartbeat_interval_ms=100)
     alice, bob = await two(processes, options)
@@ -204,6 +205,7 @@ async def test_a_dead_peer_settles_everything_and_is_reported(processes: list[Pr
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
+@pytest.mark.slow
 async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(processes: list[Process], secret: bytes | None) -> None:
     alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=300), secret)
     processes.remove(bob)

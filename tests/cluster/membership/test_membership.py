@@ -156,6 +156,7 @@ def test_a_snapshot_is_filtered_by_the_partition_rule() -> None:
     assert copy.get(14, 1, 1) is None
 
 
+@pytest.mark.slow
 def test_snapshot_chunks_stay_within_256_kib_and_lose_nothing() -> None:
     membership = LwwMap()
     count = CHUNK_ENTRIES + 500

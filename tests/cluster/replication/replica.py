@@ -75,6 +75,7 @@ class Replica:
         self, epoch: int, sender: MemberID, previous: tuple[int, int] | None, new: list[Entry], committed: int = 0, end: int = 0
     ) -> list[ev.Effect]:
         before = Position(*previous) if previous is not None else None
+        end = end or (previous[1] if previous is not None else 0) + len(new)
         return self.step(ev.Received(Append(epoch, sender, before, new, committed, end, self.now)))
 
     def appended(self, sender: MemberID, matched: int, incarnation: int = 1) -> list[ev.Effect]:

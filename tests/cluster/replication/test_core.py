@@ -10,7 +10,7 @@ import pytest
 from cluster.replication import events as ev
 from cluster.replication.core import TABLE
 from cluster.replication.messages import Append, Appended, Mismatch, Refused
-from cluster.replication.model import NOBODY, Damage, Position
+from cluster.replication.model import NOBODY, Damage, Position, Presence
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
 from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
@@ -71,6 +71,23 @@ def test_what_is_committed_is_never_cut_off() -> None:
     assert "5 are committed here" in only(ev.CloseSession, effects).reason
     assert replica.log.last == Position(1, 6)
     assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.NOT_LEADER)]
+
+
+def test_a_leader_that_a_forced_promotion_made_is_not_followed_by_who_has_committed_more() -> None:
+    replica = Replica(A, entries(5, 1, 300), applied=300)
+    replica.step(ev.Flushed(300))
+    replica.log.trim(200)
+    effects = replica.append(6, B, (5, 100), entries(6, 101, 121), committed=121, end=121)
+    assert not sent(effects, Appended)
+    assert "forced promotion" in only(ev.CloseSession, effects).reason
+    assert replica.core.state is State.HALTED
+
+
+def test_a_late_message_of_the_epoch_in_which_more_was_committed_is_no_contradiction() -> None:
+    replica = Replica(B)
+    replica.append(5, A, (0, 0), entries(5, 1, 9), committed=9, end=9)
+    replica.append(5, A, (5, 3), entries(5, 4, 5), committed=3, end=5)
+    assert replica.core.state is State.FOLLOWING
 
 
 def test_a_snapshot_never_discards_entries_behind_one_that_is_here() -> None:
@@ -159,6 +176,60 @@ def test_a_silent_follower_leaves_before_anything_is_acknowledged_without_it() -
     assert (shrink.expected, shrink.state) == (6, state(2, A, A))
     assert ev.Committed not in kinds(effects)
     assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
+
+
+def test_a_follower_without_space_leaves_at_once_and_joins_when_it_has_kept_up() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.propose(b"one")
+    replica.step(ev.Received(Appended(2, B, 1, 1, replica.now, full=True)))
+    shrink = only(ev.CompareAndSet, replica.wait(0.25))
+    assert shrink.state == state(2, A, A)
+    assert ev.Committed(2, 1) in replica.step(ev.Swapped(shrink.token, ev.Outcome.OK))
+    assert [message.entries for message in sent(replica.wait(OPTIONS.resend_s), Append) if message.entries]
+    replica.appended(B, 2)
+    assert ev.CompareAndSet not in kinds(replica.wait(OPTIONS.rejoin_s - 0.25) + replica.appended(B, 2))
+    replica.wait(0.5)
+    replica.appended(B, 2)
+    assert only(ev.CompareAndSet, replica.wait(0.25)).state == state(2, A, A, B)
+
+
+def test_a_follower_that_says_again_and_again_where_it_is_counts_as_silent() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.propose(b"one")
+    asked: list[ev.Effect] = []
+    for _ in range(int(OPTIONS.silence_s / 0.25) + 4):
+        asked += replica.step(ev.Received(Mismatch(2, B, 1, 1, replica.now)))
+        asked += replica.appended(B, 1) + replica.wait(0.25)
+    assert only(ev.CompareAndSet, asked).state == state(2, A, A)
+
+
+def test_a_member_that_is_late_leaves_unless_it_would_be_missed() -> None:
+    for min_in_sync, leaves in ((1, True), (2, False)):
+        replica = Replica(A, options=replace(OPTIONS, min_in_sync=min_in_sync))
+        replica.lead(B)
+        asked: list[ev.Effect] = []
+        for _ in range(8):  # each acknowledgement takes 1.5 s
+            replica.propose(b"x")
+            end = replica.log.last.counter
+            asked += replica.wait(1.5)
+            asked += replica.appended(B, end)
+        assert (ev.CompareAndSet in kinds(asked)) is leaves
+
+
+def test_nobody_is_late_while_the_leaders_own_disk_is() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    asked: list[ev.Effect] = []
+    for _ in range(20):  # both disks take 1.5 s
+        replica.sync = False
+        ticket = only(ev.Sync, replica.propose(b"x")).ticket
+        end = replica.log.last.counter
+        asked += replica.wait(1.5)
+        replica.log.sync(replica.log.issued)
+        asked += replica.step(ev.Synced(ticket)) + replica.appended(B, end) + replica.wait(0.25)
+    assert ev.CompareAndSet not in kinds(asked)
 
 
 def test_a_refused_shrink_makes_a_leader_step_down_when_another_leads() -> None:
@@ -488,8 +559,11 @@ def test_a_follower_with_a_full_disk_takes_the_entries_when_there_is_space(monke
     replica.append(1, A, (0, 0), [])
     with monkeypatch.context() as patched:
         patched.setattr(replica.log, "append", _raising(DiskFull("no space")))
-        assert replica.append(1, A, (0, 0), entries(1, 1, 2)) == []
-    assert sent(replica.append(1, A, (0, 0), entries(1, 1, 2)), Appended)[0].matched == 2
+        answer = sent(replica.append(1, A, (0, 0), entries(1, 1, 2)), Appended)[0]
+        assert (answer.matched, answer.full) == (0, True)
+        assert sent(replica.append(1, A, (0, 0), [], end=2), Appended)[0].full
+    answer = sent(replica.append(1, A, (0, 0), entries(1, 1, 2)), Appended)[0]
+    assert (answer.matched, answer.full) == (2, False)
 
 
 def test_nobody_takes_office_with_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,6 +580,35 @@ def test_a_log_that_turns_out_to_be_damaged_ends_all_promises(monkeypatch: pytes
     monkeypatch.setattr(replica.log, "read", _raising(LogDamaged("entry 1 is broken")))
     assert ev.CloseSession("entry 1 is broken") in replica.propose(b"x")
     assert replica.core.halted_by == "entry 1 is broken"
+
+
+# --- ZooKeeper's data is lost
+
+
+def test_an_empty_replica_makes_no_state_beside_one_that_has_data() -> None:
+    replica = Replica(A)
+    full, empty = Presence(2, B, 7, end=100), Presence(2, B, 7)
+    replica.step(ev.PresenceChanged((Presence(1, A, 1), full)))
+    assert not [effect for effect in replica.read(-1, None) + replica.wait(10.0) if isinstance(effect, ev.CompareAndSet)]
+    assert replica.core.waits_for_data
+    said = replica.step(ev.PresenceChanged((Presence(1, A, 1), empty)))
+    assert only(ev.CompareAndSet, said).state == state(1, A, A)
+    assert not replica.core.waits_for_data
+
+
+def test_a_replica_with_data_waits_for_an_operator_when_there_is_no_state() -> None:
+    replica = Replica(A, entries(2, 1, 5))
+    assert not [effect for effect in replica.read(-1, None) + replica.wait(10.0) if isinstance(effect, ev.CompareAndSet)]
+    assert replica.core.waits_for_data
+
+
+def test_who_was_refused_by_a_higher_promise_leads_above_it_and_not_in_it() -> None:
+    replica = Replica(A)
+    replica.lead()
+    replica.step(ev.Received(Refused(7, B)))
+    assert replica.core.state is State.FOLLOWING
+    said = replica.read(7, state(2, A, A)) + replica.wait(10.0)
+    assert only(ev.CompareAndSet, said).state.epoch == 8
 
 
 # --- the table and the options

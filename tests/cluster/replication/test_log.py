@@ -24,6 +24,7 @@ from cluster.replication.model import START, Entry, Log, Position
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged, MalformedData
 from tests.sim.replication.disk import Disk, MemoryLog
 from tests.support.disks import small_disk
+from tests.support.platter import Platter
 
 
 def entries(epoch: int, first: int, last: int, size: int = 10) -> list[Entry]:
@@ -284,6 +285,47 @@ def test_a_torn_tail_beyond_the_seal_is_cut(log: SegmentedLog, tmp_path: Path) -
         again.close()
 
 
+def test_what_a_killed_process_wrote_is_durable_before_the_next_one_says_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platter = Platter(tmp_path / "log", tmp_path / "after the power cut", monkeypatch)
+    log = SegmentedLog(tmp_path / "log", segment_bytes=300)
+    log.append(entries(1, 1, 2))
+    log.sync()
+    for first in range(3, 40, 6):  # the page cache has these, in several segments
+        log.append(entries(1, first, first + 5))
+    log.close()
+    again = SegmentedLog(tmp_path / "log", segment_bytes=300)
+    assert again.sync() == again.last == Position(1, 44)
+    dark = SegmentedLog(platter.shadow, segment_bytes=300)
+    assert (everything(dark), dark.seal, dark.damage) == (entries(1, 1, 44), (1, 44), None)
+    dark.close()
+    again.close()
+
+
+def test_without_space_to_write_it_again_what_was_not_acknowledged_goes(log: SegmentedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.append(entries(1, 1, 2))
+    log.sync()
+    for first in (3, 10, 17):
+        log.append(entries(1, first, first + 6))
+    log.close()
+    real = os.pwrite
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        if len(data) != 512 and offset:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", pwrite)
+        again = SegmentedLog(log.directory, segment_bytes=300)
+    assert (everything(again), again.seal, again.damage) == (entries(1, 1, 2), (1, 2), None)
+    again.append(entries(2, 3, 4))
+    assert again.sync() == Position(2, 4)
+    again.close()
+
+
+@pytest.mark.slow
 def test_damage_before_the_seal_is_reported_with_its_position_and_never_cut_silently(log: SegmentedLog, tmp_path: Path) -> None:
     log.append(entries(1, 1, 6))
     log.sync()

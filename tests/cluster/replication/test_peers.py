@@ -22,7 +22,7 @@ from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.wire import encode_message
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
-from pixiu.errors import Unavailable
+from pixiu.errors import NotLeader, StateDamaged, Unavailable
 from pixiu.wire.v1 import replication_pb2 as pb
 from tests.support.waiting import until
 
@@ -34,15 +34,24 @@ class Machine:
     """A state of one file."""
 
     applied = flushed = 7
+    rotten = False
 
     def apply(self, entries: Any) -> Any:
         raise AssertionError
+
+    @property
+    def clock_us(self) -> int:
+        return 0
 
     async def snapshot(self, folder: Path) -> int:
         (folder / "sub").mkdir()
         (folder / "sub/state").write_bytes(b"x" * 700_000)
         (folder / "empty").write_bytes(b"")
         return 7
+
+    async def check(self, folder: Path) -> None:
+        if self.rotten:
+            raise StateDamaged("a value has a wrong CRC")
 
     async def load(self, folder: Path) -> None:
         raise AssertionError
@@ -63,9 +72,16 @@ class Side:
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         context: Any = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=self.server)
         self.peers = Peers(context, OPTIONS, self.heard.append, lambda: member)
-        self.receiver = SnapshotReceiver(self.folder, lambda: self.installing, self._received)
-        self.sender = SnapshotSender(Machine(), self.folder, self.peers, lambda _name, _counter: None, self.sent.append)
-        self.peers.serve(self.receiver.receive, lambda operator, reason: self.promotions.append((operator, reason)))
+        self.machine = Machine()
+        self.receiver = SnapshotReceiver(self.machine, self.folder, lambda: self.installing, self._received)
+        self.sender = SnapshotSender(self.machine, self.folder, self.peers, lambda _name, _counter: None, self.sent.append)
+        self.peers.serve(self.receiver.receive, self._promoted, self._clock_set)
+
+    async def _promoted(self, operator: str, reason: str) -> None:
+        self.promotions.append((operator, reason))
+
+    async def _clock_set(self, operator: str, reason: str) -> None:
+        raise NotLeader("the leader is elsewhere", "")
 
     def _received(self, event: SnapshotReceived) -> None:
         self.snapshots.append(event)
@@ -121,7 +137,7 @@ async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
     two.server = again
     assert again.add_insecure_port(two.address) == two.port
     two.peers._context = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=again)  # type: ignore[assignment]
-    two.peers.serve(two.receiver.receive, lambda _operator, _reason: None)
+    two.peers.serve(two.receiver.receive, two._promoted, two._clock_set)
     await again.start()
 
     def heard() -> bool:
@@ -190,15 +206,19 @@ async def test_an_operator_must_say_who_and_why_and_name_the_member(pair: Pair) 
     async with grpc.aio.insecure_channel(two.address) as channel:
         call: Any = channel.unary_unary("/pixiu.v1.Replication/Promote")
         for wrong in (
-            pb.PromoteRequest(operator="ann", reason="why", member=A),
-            pb.PromoteRequest(operator="", reason="why", member=B),
-            pb.PromoteRequest(operator="ann", reason="y" * 600, member=B),
+            pb.OperatorRequest(operator="ann", reason="why", member=A),
+            pb.OperatorRequest(operator="", reason="why", member=B),
+            pb.OperatorRequest(operator="ann", reason="y" * 600, member=B),
         ):
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(wrong.SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError):
             await call(b"\xff\xff")
-        await call(pb.PromoteRequest(operator="ann", reason="why", member=B).SerializeToString())
+        await call(pb.OperatorRequest(operator="ann", reason="why", member=B).SerializeToString())
+        clock: Any = channel.unary_unary("/pixiu.v1.Replication/SetClock")
+        for member, said in ((A, "this is the replica"), (B, "the leader is elsewhere")):
+            with pytest.raises(grpc.aio.AioRpcError, match=said):
+                await clock(pb.OperatorRequest(operator="ann", reason="why", member=member).SerializeToString())
     assert two.promotions == [("ann", "why")]
 
 
@@ -241,6 +261,22 @@ async def test_a_snapshot_arrives_whole(pair: Pair, tmp_path: Path) -> None:
     assert (two.folder.received / "empty").read_bytes() == b""
     assert two.folder.received_position() == Position(1, 7)
     assert not list((one.folder.path / "outgoing").iterdir())
+
+
+async def test_a_snapshot_of_a_broken_state_is_refused(pair: Pair, tmp_path: Path) -> None:
+    one, two = pair
+    one.sender.start(SegmentedLog(tmp_path / "log"))
+    two.machine.rotten = True
+    with pytest.raises(Unavailable, match="wrong CRC"):
+        await one.peers.send_snapshot(B, one.sender._parts(await _made(one), 1, Position(1, 7)))
+    assert two.snapshots == []
+    assert two.folder.received_position() is None
+
+
+async def _made(side: Side) -> Path:
+    folder = side.folder.outgoing(B)
+    await side.machine.snapshot(folder)
+    return folder
 
 
 async def test_a_second_snapshot_is_refused_while_one_is_loaded(pair: Pair) -> None:

@@ -33,9 +33,16 @@ class Machine:
         self.applied = entries[-1].counter
         return [entry.payload for entry in entries]
 
+    @property
+    def clock_us(self) -> int:
+        return 0
+
     async def snapshot(self, folder: Path) -> int:
         (folder / "state").write_text(str(self.applied))
         return self.applied
+
+    async def check(self, folder: Path) -> None:
+        int((folder / "state").read_text())
 
     async def load(self, folder: Path) -> None:
         self.loaded.append((folder / "state").read_text())

@@ -79,6 +79,7 @@ def test_before_there_is_a_service_everything_is_refused() -> None:
     assert everything(Handler()) == [Outcome.NOT_TAKEN, Outcome.NOT_TAKEN, b""]
 
 
+@pytest.mark.slow
 def test_a_service_that_raises_is_counted_and_its_batch_refused() -> None:
     handler = Handler()
     handler.service = Recorder(ValueError("a bug"))

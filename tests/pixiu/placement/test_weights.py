@@ -58,6 +58,7 @@ def test_what_all_have_in_common_is_no_reason() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([1.0, 2.0, 3.0, 4.0]))
+@pytest.mark.slow
 def test_jitter_about_a_boundary_changes_a_weight_once_at_most(rng: random.Random, centre: float) -> None:
     weights = Weights()
     for _ in range(300):

@@ -246,6 +246,7 @@ async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end()
         assert "you do not read" in end.text
 
 
+@pytest.mark.slow
 async def test_a_caller_that_never_reads_does_not_hold_a_handler() -> None:
     stopped = asyncio.Event()
 

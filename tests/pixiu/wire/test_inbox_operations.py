@@ -22,6 +22,7 @@ EXAMPLES: dict[op.Op, op.Operation] = {
     op.Op.TRIMS: op.Trims(op.TRIM.pack(7, 1, 44)),
     op.Op.CLOCK: op.Clock(op.Limits(cap=9, history_s=5, from_now=1)),
     op.Op.DELETES: op.Deletes(op.DELETE.pack(7, 1, 3, 9)),
+    op.Op.GIVE_UP: op.GiveUp((b"M", b"E" + bytes(17))),
 }
 
 
@@ -81,7 +82,7 @@ def _reads(payload: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [0, 9, 11, 255])
+@pytest.mark.parametrize("number", [0, 9, 12, 255])
 def test_an_unknown_operation_is_malformed(number: int) -> None:
     with pytest.raises(MalformedData, match=f"operation {number} of 8 bytes"):
         decode(raw(number, 8))

@@ -477,6 +477,7 @@ def test_a_lost_notify_is_found_by_a_poll() -> None:
     assert bench.seqs() == [1]
 
 
+@pytest.mark.slow
 def test_thousands_that_log_in_at_once_go_a_few_at_a_time_in_batches() -> None:
     bench = Bench(Limits(opening=50))
     bench.tell(ev.LoggedIn([ev.Login(uin, 0, GATEWAY, 1) for uin in range(1, 3001)]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from relay.delivery import events as ev
 from relay.delivery.window import WINDOW, Lane
 
@@ -111,6 +113,7 @@ def test_a_new_session_forgets_all_but_what_was_sent() -> None:
     assert (lane.marked, lane.sent, lane.known, lane.behind) == (5, 0, False, True)
 
 
+@pytest.mark.slow
 def test_random_devices_get_everything_once() -> None:
     """Against an inbox that is a list: whatever is acknowledged and sent again, nothing is passed over."""
     rng = random.Random(5)

@@ -139,7 +139,7 @@ class Clients:
         """A user does something."""
         rng = self._world.rng
         user = rng.choice(self.users)
-        room = BIG_ROOM if rng.random() < 0.1 else rng.randrange(ROOMS)
+        room = BIG_ROOM if rng.random() < 0.1 else rng.randint(1, ROOMS)
         if rng.random() < 0.15:
             self.move(user)
             return
@@ -291,7 +291,7 @@ class Clients:
             session = self._publishers[publisher] = self._session(self._proxy(), lambda _: None, self._published)
         if session is None:
             return
-        made = [self._message(Kind.ROOM, rng.randrange(ROOMS), session.number) for _ in range(rng.randint(1, 3))]
+        made = [self._message(Kind.ROOM, rng.randint(1, ROOMS), session.number) for _ in range(rng.randint(1, 3))]
         self._send(session, [record for _, record in made], [message for message, _ in made])
 
     def chat(self) -> None:
@@ -314,7 +314,7 @@ class Clients:
         rng = self._world.rng
         connection = rng.choice(self.users).connection
         if connection is not None:
-            message, record = self._message(Kind.ROOM, rng.randrange(ROOMS), connection.session)
+            message, record = self._message(Kind.ROOM, rng.randint(1, ROOMS), connection.session)
             connection.gateway.do(lambda: connection.gateway.step(ge.Publish([(message.room, record)])))
 
     def _published(self, message: Message, failure: pe.Failure | None) -> None:
@@ -373,7 +373,7 @@ class Clients:
     def signal(self, receipt: bool, to_user: bool) -> None:
         """A sender sends a signal to a room or a user."""
         number = self._world.rng.choice(list(self._senders))
-        key = self._world.rng.randint(1, USERS) if to_user else self._world.rng.randrange(ROOMS)
+        key = self._world.rng.randint(1, USERS) if to_user else self._world.rng.randint(1, ROOMS)
         message, record = self._message(Kind.SIGNAL, key, 0, to_user=to_user)
         signal = Signal(record, message.id, FIRST_LANE, receipt)
         self._do(number, self._senders[number].offer(signal, self._world.now))

@@ -378,7 +378,8 @@ class Watch:
                 yield f"{process.place.name} waits for {process.core.unconfirmed} confirmations"
 
     def _rooms(self) -> list[int]:
-        return [*range(ROOMS), *(v for room in range(self._world.vrooms.low, self._world.vrooms.high) for v in vrooms_of(room))]
+        big = range(self._world.vrooms.low, self._world.vrooms.high)
+        return [*range(1, ROOMS + 1), *(v for room in big for v in vrooms_of(room))]
 
     def _gaps(self) -> list[str]:
         """Items that the network lost on the way between two live processes are those that the receiver counts as missing."""

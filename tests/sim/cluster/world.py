@@ -249,7 +249,7 @@ class World:
         process = self.rng.choice(maps)
         held = process.core.membership
         assert isinstance(held, Watched)
-        live = [key for room in range(ROOMS) for key in held.live_keys(room)]
+        live = [key for room in range(1, ROOMS + 1) for key in held.live_keys(room)]
         instances = {g.instance for g in self.alive(GatewayProcess)}
         count = process.view.count(process.place.role)
         old = [

@@ -15,10 +15,10 @@ from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
 from tests.sim.delivery import faulty
 from tests.sim.delivery.schedule import Verdict, run
-from tests.support.effort import portion, runs
+from tests.support.effort import CI, portion, runs
 
-BLOCK = 50
-BLOCKS = max(1, runs("PIXIU_DELIVERY_RUNS", local=BLOCK, ci=200) // BLOCK)
+BLOCK = 50 if CI else 20
+BLOCKS = max(1, runs("PIXIU_DELIVERY_RUNS", local=BLOCK, ci=100) // BLOCK)
 ENOUGH = {
     "received": 30_000, "received again": 2000, "sent again": 2000, "from notices": 600, "gap markers": 100, "gone": 400,
     "fenced": 100,
@@ -35,7 +35,7 @@ SEEDS = 60
 
 @cache
 def block(number: int) -> tuple[Counter[str], tuple[Verdict, ...]]:
-    """What happened in 50 runs, and the verdicts of those that broke something."""
+    """What happened in a block of runs, and the verdicts of those that broke something."""
     totals: Counter[str] = Counter()
     bad = []
     for seed in range(number * BLOCK, (number + 1) * BLOCK):
@@ -52,7 +52,7 @@ def test_mail_arrives_under_faults(number: int) -> None:
     assert not bad, [f"python -m tests.sim.delivery.schedule {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
 
 
-@pytest.mark.skipif(BLOCKS < 2, reason="it takes two blocks of runs; continuous integration plays them")
+@pytest.mark.skipif(not CI or BLOCKS < 2, reason="it takes two blocks of runs; continuous integration plays them")
 def test_the_schedules_do_enough() -> None:
     totals = block(0)[0] + block(1)[0]
     too_few = {what: totals[what] for what, least in ENOUGH.items() if totals[what] < least}
@@ -93,5 +93,9 @@ def test_a_fault_put_back_is_found(fault: type[Session] | type[Deliveries]) -> N
 
 
 def test_it_is_found_when_sessions_have_no_numbers_of_their_own() -> None:
-    seen = {what for seed in range(SEEDS) for what, _ in run(seed, fencing=False).violations}
-    assert seen >= {"a cursor moved back", "not acknowledged"}
+    missing = {"a cursor moved back", "not acknowledged"}
+    for seed in range(SEEDS):
+        missing -= {what for what, _ in run(seed, fencing=False).violations}
+        if not missing:
+            return
+    pytest.fail(f"{SEEDS} runs saw nothing of {missing}")

@@ -1,4 +1,9 @@
-"""A log in memory with a disk under it that can lose what was not synced, and rot."""
+"""A log in memory over a page cache over a disk: it can lose what was not synced, be full, and rot.
+
+MemoryLog      what this start wrote and did not sync     gone, or in the cache, after a kill
+Disk.cache     what earlier starts wrote                  read by the next start; gone after a power cut
+Disk.image     the platter                                what a power cut leaves at least
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.replication.model import START, Damage, Entry, Position
+from pixiu.errors import DiskFull
 
 
 @dataclass
@@ -49,6 +55,12 @@ class Disk:
 
     def __init__(self) -> None:
         self.image = Image()
+        self.cache: list[tuple[str, Any]] = []
+        """What killed processes handed to the system and nobody synced."""
+        self.trusts_cache = False
+        """A fault: a start takes what it reads for synced, and a sync looks only at what this start wrote."""
+        self.full = False
+        """No entry can be written."""
         self.incarnation = 0
         self.flushed = 0
         """The state is durable up to here."""
@@ -62,17 +74,31 @@ class Disk:
         if sealed < 1:
             return False
         del image.entries[rng.randrange(sealed) :]
+        self.cache.clear()  # what was behind it cannot be read any more
         self.rotten = True
         return True
 
     def open(self) -> Damage | None:
-        """What a start finds. The mark is durable before anything else happens."""
+        """What a start finds. What stands behind the seal, and the mark, are durable before anything else happens."""
         image = self.image
+        if not self.trusts_cache:
+            self.write_back(len(self.cache))
         if image.last.counter >= image.seal.counter:
             return None
         damage = Damage(image.last, image.seal, "entries below the seal are missing")
         image.unclean, image.seal = True, image.last
         return damage
+
+    def write_back(self, count: int) -> None:
+        """The oldest changes in the cache reach the platter."""
+        for operation in self.cache[:count]:
+            self.image.apply(operation)
+        del self.cache[:count]
+
+    def lose_power(self, rng: random.Random) -> None:
+        """Of what is in the cache, the platter has some."""
+        self.write_back(rng.randint(0, len(self.cache)))
+        self.cache.clear()
 
 
 class MemoryLog:
@@ -82,6 +108,8 @@ class MemoryLog:
         self.disk = disk
         image = disk.image
         self._now = Image(image.first, list(image.entries), image.promised, image.unclean)
+        for operation in disk.cache:
+            self._now.apply(operation)
         self._operations: list[tuple[str, Any]] = []
         self.issued = 0
         """Operations so far."""
@@ -133,6 +161,8 @@ class MemoryLog:
 
     def append(self, entries: Sequence[Entry]) -> None:
         assert entries[0].counter == self.last.counter + 1
+        if self.disk.full:
+            raise DiskFull("no space left for the log")
         self._do("append", list(entries))
 
     def cut(self, after: int) -> None:
@@ -157,20 +187,36 @@ class MemoryLog:
 
     def sync(self, up_to: int) -> None:
         """The operations up to this number are durable, and what they wrote is sealed."""
-        count = up_to - self._durable
-        if count > 0:
-            for operation in self._operations[:count]:
-                self.disk.image.apply(operation)
-            del self._operations[:count]
-            self._durable = up_to
-            self.disk.image.seal = self.disk.image.last
+        disk, count = self.disk, up_to - self._durable
+        if count <= 0:
+            return
+        operations = self._operations[:count]
+        del self._operations[:count]
+        self._durable = up_to
+        wrote = any(name in ("append", "cut", "reset") for name, _ in operations)
+        if wrote or not disk.trusts_cache:
+            disk.write_back(len(disk.cache))
+            for operation in operations:
+                disk.image.apply(operation)
+            disk.image.seal = disk.image.last
+        else:  # no file is dirty: the label alone is written, with the end that this start sees
+            for operation in operations:
+                if operation[0] == "trim":
+                    disk.cache.append(operation)
+                else:
+                    disk.image.apply(operation)
+            disk.image.seal = self._now.last
 
     def crash(self, rng: random.Random, power: bool) -> None:
         """The end of a start. A kill leaves what was handed to the system, whole; a power cut may tear that too."""
         written = self._operations[: rng.randint(0, len(self._operations))]
+        self._operations.clear()
+        if not power:
+            self.disk.cache += written
+            return
+        self.disk.lose_power(rng)
         for name, value in written:
-            torn = power and name == "append" and rng.random() < 0.5
+            torn = name == "append" and rng.random() < 0.5
             self.disk.image.apply((name, value[: rng.randint(0, len(value))] if torn else value))
             if torn:
                 break
-        self._operations.clear()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cluster.replication.context import Context
 from cluster.replication.core import Core
 from cluster.replication.events import Effect
 from cluster.replication.follower import Follower
 from cluster.replication.insync import InSync
-from cluster.replication.leader import Leader
+from cluster.replication.leader import Leader, Mode, Progress
+from cluster.replication.messages import Append, Mismatch
 from cluster.replication.model import Entry, MemberID, PartitionState
 
 
@@ -80,3 +81,86 @@ class GoesOnAlone(Core):
 
     def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
         return _GoesOnAlone(self.context, version, state, start, now)
+
+
+class _HearsEverything(Leader):
+    def on_mismatch(self, reply: Mismatch, now: float, out: list[Effect]) -> None:
+        super().on_mismatch(reply, now, out)
+        if reply.sender in self.followers:
+            self.followers[reply.sender].heard_at = now
+
+
+class AnyAnswerIsProgress(Core):
+    """A follower that answers is not silent, whatever it answers."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _HearsEverything(self.context, version, state, start, now)
+
+
+class _SeesSilenceOnly(Leader):
+    def unfit(self, now: float) -> list[MemberID]:
+        return self.silent(now)
+
+
+class NeverSlow(Core):
+    """Only silence puts a member out."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _SeesSilenceOnly(self.context, version, state, start, now)
+
+
+class _Forgets(Leader):
+    def _rest(self, left: Collection[MemberID]) -> None:
+        return
+
+    def _is_steady(self, progress: Progress) -> bool:
+        near = progress.matched >= self.context.log.last.counter - self.context.options.join_within
+        return near and progress.mode is Mode.STREAMING
+
+
+class NoRest(Core):
+    """A member that was put out is required again as soon as it is near."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _Forgets(self.context, version, state, start, now)
+
+
+class _FollowsAnybody(Follower):
+    def check_end(self, message: Append) -> None:
+        return
+
+
+class FollowsAnybody(Core):
+    """What was trimmed here is taken to be in every leader's log."""
+
+    def make_follower(self, now: float) -> Follower:
+        return _FollowsAnybody(self.context, now)
+
+
+class _TrustsItsClock(Leader):
+    def _time_us(self, wall_us: int, now: float) -> int | None:
+        self.context.clock.saw(wall_us, now)
+        return self.context.clock.wall_us(now)
+
+
+class TrustsItsClock(Core):
+    """Whoever leads takes its wall clock for the time."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _TrustsItsClock(self.context, version, state, start, now)
+
+
+class _AsksNobody(Leader):
+    def _time_us(self, wall_us: int, now: float) -> int | None:
+        clock = self.context.clock
+        clock.saw(wall_us, now)
+        if clock.agreed is None:
+            clock.judge(())
+        return clock.time_us(now)
+
+
+class AsksNobody(Core):
+    """A leader that has heard no time writes before it knows the others' clocks."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _AsksNobody(self.context, version, state, start, now)

@@ -1,4 +1,7 @@
-"""The log of a simulated replica on real files, beside its twin in memory; every read is compared."""
+"""The log of a simulated replica on real files, beside its twin in memory; every read is compared.
+
+A power cut leaves what the log itself synced, file by file, and perhaps more of the newest one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster.replication.log import SegmentedLog
 from cluster.replication.model import Damage, Entry
 from tests.sim.replication.disk import Disk, Image, MemoryLog
+from tests.support.platter import Platter
 
 SEGMENT_BYTES = 400
 
@@ -18,11 +24,10 @@ SEGMENT_BYTES = 400
 class FileDisk(Disk):
     """A directory. `image` is what the files hold."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.directory = directory
-        self.synced = directory.with_suffix(".synced")
-        """A copy, as of the last moment when everything was durable."""
+        self.platter = Platter(directory, directory.with_suffix(".synced"), monkeypatch)
         self.opened: SegmentedLog | None = None
 
     def open(self) -> Damage | None:
@@ -33,12 +38,17 @@ class FileDisk(Disk):
             entries += more
         self.image = Image(log.first, entries, log.promised, log.unclean, log.seal)
         self.rotten = log.damage is not None  # a bit beyond the seal does no harm
-        self.remember()
         return log.damage
 
-    def remember(self) -> None:
-        shutil.rmtree(self.synced, ignore_errors=True)
-        shutil.copytree(self.directory, self.synced)
+    def lose_power(self, rng: random.Random) -> None:
+        """What was synced is left, at times with more of the newest file, torn."""
+        newest = max(self.directory.glob("*.log"))
+        data = newest.read_bytes()
+        shutil.rmtree(self.directory)
+        shutil.copytree(self.platter.shadow, self.directory)
+        kept = self.directory / newest.name
+        if rng.random() < 0.5 and kept.exists() and data.startswith(kept.read_bytes()):
+            kept.write_bytes(data[: rng.randint(kept.stat().st_size, len(data))])
 
     def rot(self, rng: random.Random) -> bool:
         """One bit of one file."""
@@ -48,6 +58,7 @@ class FileDisk(Disk):
             return False
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
+        shutil.copyfile(path, self.platter.shadow / path.name)
         self.rotten = True
         return True
 
@@ -64,8 +75,6 @@ class FileLog(MemoryLog):
     def _do(self, name: str, value: Any) -> None:
         super()._do(name, value)
         getattr(self.files, {"mark": "set_unclean"}.get(name, name))(value)
-        if name in ("cut", "reset"):  # durable at once
-            self.at.remember()
         assert (self.files.first, self.files.last) == (self.first, self.last)
 
     def trim(self, up_to: int) -> None:
@@ -85,22 +94,11 @@ class FileLog(MemoryLog):
     def sync(self, up_to: int) -> None:
         super().sync(self.issued)
         self.files.sync()
-        self.at.remember()
 
     def crash(self, rng: random.Random, power: bool) -> None:
-        """After a power cut the end of the newest file is as it was when it was synced, or torn beyond that."""
+        """After a kill the files are as they are; after a power cut as they were synced."""
         self.files.close()
         self.at.opened = None
         self._operations.clear()
-        if not power:
-            return
-        if rng.random() < 0.5:
-            shutil.rmtree(self.at.directory)
-            shutil.copytree(self.at.synced, self.at.directory)
-            return
-        newest = max(self.at.directory.glob("*.log"))
-        before = self.at.synced / newest.name
-        kept = before.stat().st_size if before.exists() else 0
-        data = newest.read_bytes()
-        if len(data) > kept:
-            newest.write_bytes(data[: rng.randint(kept, len(data))])
+        if power:
+            self.at.lose_power(rng)

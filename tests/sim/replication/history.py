@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cluster.replication.clock import MAX_STEP_US
 from cluster.replication.model import START, Entry, EntryKind, PartitionState, Position
 from cluster.replication.states import State
+
+SLACK_US = 1_000_000
+"""What a message may take that tells the time."""
 
 if TYPE_CHECKING:
     from tests.sim.replication.world import Node, World
@@ -27,6 +31,8 @@ class History:
         """The highest acknowledged position."""
         self.leaders: dict[int, tuple[int, int]] = {}
         """Epoch → (member, start)."""
+        self.waits: list[tuple[float, float]] = []
+        """Of each acknowledged write: when it was sent, and how long it waited."""
         self.newest = 0
         """The highest epoch in which anything was committed."""
 
@@ -51,16 +57,36 @@ class History:
                     self.violation("prefixes differ", f"{entry.position} on {node.member}, {self.log[number - 1].position} before")
             elif number == len(self.log) + 1:
                 self.log.append(entry)
+                if entry.at_us > self.world.true_us + MAX_STEP_US + SLACK_US:
+                    self.violation("deleted early", f"{entry.position} is {(entry.at_us - self.world.true_us) / 1e6:.0f} s ahead")
             else:
                 self.violation("committed with a gap", f"{number} on {node.member}, {len(self.log)} before")
         node.applied = max(node.applied, counter)
         if copies:
+            self._check_members(node, counter)
             self.newest = max(self.newest, log.last.epoch)
             self._answer(node, counter)
 
+    def _check_members(self, leader: Node, counter: int) -> None:
+        """An in-sync member has what it confirmed, where a power cut leaves it: checked at each commit, not at the end."""
+        assert leader.core is not None
+        assert leader.log is not None
+        assert leader.core.leader is not None
+        epoch = leader.log.epoch_at(counter)
+        for member in leader.core.leader.required():
+            node = self.world.nodes[member - 1]
+            image = node.disk.image
+            index = counter - image.first.counter - 1
+            if node.disk.rotten or image.unclean or (0 <= index < len(image.entries) and image.entries[index].epoch == epoch):
+                continue
+            if image.first.counter == counter and image.first.epoch == epoch:
+                continue
+            self.violation("confirmed but not on the disk", f"{counter} on {member}, in epoch {epoch}")
+
     def _answer(self, node: Node, counter: int) -> None:
         while node.writes and node.writes[0][2] <= counter:
-            epoch, first, last, before = node.writes.popleft()
+            epoch, first, last, before, sent_at = node.writes.popleft()
+            self.waits.append((sent_at, self.world.now - sent_at))
             if epoch < self.newest:
                 self.violation("acknowledged late", f"{last} of epoch {epoch}, {self.newest} has committed")
             for number in range(first, last + 1):
@@ -95,6 +121,12 @@ class History:
             held = image.entries[: len(self.log) - image.first.counter]
             if not held or held == self.log[image.first.counter :]:
                 node.disk.rotten = False
+
+    def given_up(self, after: int) -> None:
+        """An operator promoted a replica whose log ends here: what is beyond it is lost, and he knows."""
+        del self.log[after:]
+        self.acknowledged = {position for position in self.acknowledged if position.counter <= after}
+        self.highest = None
 
     def read_served(self, epoch: int) -> None:
         if epoch < self.newest:

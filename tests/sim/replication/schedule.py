@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cluster.replication import events as ev
 from cluster.replication.core import Core
 from cluster.replication.states import State
+from tests.sim.replication.files import FileDisk
 from tests.sim.replication.world import FAULTS_S, HEALING_S, Node, World
 
 FAULTS = (
@@ -25,6 +26,8 @@ FAULTS = (
     "rot",
     "drain",
     "isolate leader",
+    "full disk",
+    "kill, then power",
 )
 
 
@@ -66,7 +69,7 @@ class Schedule:
             leaders = [n for n in world.nodes if n.core is not None and n.core.state is State.LEADING]
             node = leaders[0] if leaders else node
         world.counts[f"fault: {fault}"] += 1
-        getattr(self, "_" + fault.replace(" ", "_"))(node, rng)
+        getattr(self, "_" + fault.replace(",", "").replace(" ", "_"))(node, rng)
         world.after(rng.expovariate(1 / self.mean_s), self.turn)
 
     def _restart_later(self, node: Node, rng: random.Random) -> None:
@@ -80,6 +83,26 @@ class Schedule:
         for each in self.world.nodes if rng.random() < 0.2 else [node]:
             self.world.stop(each, power=True)
             self._restart_later(each, rng)
+
+    def _kill_then_power(self, node: Node, rng: random.Random) -> None:
+        """What the killed process wrote is in the page cache when it starts again, and soon everything is dark."""
+        self.world.stop(node, power=False)
+        self.world.after(rng.uniform(0.05, 0.3), self.world.start, node)
+        self.world.after(rng.uniform(0.3, 2.5), self._dark, rng)
+
+    def _dark(self, rng: random.Random) -> None:
+        if self.world.calm:
+            return
+        for each in self.world.nodes:
+            self.world.stop(each, power=True)
+            self._restart_later(each, rng)
+
+    def _full_disk(self, node: Node, rng: random.Random) -> None:
+        node.disk.full = True
+        self.world.after(self._until(rng) - self.world.now, self._free, node)
+
+    def _free(self, node: Node) -> None:
+        node.disk.full = False
 
     def _pause(self, node: Node, rng: random.Random) -> None:
         self.world.pause(node, rng.choice((0.3, 1.5, 4.0)) * rng.uniform(0.5, 1.5))
@@ -142,7 +165,7 @@ def heal(world: World) -> None:
     world.calm, world.clients, world.loss = True, False, 0.0
     world.cuts.clear()
     for node in world.nodes:
-        node.reachable, node.disk_s = True, 0.01
+        node.reachable, node.disk_s, node.disk.full = True, 0.01, False
         if node.core is not None and (node.core.draining or node.core.state is State.HALTED):
             world.stop(node, power=False)
         world.start(node)
@@ -156,9 +179,15 @@ def say_so(world: World) -> None:
     world.deliver(node, node.start, ev.ForcePromotion("operator", "the only member in sync is damaged"))
 
 
-def run(seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> Verdict:
+def run(
+    seed: int,
+    core: type[Core] = Core,
+    trust_damage: bool = False,
+    files: Callable[[int], FileDisk] | None = None,
+    trust_cache: bool = False,
+) -> Verdict:
     """Play one seed."""
-    world = World(seed, core, trust_damage, directory)
+    world = World(seed, core, trust_damage, files, trust_cache)
     Schedule(world).begin()
     world.run_until(FAULTS_S)
     heal(world)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cluster.replication import events as ev
@@ -24,9 +24,12 @@ HEALING_S = 40.0
 """After the last fault everything must be well within this (simulated) time."""
 ZOOKEEPER_TURN_S = 0.25
 SESSION_TIMEOUT_S = 2.0
+BEGIN_US = 1_800_000_000_000_000
+"""Unix time at the beginning of a run."""
 OPTIONS = ReplicationOptions(
     heartbeat_s=0.25, lease_s=0.6, confirm_wait_s=0.9, silence_s=1.2, candidate_step_s=0.3, resend_s=0.5, poll_s=0.6,
     join_within=8, max_uncommitted=200, max_append_entries=8, max_unacknowledged=4, snapshot_timeout_s=3.0, max_kept=12,
+    slow_s=0.4, slow_for_s=1.5, rejoin_s=0.3, max_rejoin_s=3.0, join_s=0.8,
 )  # fmt: skip
 """Shorter times and smaller limits than in service, so that more happens in a run."""
 
@@ -49,12 +52,21 @@ class Node:
     seen_state: int = -1
     reachable: bool = True
     """By ZooKeeper."""
-    disk_free_at: float = 0.0
+    syncing: bool = False
+    sync_next: tuple[int, int] | None = None
+    """What waits for the sync under way: (operations of the log, ticket)."""
     disk_s: float = 0.01
+    """What a sync takes at most."""
+    disk_least: float = 0.1
+    """Of `disk_s`: what it takes at least."""
+    deaf_to_entries: bool = False
+    """It drops every message with entries, as one that it cannot read; heartbeats pass."""
     applied: int = 0
-    writes: deque[tuple[int, int, int, tuple[int, int] | None]] = field(default_factory=deque)
-    """What waits for level replicated: (epoch, first, last, the highest position acknowledged when it was sent)."""
+    writes: deque[tuple[int, int, int, tuple[int, int] | None, float]] = field(default_factory=deque)
+    """What waits for level replicated: (epoch, first, last, the highest position acknowledged when it was sent, when)."""
     tick_at: float = 0.0
+    wall_off_s: float = 0.0
+    """By how much its wall clock is wrong."""
 
 
 class World(Simulation):
@@ -64,16 +76,26 @@ class World(Simulation):
         seed: of everything random.
         core: the class of the replicas' cores; a test puts a broken one here.
         trust_damage: a start believes what is left of a damaged log.
-        directory: the logs are real ones, in here.
+        files: makes the disk of replica i, if the logs are real ones.
+        trust_cache: a start takes what it reads for what is on the disk.
     """
 
-    def __init__(self, seed: int, core: type[Core] = Core, trust_damage: bool = False, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        core: type[Core] = Core,
+        trust_damage: bool = False,
+        files: Callable[[int], FileDisk] | None = None,
+        trust_cache: bool = False,
+    ) -> None:
         super().__init__(seed)
         self.core_class = core
         self.trust_damage = trust_damage
         self.zookeeper = Register(SESSION_TIMEOUT_S)
         replicas = self.rng.choice((2, 3, 3))
-        disks = [FileDisk(directory / f"{i + 1}") if directory else Disk() for i in range(replicas)]
+        disks = [files(i + 1) if files else Disk() for i in range(replicas)]
+        for disk in disks:
+            disk.trusts_cache = trust_cache
         self.nodes = [Node(MemberID(i + 1), disk) for i, disk in enumerate(disks)]
         self.history = History(self)
         self.counts: Counter[str] = Counter()
@@ -87,6 +109,15 @@ class World(Simulation):
         """How often the answer of a compare-and-set is lost."""
         self._values = 0
         self.after(ZOOKEEPER_TURN_S, self._zookeeper_turn)
+
+    def wall_us(self, node: Node) -> int:
+        """What a machine's wall clock says."""
+        return self.true_us + int(node.wall_off_s * 1_000_000)
+
+    @property
+    def true_us(self) -> int:
+        """The time that it is."""
+        return BEGIN_US + int(self.now * 1_000_000)
 
     # --- processes
 
@@ -116,6 +147,8 @@ class World(Simulation):
 
     def stop(self, node: Node, power: bool) -> None:
         if node.core is None or node.log is None:
+            if power:
+                node.disk.lose_power(self.rng)
             return
         self.counts["power cuts" if power else "kills"] += 1
         node.log.crash(self.rng, power)
@@ -123,7 +156,7 @@ class World(Simulation):
         node.start += 1
         node.paused_until = 0.0
         node.held.clear()
-        node.disk_free_at = 0.0
+        node.syncing, node.sync_next = False, None
         node.session = None
 
     def deliver(self, node: Node, start: int, event: ev.Event) -> None:
@@ -146,7 +179,7 @@ class World(Simulation):
     def _tick(self, node: Node, start: int) -> None:
         if node.start != start or node.core is None:
             return
-        self.deliver(node, start, ev.Tick())
+        self.deliver(node, start, ev.Tick(self.wall_us(node)))
         self.after(max(0.02, node.core.next_deadline() - self.now), self._tick, node, start)
 
     def pause(self, node: Node, seconds: float) -> None:
@@ -171,14 +204,25 @@ class World(Simulation):
 
     def _do_Sync(self, node: Node, effect: ev.Sync) -> None:
         assert node.log is not None
-        node.disk_free_at = max(self.now, node.disk_free_at) + self.rng.uniform(0.1, 1.0) * node.disk_s
-        self.after(node.disk_free_at - self.now, self._synced, node, node.start, node.log.issued, effect.ticket)
+        node.sync_next = node.log.issued, effect.ticket  # one sync takes everything that gathered
+        if not node.syncing:
+            self._begin_sync(node)
+
+    def _begin_sync(self, node: Node) -> None:
+        assert node.sync_next is not None
+        issued, ticket = node.sync_next
+        node.syncing, node.sync_next = True, None
+        self.after(self.rng.uniform(node.disk_least, 1.0) * node.disk_s, self._synced, node, node.start, issued, ticket)
 
     def _synced(self, node: Node, start: int, issued: int, ticket: int) -> None:
-        if node.start == start and node.log is not None:
-            node.log.sync(issued)
-            self.history.check_repaired(node)
-            self.deliver(node, start, ev.Synced(ticket))
+        if node.start != start or node.log is None:
+            return
+        node.log.sync(issued)
+        self.history.check_repaired(node)
+        node.syncing = False
+        if node.sync_next is not None:
+            self._begin_sync(node)
+        self.deliver(node, start, ev.Synced(ticket))
 
     def _do_Send(self, node: Node, effect: ev.Send) -> None:
         rng = self.rng
@@ -197,7 +241,8 @@ class World(Simulation):
         self.after(delay, self._arrive, node, target, effect.message)
 
     def _arrive(self, sender: Node, target: Node, message: Any) -> None:
-        if not self.cut_off(sender, target):
+        unreadable = target.deaf_to_entries and isinstance(message, Append) and message.entries
+        if not unreadable and not self.cut_off(sender, target):
             self.deliver(target, target.start, ev.Received(message))
 
     def cut_off(self, sender: Node, target: Node) -> bool:
@@ -232,14 +277,14 @@ class World(Simulation):
         self.after(self.rng.uniform(0.002, 0.05), self.deliver, node, start, ev.Swapped(effect.token, outcome))
 
     def _do_Accepted(self, node: Node, effect: ev.Accepted) -> None:
-        node.writes.append((effect.epoch, effect.first, effect.last, self.history.highest))
+        node.writes.append((effect.epoch, effect.first, effect.last, self.history.highest, self.now))
 
     def _do_Rejected(self, node: Node, effect: ev.Rejected) -> None:
         self.counts["rejected"] += 1
 
     def _do_Persisted(self, node: Node, effect: ev.Persisted) -> None:
-        assert node.log is not None
-        assert node.disk.image.last.counter >= effect.counter
+        if node.disk.image.last.counter < effect.counter:
+            self.history.violation("persisted but not on the disk", f"{effect.counter} on {node.member}")
 
     def _do_Committed(self, node: Node, effect: ev.Committed) -> None:
         self.history.committed(node, effect.counter, effect.copies)
@@ -279,7 +324,14 @@ class World(Simulation):
         self.stop(node, power=False)
 
     def _do_CloseSession(self, node: Node, effect: ev.CloseSession) -> None:
-        self.history.violation("halted", f"{node.member}: {effect.reason}")
+        if effect.reason == "the disk is full":  # it was to lead, and cannot: the supervisor starts it again
+            self.counts["full at promotion"] += 1
+            self.after(0.001, self.stop, node, False)
+            self.after(1.0, self.start, node)
+        elif "forced promotion" in effect.reason or "committed and trimmed here" in effect.reason:
+            self.counts["given up by force"] += 1
+        else:
+            self.history.violation("halted", f"{node.member}: {effect.reason}")
 
     # --- ZooKeeper's side of the connections
 
@@ -323,7 +375,7 @@ class World(Simulation):
                     self._values += many
                     values = range(self._values - many + 1, self._values + 1)
                     payloads = [(int(EntryKind.DATA), value.to_bytes(4, "big")) for value in values]
-                    self.deliver(node, node.start, ev.Propose(0, payloads, 0))
+                    self.deliver(node, node.start, ev.Propose(0, payloads, self.wall_us(node)))
                 if rng.random() < 0.05 and node.applied > node.disk.flushed:
                     node.disk.flushed = node.applied
             if node.core is not None and rng.random() < 0.05:

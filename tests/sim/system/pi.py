@@ -29,6 +29,7 @@ CODES = {
     ev.Rejection.OVERLOADED: errors.Overloaded.code,
     ev.Rejection.TOO_FEW_IN_SYNC: errors.TooFewInSync.code,
     ev.Rejection.DISK_FULL: errors.DiskFull.code,
+    ev.Rejection.NO_TIME: errors.Overloaded.code,
 }
 CLOCK_S = 1.0
 

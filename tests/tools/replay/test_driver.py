@@ -168,6 +168,7 @@ async def test_a_leaver_gets_what_it_is_owed_before_it_goes() -> None:
     assert (verdict.expected, verdict.delivered, verdict.alien) == (3, 3, 0)
 
 
+@pytest.mark.slow
 async def test_a_lost_delivery_holds_up_a_leaver_only_for_a_bounded_time_and_is_found() -> None:
     victim = uin_of_name("b")
     plan = log((0, "join", "a", "r"), (1, "join", "b", "r"), (2, "msg", "a", "r"), (3, "part", "b", "r"), (4, "msg", "a", "r"))
@@ -186,6 +187,7 @@ async def test_repeated_deliveries_are_found() -> None:
     assert (verdict.lost, verdict.repeated, verdict.exit_code) == (0, 4, 1)
 
 
+@pytest.mark.slow
 async def test_a_login_is_tried_again_while_gateways_refuse() -> None:
     cluster = Cluster(refuse_opens=3)
     driver = Driver(log((0, "msg", "a", "r")), FAST, cluster)
@@ -203,6 +205,7 @@ async def test_a_login_that_never_succeeds_is_counted_and_the_replay_goes_on() -
     assert judge(driver.ledger, failed_logins=1).exit_code == 1
 
 
+@pytest.mark.slow
 async def test_users_of_a_dead_gateway_come_back_and_the_death_explains_what_they_missed() -> None:
     plan, cluster = chatter(rooms=2, users=6, lines=2_000), Cluster(delay_s=0.001)
     driver = Driver(plan, FAST, cluster)

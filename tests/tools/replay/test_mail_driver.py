@@ -111,6 +111,7 @@ async def play(cluster: Cluster, schedule: MailSchedule = QUICK) -> MailDriver:
     return driver
 
 
+@pytest.mark.slow
 async def test_every_mail_is_acknowledged_once_by_users_who_are_hardly_there() -> None:
     cluster = Cluster()
     driver = await play(cluster)
@@ -128,24 +129,28 @@ async def test_what_is_lost_is_missing_and_the_end_does_not_wait_for_ever() -> N
     assert judge_mail(driver.ledger).exit_code == 1
 
 
+@pytest.mark.slow
 async def test_what_is_refused_is_not_waited_for() -> None:
     driver = await play(Cluster(refuse_mail=lambda number: number % 10 == 0))
     assert (driver.ledger.refusals, driver.ledger.acknowledged) == ({"INBOX_FULL": 6}, 54)
     assert judge_mail(driver.ledger).broken == []
 
 
+@pytest.mark.slow
 async def test_failed_logins_are_counted_and_tried_again() -> None:
     driver = await play(Cluster(refuse_logins=5))
     assert (driver.failed_logins, driver.ledger.acknowledged) == (5, 60)
     assert judge_mail(driver.ledger, failed_logins=5).broken == ["5 logins were not confirmed"]
 
 
+@pytest.mark.slow
 async def test_acknowledgements_that_do_not_stay_are_found() -> None:
     driver = await play(Cluster(keep_acknowledged=True), MailSchedule(seconds=2.0, online=0.6, cycle_s=0.5))
     assert driver.ledger.outcomes[MailOutcome.REPEATED] > 0
     assert judge_mail(driver.ledger).exit_code == 1
 
 
+@pytest.mark.slow
 async def test_an_interrupted_replay_still_receives_what_was_sent() -> None:
     cluster = Cluster()
     plan = make_mail_plan([Mention(n, n, "r", "s", "u") for n in range(1000)], MailSchedule(seconds=600, cycle_s=300))

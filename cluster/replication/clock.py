@@ -1,0 +1,68 @@
+"""The time that a leader puts into its entries: agreed on with the other replicas, and not one wall clock's word. Pure.
+
+    a leader's heartbeat     ── the agreed time ──▶  a follower, which goes on with it if it is to lead
+    a follower's answer      ── its wall clock ──▶   the leader
+
+Replicas delete by the time of entries, and their state's time never goes back: one entry with a wrong time would be for ever.
+All clocks here are differences: Unix µs less monotonic µs of this process.
+
+Source: docs/replication.md, "Time"; docs/decisions/0183-replicas-agree-on-the-time.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+MAX_STEP_US: Final = 60_000_000
+"""So far a wall clock may be from the agreed time. Policy: beyond it, time goes on as agreed, and an operator is told."""
+
+
+def _us(now: float) -> int:
+    return round(now * 1_000_000)
+
+
+class Clock:
+    """One replica's clocks: its own, and the time that its partition agreed on."""
+
+    def __init__(self) -> None:
+        self.own: int | None = None
+        """Of the wall clock as it was seen last; None: never."""
+        self.agreed: int | None = None
+        """None: nobody has said anything yet."""
+
+    @property
+    def off_s(self) -> float:
+        """Seconds that the wall clock is ahead; 0: it is right, or nobody knows."""
+        if self.own is None or self.agreed is None or abs(self.own - self.agreed) <= MAX_STEP_US:
+            return 0.0
+        return (self.own - self.agreed) / 1_000_000
+
+    def saw(self, wall_us: int, now: float) -> None:
+        """The wall clock says so now, Unix µs. Small corrections are followed."""
+        self.own = wall_us - _us(now)
+        if self.agreed is not None and abs(self.own - self.agreed) <= MAX_STEP_US:
+            self.agreed = self.own
+
+    def heard(self, agreed_us: int, now: float) -> None:
+        """A leader's word, Unix µs."""
+        self.agreed = agreed_us - _us(now)
+
+    def judge(self, others: Collection[int]) -> None:
+        """What the other replicas' clocks say, as this one's own: agree on the lower median, unless something was agreed on that
+        no two clocks speak against."""
+        if self.own is None:
+            return
+        clocks = sorted([*others, self.own])
+        median = clocks[(len(clocks) - 1) // 2]
+        near = sum(abs(clock - median) <= MAX_STEP_US for clock in clocks)
+        if self.agreed is None or (near > 1 and abs(self.agreed - median) > MAX_STEP_US):
+            self.agreed = self.own if abs(self.own - median) <= MAX_STEP_US else median
+
+    def time_us(self, now: float) -> int:
+        """The agreed time, Unix µs; 0: there is none."""
+        return self.agreed + _us(now) if self.agreed is not None else 0
+
+    def wall_us(self, now: float) -> int:
+        """The wall clock, Unix µs; 0: it was never seen."""
+        return self.own + _us(now) if self.own is not None else 0

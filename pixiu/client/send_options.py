@@ -1,0 +1,24 @@
+"""How a message to a room, a topic or a user's devices is to be sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of a message beside its payload: `await room.send(b"…", type=3, lifetime_min=5)`."""
+
+    type: int
+    """A number for the application, 0 to 63; 0 by default."""
+    lifetime_min: int
+    """For how many minutes the message is of use; 0, the default: without limit."""
+    extension: bytes
+    """Instead of headers: bytes beside the payload, at most 65 535; none by default."""
+    headers: Mapping[str, str] | None
+    """Texts by their names, which receivers have as `message.headers`: at most 64, of 65 535 bytes; None, the default: none."""
+    first_lane: bool
+    """Whether to overtake messages of the normal lane; False by default."""
+    derived_id: int | None
+    """An ID made from where the content comes from, so that who sends it again sends the same message; None, the default: one
+    of its own."""

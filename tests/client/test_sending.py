@@ -1,0 +1,183 @@
+"""What sending waits for, what becomes of failures that nobody awaits, and many messages at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import pixiu
+from pixiu.errors import NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
+from pixiu.wire.record import Record
+from pixiu.wire.v1 import wire_pb2
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def refusing(*keys: int, code: str = "RECORD_TOO_LARGE", times: int = 1 << 30) -> Callable[[Record], Any]:
+    """Refuse messages of some keys, so many times."""
+    left = [times]
+
+    def answer(record: Record) -> wire_pb2.PublishFailure | None:
+        if record.key not in keys or not left[0]:
+            return None
+        left[0] -= 1
+        return wire_pb2.PublishFailure(code=code, text=f"refused {record.key}", retry_after_ms=30 if code == "OVERLOADED" else 0)
+
+    return answer
+
+
+async def test_send_returns_when_the_message_is_accepted_and_raises_why_it_was_not(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    proxy.failing = refusing(2)
+    async with pixiu.connect(cluster.target) as px:
+        receipt = await px.room(1).send(b"x")
+        assert (receipt.done, receipt.error, receipt.id) == (True, None, proxy.records[0].snowflake_id)
+        with pytest.raises(RecordTooLarge, match="refused 2"):
+            await px.room(2).send(b"x")
+        receipt = px.room(2).send_soon(b"x")
+        assert not receipt.done
+        assert isinstance(await receipt.outcome(), RecordTooLarge)
+
+
+async def test_what_is_refused_for_now_is_sent_again_with_its_id_after_the_time_that_the_cluster_names(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    proxy.failing = refusing(1, code="OVERLOADED", times=2)
+    loop = asyncio.get_running_loop()
+    async with pixiu.connect(cluster.target) as px:
+        begun = loop.time()
+        receipt = await px.room(1).send(b"x")
+        assert loop.time() - begun >= 0.06
+        assert {record.snowflake_id for record in proxy.records} == {receipt.id}
+        assert len(proxy.records) == 3
+        proxy.failing = refusing(1, code="OVERLOADED")
+        with pytest.raises(Overloaded):
+            await px.room(1).send(b"x", timeout_s=0.02)
+
+
+async def test_a_call_may_have_a_time_of_its_own_and_says_whether_the_message_may_have_been_delivered(
+    cluster: Any, until: Until
+) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    async with pixiu.connect(cluster.target, publish_timeout_s=0.5, backoff_s=5.0) as px:
+        await px.room(1).send(b"warm")
+        proxy.holding = True
+        with pytest.raises(OutcomeUnknown, match="its outcome is unknown"):
+            await px.room(1).send(b"x", timeout_s=0.05)
+        with pytest.raises(TimeoutError):
+            await px.room(1).send_soon(b"x", timeout_s=0.05)
+        with pytest.raises(OutcomeUnknown):
+            await px.room(1).signal(b"x", timeout_s=0.05)
+        with pytest.raises(OutcomeUnknown, match="not resolved"):
+            px.room(1).send_soon(b"x")
+            await px.flush(timeout_s=0.05)
+        await proxy.kill()
+        await until(lambda: px.stats().streams_died)
+        with pytest.raises(ConnectionError, match="was not sent"):
+            await px.room(1).send(b"x", timeout_s=0.05)
+        assert px.stats().failures_by_code["NOT_SENT"] == 1
+
+
+async def test_failures_that_nobody_looks_at_reach_the_callback_and_others_do_not(cluster: Any, until: Until) -> None:
+    await cluster.start()
+    cluster.proxies[0].failing = refusing(2)
+    found: list[pixiu.SendFailure] = []
+    async with pixiu.connect(cluster.target, on_failure=found.append) as px:
+        await px.room(1).send(b"a number for IDs")
+        lost = px.room(2).send_soon(b"x").id
+        await px.flush()
+        await until(lambda: found)
+        assert [(failure.id, type(failure.error)) for failure in found] == [(lost, RecordTooLarge)]
+        kept = px.room(2).send_soon(b"x")
+        await px.flush()
+        with pytest.raises(RecordTooLarge):
+            await kept
+        seen = px.room(2).send_soon(b"x")
+        await px.flush()
+        assert isinstance(seen.error, RecordTooLarge)
+        del kept, seen
+        px.room(2).signal_soon(b"x")
+        await until(lambda: len(found) == 2)
+    assert len(found) == 2
+
+
+async def test_without_a_callback_they_are_logged_each_code_once(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await cluster.start()
+    cluster.proxies[0].failing = refusing(2)
+
+    def broken(_: pixiu.SendFailure) -> None:
+        raise ValueError("mine")
+
+    with caplog.at_level(logging.WARNING, "pixiu.client"):
+        async with pixiu.connect(cluster.target) as px:
+            for _ in range(10):
+                px.room(2).send_soon(b"x")
+        assert [record.message.split()[0] for record in caplog.records] == ["sent_in_vain"]
+        assert "RECORD_TOO_LARGE" in caplog.text
+        async with pixiu.connect(cluster.target, on_failure=broken) as px:
+            px.room(2).send_soon(b"x")
+        assert "on_failure_callback_failed" in caplog.text
+
+
+async def test_what_is_sent_before_a_number_for_ids_is_held_leaves_first_and_in_order(cluster: Any) -> None:
+    await cluster.start()
+    async with pixiu.connect(cluster.target) as px:
+        receipts = [px.room(1).send_soon(b"%d" % number) for number in range(50)]
+        assert not any(receipt.id for receipt in receipts)
+        await px.room(1).send(b"50")
+        px.room(1).send_soon(b"51")
+        signal, mail = px.room(1).signal_soon(b"signal"), px.user(7).mail_soon(b"mail")
+        await signal
+        await mail
+        await px.flush()
+        assert all(receipt.id and receipt.error is None for receipt in receipts)
+    assert [record.body for record in cluster.proxies[0].records if record.key == 1 and record.kind == 1] == [
+        b"%d" % number for number in range(52)
+    ]
+    assert [record.body for record in cluster.proxies[0].mailer.records] == [b"mail"]
+
+
+async def test_early_sends_of_all_kinds_are_bounded_and_fail_when_the_client_closes(cluster: Any) -> None:
+    await cluster.start()
+    cluster.proxies[0].lend_for_ms = 0
+    async with pixiu.connect(cluster.target, queue_records=3, publish_timeout_s=0.2) as px:
+        receipts: list[Any] = [px.room(1).send_soon(b"x"), px.room(1).signal_soon(b"x"), px.user(7).mail_soon(b"x")]
+        with pytest.raises(Overloaded, match="worker number"):
+            px.room(1).send_soon(b"x")
+        with pytest.raises(RecordTooLarge):
+            px.user(7).mail_soon(bytes(1 << 20))
+        for receipt in receipts:
+            with pytest.raises(NotSent):
+                await receipt
+
+
+async def test_many_messages_at_once_stay_in_order_and_the_first_failure_is_raised(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    async with pixiu.connect(cluster.target, queue_records=10, publish_timeout_s=0.5) as px:
+        receipts = await px.room(1).send_many([b"%d" % number for number in range(100)], type=3)
+        assert [receipt.id for receipt in receipts] == [record.snowflake_id for record in proxy.records]
+        assert proxy.payloads() == [b"%d" % number for number in range(100)]
+        async with px.topic("a/b").writer() as writer:
+            for number in range(100):
+                await writer.send(b"%d" % number)
+        assert px.stats().unresolved == 0
+        proxy.failing = refusing(2)
+        with pytest.raises(RecordTooLarge):
+            await px.room(2).send_many([b"x"] * 20)
+        with pytest.raises(RecordTooLarge):
+            async with px.room(2).writer() as writer:
+                for _ in range(20):
+                    await writer.send(b"x")
+        assert px.stats().accepted == 200
+        proxy.holding = True
+        with pytest.raises(OutcomeUnknown, match="1 messages"):
+            writer = px.room(1).writer()
+            await writer.send(b"x")
+            await writer.wait_finished(timeout_s=0.05)

@@ -1,0 +1,122 @@
+"""A segment of the log that only a lagging follower needs, and that the disk has changed: it goes, and the replica goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.replication import events as ev
+from cluster.replication.core import Core
+from cluster.replication.log import SegmentedLog
+from cluster.replication.messages import Append, Appended, Mismatch
+from cluster.replication.model import Position, Presence
+from cluster.replication.scrub import Scrub
+from cluster.replication.states import State
+from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, state
+from tests.support.waiting import until
+
+END = 60
+
+
+class DiskLog(SegmentedLog):
+    """A real log with the twin's way to be synced."""
+
+    issued = 0
+
+    def sync(self, up_to: int = 0) -> Position:
+        return super().sync()
+
+
+def written(folder: Path) -> list[Path]:
+    """Sixty entries of epoch 1 in segments of five to seven; the files."""
+    log = SegmentedLog(folder, segment_bytes=250)
+    log.promise(1)
+    for first in range(1, END, 2):
+        log.append(entries(1, first, first + 1))
+    log.sync()
+    log.close()
+    return sorted(folder.glob("*.log"))
+
+
+def flip(path: Path, offset: int = 100) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+class OnDisk(Replica):
+    """A core over a log in files, whose state is flushed."""
+
+    def __init__(self, folder: Path, flushed: int = END) -> None:
+        super().__init__(A)
+        self.log = log = DiskLog(folder, segment_bytes=250, verify_from=flushed)  # type: ignore[assignment]
+        assert log.damage is None
+        self.core = Core(member=A, incarnation=1, log=log, options=OPTIONS, applied=flushed, now=self.now)
+        self.step(ev.SessionStarted(1, 1))
+        self.step(ev.PresenceChanged((Presence(1, A, 1),)))
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> OnDisk:
+    """The only one in sync, with a bit flipped in its second segment."""
+    files = written(tmp_path / "log")
+    assert len(files) > 6
+    flip(files[1])
+    replica = OnDisk(tmp_path / "log")
+    replica.read(5, state(1, B, A))
+    replica.wait(3.0)
+    replica.step(ev.Swapped(1, ev.Outcome.OK))
+    assert replica.core.state is State.LEADING
+    return replica
+
+
+def test_a_leader_whose_old_segment_is_broken_sends_a_snapshot_instead_of_it(leader: OnDisk) -> None:
+    leader.present(B)
+    said = leader.wait(1.0)
+    said += leader.step(ev.Received(Mismatch(leader.core.epoch, B, 1, 12, leader.now)))
+    said += leader.wait(2.0)
+    assert leader.core.state is State.LEADING
+    assert [effect.member for effect in said if isinstance(effect, ev.SendSnapshot)] == [B]
+    assert [effect for effect in said if isinstance(effect, ev.LogDropped)]
+    assert leader.log.first.counter > 12
+    assert any(isinstance(effect, ev.Accepted) for effect in leader.propose(b"x"))
+
+
+def test_a_follower_whose_old_segment_is_broken_answers_for_what_is_behind_it(tmp_path: Path) -> None:
+    files = written(tmp_path / "log")
+    flip(files[1])
+    follower = OnDisk(tmp_path / "log")
+    said = follower.append(2, B, (1, 10), [], committed=END, end=END)
+    said += follower.append(2, B, (1, 10), [], committed=END, end=END)
+    assert follower.core.state is State.FOLLOWING
+    answers = [effect.message for effect in said if isinstance(effect, ev.Send)]
+    assert isinstance(answers[-1], Appended)
+    assert answers[-1].matched == 10
+    assert not [effect for effect in said if isinstance(effect, ev.Send) and isinstance(effect.message, Append)]
+
+
+def test_a_segment_that_the_state_needs_is_damage(tmp_path: Path) -> None:
+    files = written(tmp_path / "log")
+    flip(files[-2])
+    log = SegmentedLog(tmp_path / "log", segment_bytes=250, verify_from=20)
+    assert log.damage is not None
+    log.close()
+
+
+async def test_the_scrub_finds_what_nobody_reads_and_it_is_dropped(tmp_path: Path) -> None:
+    files = written(tmp_path / "log")
+    replica = OnDisk(tmp_path / "log")
+    found: list[int] = []
+    assert isinstance(replica.log, SegmentedLog)
+    scrub = Scrub(found.append, bytes_per_s=1 << 30, pause_s=0.001)
+    scrub.start(replica.log)
+    await until(lambda: scrub.passes > 0)
+    assert found == []
+    flip(files[2])
+    await until(lambda: found)
+    await scrub.close()
+    (out,) = replica.step(ev.SegmentRotten(found[0]))
+    assert isinstance(out, ev.LogDropped)
+    assert replica.log.first.counter == found[0]
+    replica.log.close()

@@ -1,0 +1,63 @@
+"""`examples/`: the programs name what is there and say how they are run; the three machines' files make one cluster."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.runtime.options import load_options
+from examples.three_machines.layout import LAYOUT
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from tests.docs.snippets import ROOT, problems_of_line, problems_of_python
+
+EXAMPLES = ROOT / "examples"
+PROGRAMS = sorted(EXAMPLES.rglob("*.py"))
+MACHINES = ("machine1", "machine2", "machine3")
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_an_example_names_what_is_there_and_says_how_it_is_run(path: Path) -> None:
+    text = path.read_text()
+    assert problems_of_python(text) == []
+    header = text.split('"""')[1]
+    assert f"python {path.relative_to(ROOT)}" in header
+    commands = [line for line in header.splitlines() if line.startswith("    ")]
+    assert [problem for line in commands for problem in problems_of_line(line)] == []
+
+
+def loaded(machine: str, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Role → cluster and role options of a machine, as its processes read them; the secret is a file of the test."""
+    text = (EXAMPLES / "three_machines" / f"{machine}.toml").read_text()
+    secret = folder / "secret"
+    secret.write_bytes(b"0123456789abcdef" * 2)
+    secret.chmod(0o600)
+    path = folder / f"{machine}.toml"
+    path.write_text(text.replace("/etc/pixiu/secret", str(secret)))
+    assert str(secret) in path.read_text()
+    roles = [name for name in tomllib.loads(text) if name != "cluster"]
+    return {role: load_options(role, importlib.import_module(f"{role}.options").Options, path, {}, {}) for role in roles}
+
+
+def test_the_three_machines_make_one_cluster(tmp_path: Path) -> None:
+    machines = [loaded(machine, tmp_path) for machine in MACHINES]
+    assert {cluster for machine in machines for cluster, _ in machine.values()} == {machines[0]["broker"][0]}
+    assert {options.registry for machine in machines for _, options in machine.values()} == {"zk://127.0.0.1:2181/three"}
+    for role in ROLES:
+        assert len({machine[role][1].host for machine in machines}) == LAYOUT[role].replicas == len(MACHINES)
+        if role in PARTITIONED_ROLES:
+            assert {machine[role][1].partition for machine in machines} == set(range(LAYOUT[role].n))
+    for machine in machines:
+        options = {role: own for role, (_, own) in machine.items()}
+        assert len({own.host for own in options.values()}) == 1
+        assert options["gateway"].mqtt_host == options["gateway"].host
+        numbers = [port for own in options.values() for port in (own.port, own.http_port)] + [options["gateway"].mqtt_port]
+        assert len(set(numbers)) == len(numbers)
+        folders = [own.data_dir for own in options.values() if own.data_dir]
+        assert len(set(folders)) == len(folders)
+    for role in ("xiu", "pi"):  # a majority, so that no two sides of a cut confirm writes, and one machine may be away
+        assert {machine[role][1].min_in_sync for machine in machines} == {2}
+        assert len({machine[role][1].data_dir for machine in machines}) == len(MACHINES)

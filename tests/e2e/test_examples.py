@@ -1,0 +1,96 @@
+"""The programs of `examples/` as a reader starts them, against one small cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pixiu
+from tests.support.cluster import LocalCluster, running_cluster
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "relays", "gateways")]
+STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1"]
+PATIENT_S = 110.0
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Every role once."""
+    folder = tmp_path_factory.mktemp("examples")
+    table = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
+    with running_cluster(folder, *SMALL, *STORES, *table) as cluster:
+        cluster.wait_healthy()
+        yield cluster
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """How an example is started."""
+    return [sys.executable, str(ROOT / "examples" / name), *arguments]
+
+
+def environment(cluster: LocalCluster) -> dict[str, str]:
+    """A reader's, who exports what `pixiu up` printed."""
+    return {**os.environ, "PIXIU_TARGET": cluster.target}
+
+
+def output(cluster: LocalCluster, name: str, *arguments: str) -> str:
+    """What an example prints until it ends, with exit code 0."""
+    result = subprocess.run(
+        command(name, *arguments), env=environment(cluster), capture_output=True, text=True, timeout=PATIENT_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_player_sees_every_signal_once(small: LocalCluster) -> None:
+    shown = output(small, "game_signals.py", "1101")
+    assert "4 signals were delivered" in shown
+    for uin in (5001, 5002, 5003):
+        assert f"player {uin} saw\n  1 the match begins\n  2 goal for blue\n  3 goal for red\n  4 the match is over\n" in shown
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_both_devices_show_every_mail_and_a_dead_letter_is_sent_again(small: LocalCluster, time: str) -> None:
+    """Twice: what one run leaves behind is no trouble to the next."""
+    shown = output(small, "notifications.py", "7101").splitlines()
+    assert shown.count("dead letter: picture of the parcel: RuntimeError: no screen for pictures, 3 attempts") == 1, time
+    for device, pictures in (("phone", 2), ("desk", 1)):
+        assert shown.count(f"{device}: your parcel left") == 1
+        assert shown.count(f"{device}: picture of the parcel") == pictures
+        assert shown.count(f"{device}: your parcel arrived") == 1
+    assert shown[-1] == "nothing waits any more"
+
+
+async def test_the_bot_answers_and_ends_at_ctrl_c(small: LocalCluster) -> None:
+    bot = subprocess.Popen(
+        command("bot.py", "1142"), env=environment(small), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert bot.stdout is not None
+        assert await asyncio.to_thread(bot.stdout.readline) == "listening in room 1142\n"
+        async with pixiu.connect(small.target, uin=7) as px, px.subscribe(room=1142) as messages, asyncio.timeout(PATIENT_S):
+            await px.room(1142).send(b"!ping")
+            assert [(await anext(messages)).payload for _ in range(2)] == [b"!ping", b"pong, user 7"]
+        bot.send_signal(signal.SIGINT)
+        _, errors = await asyncio.to_thread(bot.communicate, None, PATIENT_S)
+        assert (bot.returncode, errors) == (0, "")
+    finally:
+        bot.kill()
+        bot.wait()
+
+
+def test_the_layout_of_the_three_machines_is_written_once(small: LocalCluster) -> None:
+    """At a root of its own beside the cluster's."""
+    target = f"{small.target.rpartition('/')[0]}/three"
+    shown = output(small, "three_machines/layout.py", target)
+    assert shown.endswith(f" at {target}: broker 1, gateway 1, pi 1, proxy 1, relay 1, router 1, xiu 1\n")
+    assert output(small, "three_machines/layout.py", target) == shown

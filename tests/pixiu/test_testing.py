@@ -1,0 +1,21 @@
+"""What `pixiu.testing` says where a cluster cannot be started."""
+
+from __future__ import annotations
+
+import pytest
+
+import pixiu.testing
+from pixiu.errors import ConfigurationError, NotConnected
+
+
+def test_without_the_servers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixiu.testing, "entry_points", lambda **_: [])
+    with pytest.raises(ConfigurationError, match=r"pip install 'pixiu-sdk\[server\]'"), pixiu.testing.cluster():
+        pass
+
+
+def test_outside_of_its_block_it_has_no_target() -> None:
+    cluster = pixiu.testing.cluster()
+    for name in ("target", "logs", "proxies", "gateways", "mqtt"):
+        with pytest.raises(NotConnected, match="does not run"):
+            getattr(cluster, name)
