@@ -49,22 +49,22 @@ def test_messages_are_sent_in_order_and_receipts_can_be_waited_for(served: Any) 
 @pytest.mark.slow
 def test_failures_raise_in_the_callers_thread(served: Any, background: Any) -> None:
     def refuse(one: Any) -> Any:
-        return wire_pb2.PublishFailure(code="OVERLOADED", text="slower", retry_after_ms=9) if one.key == 4 else None
+        return wire_pb2.PublishFailure(code="OVERLOADED", text="slower", retry_after_ms=90_000) if one.key == 4 else None
 
     served.proxies[0].failing = refuse
-    with pixiu.connect_sync(served.target, publish_timeout_s=1.0) as px:
+    with pixiu.connect_sync(served.target, publish_timeout_s=20.0) as px:
         with pytest.raises(InvalidArgument):
             px.room(1).send_soon(b"", type=99)
         with pytest.raises(Overloaded, match="slower"):
             px.room(4).send_soon(b"x").wait()
         with pytest.raises(Overloaded, match="slower"):
-            px.room(4).send(b"x", timeout_s=0.5)
+            px.room(4).send(b"x", timeout_s=20)  # too late for another attempt
         px.room(2).send(b"x", timeout_s=20)
         background.call(lambda: setattr(served.proxies[0], "holding", True))
         with pytest.raises(TimeoutError):
             px.room(2).send_soon(b"x").wait(timeout_s=0.1)
         with pytest.raises(OutcomeUnknown):
-            px.room(2).send(b"x", timeout_s=0.1)
+            px.room(2).send(b"x", timeout_s=1.0)
         background.run(served.stop())
 
 

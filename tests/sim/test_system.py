@@ -18,6 +18,8 @@ from tests.sim.system.run import report
 from tests.support.effort import CI, runs
 
 SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=2, ci=20)
+RARE = (47,) if CI else ()
+"""One run in fifty has appends that Pi refuses; this one does."""
 ENOUGH = 20
 """Some of what must happen is rare: in one run of five."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +32,7 @@ LEAST = {
     "pi led": 1.2, "xiu led": 1.2, "gateway crashed": 0.1, "relay crashed": 0.1, "proxy crashed": 0.1, "snapshots of logs": 0.2,
     "mails": 100, "bursts": 0.2, "mails to many": 10, "confirmed replicated": 80, "confirmed persisted": 5,
     "confirmed accepted": 5,
-    "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.1,
+    "sent again": 3, "stored": 150, "appended": 100, "appended again": 0.3, "in order": 200, "appends refused": 0.05,
     "deliveries": 150, "delivered again": 5, "written": 150, "received": 150, "received again by another run": 0.5,
     "acknowledged": 150, "cursors saved": 80, "cursors fenced": 0.05, "sessions": 10, "inboxes opened": 10,
     "applications restarted": 1, "accepted": 50, "delivered": 50, "chat": 20, "signals": 8, "receipts": 4, "offline": 1,
@@ -39,7 +41,7 @@ LEAST = {
 """What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", sorted({*range(SEEDS), *RARE}))
 def test_the_whole_system_keeps_its_promises(seed: int) -> None:
     found, world = report(seed)
     assert not found, "\n".join(found)
@@ -53,8 +55,9 @@ def test_the_runs_have_faults_in_them() -> None:
     """Of the runs above; alone it makes as many as are enough."""
     happened, number = HAPPENED, len(RUNS)
     if number < ENOUGH:
-        number, happened = ENOUGH, Counter()
-        for seed in range(number):
+        seeds = {*range(ENOUGH), *RARE}
+        number, happened = len(seeds), Counter()
+        for seed in seeds:
             found, world = report(seed)
             assert world is not None, found
             happened.update(dict(world.pairs()))

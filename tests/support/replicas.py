@@ -144,6 +144,10 @@ class Replicas:
         found: dict[str, int] = {}
 
         async def equal() -> bool:
+            said = [await self.status(name) for name in names]
+            ends = {one.get("end") for one in said}
+            if len(ends) != 1 or any(one.get("applied") != one.get("end") for one in said):
+                return False  # replicas that just started are equal as well, with what their snapshots have
             dumps = [await self.dump(name) for name in names]
             found.clear()
             found.update(dumps[0])
