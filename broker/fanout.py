@@ -14,7 +14,7 @@ from typing import Final
 
 from cluster.membership.events import Effect
 from cluster.runtime.parcels import Target, discard, take_parcels
-from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
+from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 
 MAX_CACHED_ROOMS: Final = 1_000_000
@@ -106,7 +106,7 @@ class Fanout:
                 break
             size, what, type_, _, room = unpack(data, position)
             after = position + SIZE_FIELD + size
-            if size < LEAST_SIZE or after > end:
+            if size < MIN_SIZE or after > end:
                 break
             if what != plain:
                 kind, flags = what & 255, what >> 8

@@ -16,7 +16,7 @@ from cluster.membership.events import Effect
 from cluster.runtime.parcels import Target, discard, take_parcels
 from pixiu.ids import EndpointID
 from pixiu.placement.partition import rendezvous
-from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, ROOM, ROUTE, SIGNAL, SIZE_FIELD, Flag
+from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, ROOM, ROUTE, SIGNAL, SIZE_FIELD, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import MAX_UINS, address, uin_list
 
@@ -106,7 +106,7 @@ class AddressedFanout:
                 break
             size, kind, flags, type_, _, room = ROUTE.unpack_from(data, position)
             after = position + SIZE_FIELD + size
-            if size < LEAST_SIZE or after > end:
+            if size < MIN_SIZE or after > end:
                 break
             if kind != ROOM and not (kind == SIGNAL and flags & Flag.TO_ROOM):
                 wrong += 1

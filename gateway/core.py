@@ -24,7 +24,7 @@ from gateway.traces import Traces
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes
-from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, LEAST_SIZE, SIZE_FIELD, Flag, Kind, intact_body
+from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, intact_body
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
@@ -461,7 +461,7 @@ def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
         if start + HEADER_SIZE > end:
             return None
         after = start + SIZE_FIELD + int.from_bytes(data[start : start + 4], "little")
-        if after < start + SIZE_FIELD + LEAST_SIZE or after > end:
+        if after < start + SIZE_FIELD + MIN_SIZE or after > end:
             return None
         records.append(data[start:after])
         start = after

@@ -24,7 +24,7 @@ from pixiu.wire.record import (
     CHAT,
     FIRST_LANE_BELOW,
     HEADER_SIZE,
-    LEAST_SIZE,
+    MIN_SIZE,
     PLAIN_ROOM,
     ROOM,
     SIGNAL,
@@ -388,7 +388,7 @@ class Core:
                 break
             size, what, type_, snowflake, key = unpack(data, position)
             after = position + SIZE_FIELD + size
-            if size < LEAST_SIZE or after > end:
+            if size < MIN_SIZE or after > end:
                 break
             if what == plain:
                 target = cache.get(key) or brokers.target(key)

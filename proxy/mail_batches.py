@@ -16,7 +16,7 @@ from pixiu import errors
 from pixiu.ids import MAX_ID
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, MAIL, ROUTE, SIZE_FIELD, Flag
+from pixiu.wire.record import HEADER_SIZE, MAIL, MIN_SIZE, ROUTE, SIZE_FIELD, Flag
 from proxy import mail_events as ev
 
 BATCH_BYTES: Final = 256 << 10
@@ -116,7 +116,7 @@ def split(
             return None
         size, kind, flags, type_, _, key = unpack(data, at)
         after = at + SIZE_FIELD + size
-        if size < LEAST_SIZE or after > end:
+        if size < MIN_SIZE or after > end:
             return None
         position, record, others = event.position + index, data[at:after], more.get(index) if more else None
         at = after

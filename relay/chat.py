@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cluster.membership.events import Effect
 from cluster.runtime.parcels import Target, discard, take_parcels
-from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, HEADER_SIZE, LEAST_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
+from pixiu.wire.record import ADDRESSED, CHAT, FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, SIGNAL, SIZE_FIELD, WALK, Flag
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.uin_list import take_apart
 
@@ -84,7 +84,7 @@ class ChatFanout:
                 break
             size, what, type_, snowflake, uin = unpack(data, position)
             after = position + SIZE_FIELD + size
-            if size < LEAST_SIZE or after > end:
+            if size < MIN_SIZE or after > end:
                 break
             if what == plain:
                 targets, record = self._targets(uin, snowflake, routed), b""

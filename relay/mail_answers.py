@@ -11,7 +11,7 @@ from typing import Final
 from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
 from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
-from pixiu.wire.record import LEAST_SIZE, SIZE_FIELD
+from pixiu.wire.record import MIN_SIZE, SIZE_FIELD
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 
@@ -111,7 +111,7 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
         record = records[at : at + size]
         at += size
         said = int.from_bytes(record[:SIZE_FIELD], "little")
-        if size and (said < LEAST_SIZE or said + SIZE_FIELD != size):
+        if size and (said < MIN_SIZE or said + SIZE_FIELD != size):
             return None
         found.append(ev.Notice(uin, msg_lane(msg_id), seq, msg_id, record))
     return found

@@ -12,7 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from pixiu.errors import ChecksumWrong, InvalidArgument, RecordTooLarge, WrongPartition
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
+from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD, Flag, Kind, body_bounds
 from xiu.block import MAX_BLOCK_BYTES, MAX_BLOCK_RECORDS
 
 _FIELDS: Final = struct.Struct("<IBB6xI8xQ")
@@ -59,7 +59,7 @@ def check(data: bytes, count: int, partition: int, partitions: int, limit: int, 
         addresses: who serves each partition, for texts.
     """
     checked = Checked()
-    unpack, mail, least, traced, rest = _FIELDS.unpack_from, int(Kind.MAIL), LEAST_SIZE, Flag.TRACED, partition % partitions
+    unpack, mail, least, traced, rest = _FIELDS.unpack_from, int(Kind.MAIL), MIN_SIZE, Flag.TRACED, partition % partitions
     view, position, end = memoryview(data), 0, len(data)
     begin, first = 0, 0
     for index in range(count):

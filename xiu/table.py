@@ -35,7 +35,7 @@ INLINE_BYTES: Final = 1900
 USED_PERCENT: Final = 60
 """Of the memory that blocks may take: pages that a transaction leaves are free for the next but one, and large blocks need
 pages that lie together."""
-LEAST_BYTES: Final = 16 * MAX_BLOCK_BYTES
+MIN_BYTES: Final = 16 * MAX_BLOCK_BYTES
 FULL_TRIES: Final = 6
 """Each evicts an eighth before it writes again."""
 RECOVER_CHUNK: Final = 64
@@ -78,7 +78,7 @@ class Table:
     def __init__(self, folder: Path, size_bytes: int, member: MemberID) -> None:
         self.folder = folder
         self.counters = TableCounters()
-        self.capacity = max(size_bytes * USED_PERCENT // 100, LEAST_BYTES // 2)
+        self.capacity = max(size_bytes * USED_PERCENT // 100, MIN_BYTES // 2)
         advice = "give every Xiu its own xiu.table_name"
         self._lock = shared_memory.lock_folder(folder, f"the table {folder} is in use; {advice}")
         try:

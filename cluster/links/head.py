@@ -46,8 +46,8 @@ FLAG_TRUNCATED: Final = 4
 """An acknowledgement that could not name all missing ranges."""
 ALL_FLAGS: Final = 7
 
-LEAST_RECORD: Final = 40
-LEAST_CONTROL: Final = 4
+MIN_RECORD: Final = 40
+MIN_CONTROL: Final = 4
 
 assert HEAD.size == HEAD_SIZE
 
@@ -163,10 +163,10 @@ class Codec:
         if flags & ~ALL_FLAGS or bool(flags & FLAG_STREAM) is not stream:
             return Refusal.FLAGS
         if type_ == RECORDS:
-            if not 0 < count <= (size - self._least) // LEAST_RECORD:
+            if not 0 < count <= (size - self._least) // MIN_RECORD:
                 return Refusal.COUNT
         elif type_ == CONTROL:
-            if not 0 < count <= (size - self._least) // LEAST_CONTROL:
+            if not 0 < count <= (size - self._least) // MIN_CONTROL:
                 return Refusal.COUNT
         elif not HEARTBEAT <= type_ <= ACKNOWLEDGEMENT:
             return Refusal.TYPE
@@ -187,7 +187,7 @@ def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] 
     messages = []
     position = start
     for _ in range(count):
-        body = position + LEAST_CONTROL
+        body = position + MIN_CONTROL
         if body > end:
             return None
         position = body + int.from_bytes(data[position:body], "little")
@@ -199,4 +199,4 @@ def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] 
 
 def join_control(messages: list[bytes]) -> list[bytes]:
     """The items of serialized control messages: each with its u32 size before it."""
-    return [len(message).to_bytes(LEAST_CONTROL, "little") + message for message in messages]
+    return [len(message).to_bytes(MIN_CONTROL, "little") + message for message in messages]

@@ -44,7 +44,7 @@ MAX_SENDERS: Final = 4096
 """Senders known besides the peers of the view; above it the least recently heard are forgotten, a sixteenth at a time."""
 REPEAT_S: Final = 5.0
 """For so long after a sender's last data its heartbeats are answered with an acknowledgement too."""
-LEAST_DELAY_S: Final = 0.001
+MIN_DELAY_S: Final = 0.001
 """The core never asks to be woken sooner than this."""
 
 INFINITY: Final = float("inf")
@@ -544,7 +544,7 @@ class LinkCore:
 
     def next_deadline(self, now: float) -> float:
         """When to call `poll` next; infinity when nothing is due."""
-        return max(self._wake, now + LEAST_DELAY_S)
+        return max(self._wake, now + MIN_DELAY_S)
 
     def stream_connected(self, id_: EndpointID, up: bool, now: float) -> None:
         """The stream that this process opened to a peer is there, or broke."""

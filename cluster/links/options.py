@@ -10,10 +10,10 @@ from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
 DATAGRAM = "datagram"
 STREAM = "stream"
-LEAST_MTU_BYTES = 1200
+MIN_MTU_BYTES = 1200
 """An acknowledgement with all its missing ranges and a heartbeat with a full attachment fit into this."""
-MOST_MTU_BYTES = 65_000
-MOST_FRAME_BYTES = 1 << 20
+MAX_MTU_BYTES = 65_000
+MAX_FRAME_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class LinkOptions:
     def validate(self) -> None:
         """Raises `ConfigurationError` that names the first key at fault and what is allowed."""
         bounds = (
-            ("mtu_bytes", LEAST_MTU_BYTES, MOST_MTU_BYTES),
-            ("loopback_mtu_bytes", LEAST_MTU_BYTES, MOST_MTU_BYTES),
+            ("mtu_bytes", MIN_MTU_BYTES, MAX_MTU_BYTES),
+            ("loopback_mtu_bytes", MIN_MTU_BYTES, MAX_MTU_BYTES),
             ("receive_buffer_bytes", 65_536, 1 << 30),
             ("push_back_ms", 1, 60_000),
             ("heartbeat_interval_ms", 10, 60_000),
@@ -68,7 +68,7 @@ class LinkOptions:
             ("dead_after", 2, 1000),
             ("max_record_bytes", HEADER_SIZE, MAX_RECORD_BYTES + ADDRESSED_OVERHEAD),
             ("max_queue_bytes", 2 * MAX_RECORD_BYTES, 1 << 32),
-            ("stream_frame_bytes", LEAST_MTU_BYTES, MOST_FRAME_BYTES),
+            ("stream_frame_bytes", MIN_MTU_BYTES, MAX_FRAME_BYTES),
         )
         for key, least, most in bounds:
             value = getattr(self, key)

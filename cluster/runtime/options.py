@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.links.options import LEAST_MTU_BYTES, MOST_MTU_BYTES, LinkOptions
+from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
 from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.zookeeper import parse_address
@@ -67,9 +67,9 @@ class ClusterOptions(Options):
     """Missed heartbeats after which a peer is dead: its share goes to others."""
     max_record_bytes: int = bounded(MAX_RECORD_BYTES, 1024, MAX_RECORD_BYTES)
     """Bytes of the largest message, header included; larger is refused where it enters."""
-    mtu_bytes: int = bounded(1400, LEAST_MTU_BYTES, MOST_MTU_BYTES)
+    mtu_bytes: int = bounded(1400, MIN_MTU_BYTES, MAX_MTU_BYTES)
     """Bytes of the largest datagram between machines."""
-    loopback_mtu_bytes: int = bounded(8192, LEAST_MTU_BYTES, MOST_MTU_BYTES)
+    loopback_mtu_bytes: int = bounded(8192, MIN_MTU_BYTES, MAX_MTU_BYTES)
     """Bytes of the largest datagram between processes of one machine."""
     push_back_ms: int = bounded(200, 1, 60_000)
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""

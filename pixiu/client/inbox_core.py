@@ -69,7 +69,7 @@ class MailGap(NamedTuple):
 class Held:
     """A mail, or a gap, that is not acknowledged yet."""
 
-    __slots__ = ("acknowledged", "again", "gap", "lane", "message", "msg_id", "record", "seq", "seqs", "stream")
+    __slots__ = ("acknowledged", "gap", "lane", "message", "msg_id", "record", "redelivered", "seq", "seqs", "stream")
 
     def __init__(self, lane: int, delivery: Delivery, stream: Hashable, message: Message | None, gap: MailGap | None) -> None:
         self.lane = lane
@@ -77,7 +77,7 @@ class Held:
         self.seq = delivery.seq
         self.seqs: tuple[int, ...] = (delivery.seq,)
         """Where in the inbox it is: one place, unless the inbox has it twice."""
-        self.again = bool(delivery.flags & REDELIVERED)
+        self.redelivered = bool(delivery.flags & REDELIVERED)
         self.record = delivery.record
         self.message = message
         self.gap = gap

@@ -89,9 +89,9 @@ class Mail:
         return MsgID(self.held.msg_id)
 
     @property
-    def again(self) -> bool:
+    def redelivered(self) -> bool:
         """Whether the cluster sent it to this device before. An earlier process of the device may have handled it."""
-        return self.held.again
+        return self.held.redelivered
 
     @property
     def acknowledged(self) -> bool:

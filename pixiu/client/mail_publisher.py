@@ -10,7 +10,7 @@ from typing import Unpack
 from pixiu.client.drafts import MAIL_KIND, Draft, draft, encode
 from pixiu.client.mail_options import MailSendOptions, level_of, minutes_of, receivers_of
 from pixiu.client.mail_receipt import MailReceipt
-from pixiu.client.mail_shell import LEAST_TICK_S, MailShell
+from pixiu.client.mail_shell import MIN_TICK_S, MailShell
 from pixiu.client.worker import WorkerLease
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded
 from pixiu.wire.levels import Level
@@ -102,7 +102,7 @@ class MailPublisher:
             try:
                 return self.send(uin, payload, **options)
             except Overloaded:
-                await asyncio.sleep(LEAST_TICK_S)  # others were faster
+                await asyncio.sleep(MIN_TICK_S)  # others were faster
 
     async def flushed(self) -> None:
         """Wait until all mail offered so far has left once."""

@@ -32,7 +32,7 @@ from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 
 MAX_WAITING: Final = 10_000
 """Coroutines that may wait for room; more are refused as `Overloaded`."""
-LEAST_TICK_S: Final = 0.01
+MIN_TICK_S: Final = 0.01
 Check = Callable[[], bool]
 
 
@@ -53,7 +53,7 @@ class MailShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Check, asyncio.Future[None]]] = deque()
-        self._alarm = DeadlineTimer(self._tick, least_s=LEAST_TICK_S)
+        self._alarm = DeadlineTimer(self._tick, least_s=MIN_TICK_S)
         self._closed = False
 
     def offer(self, ticket: MailTicket) -> None:

@@ -21,7 +21,7 @@ from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_WAITING_SENDS: Final = 100_000
 """Coroutines that may wait in `send` for space; more are refused as `Overloaded`."""
-LEAST_TICK_S: Final = 0.01
+MIN_TICK_S: Final = 0.01
 
 
 class Receipt(Awaited, Ticket):
@@ -100,7 +100,7 @@ class PublisherShell:
         self._reserved_records = 0
         self._reserved_bytes = 0
         self._flushing: list[tuple[Group, asyncio.Future[None]]] = []
-        self._alarm = DeadlineTimer(self._tick, least_s=LEAST_TICK_S)
+        self._alarm = DeadlineTimer(self._tick, least_s=MIN_TICK_S)
         self._closed = False
 
     def try_admit(self, size: int) -> bool:

@@ -23,7 +23,7 @@ from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 RENEW_RETRY_S: Final = 5.0
 """After an unanswered renewal the next one comes so much later, at the earliest."""
-LEAST_LEFT_MS: Final = 50
+MIN_LEFT_MS: Final = 50
 """A number with less time than this left is not used any more."""
 
 Lending = GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply]
@@ -73,7 +73,7 @@ class WorkerLease:
 
     def usable(self) -> bool:
         """Whether an ID can be made now, without waiting."""
-        return max(self._clock_ms(), self._generator.last_used_ms) + LEAST_LEFT_MS < self._generator.until_ms
+        return max(self._clock_ms(), self._generator.last_used_ms) + MIN_LEFT_MS < self._generator.until_ms
 
     def next(self) -> SnowflakeID:
         """The next ID. Raises `LeaseExpired`; ask `usable` or `ready` before."""

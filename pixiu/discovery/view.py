@@ -35,7 +35,7 @@ MAX_NODES: Final = 65_536
 """Nodes in one view; a scan with more is cut off there (the oldest replicas stay) and counted."""
 HOLD_S: Final = 60.0
 """How long a node that vanished stays in the view while ZooKeeper can be reached."""
-MASS_LEAST: Final = 3
+MIN_MASS: Final = 3
 """So many nodes must vanish for it to be a mass disappearance."""
 MASS_WINDOW_S: Final = 10.0
 """What vanishes within this time vanishes at once: sessions that end together are removed over some seconds."""
@@ -276,7 +276,7 @@ class ViewReducer:
             for endpoint, known in self._known.items()
             if known.vanished is not None and now - known.vanished <= self._mass_window_s
         }
-        if len(moments) < MASS_LEAST:
+        if len(moments) < MIN_MASS:
             return
         start = min(moments.values())
         stayed = sum(known.vanished is None and known.first_seen < start for known in self._known.values())

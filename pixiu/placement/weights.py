@@ -29,7 +29,7 @@ UP_AFTER: Final = 20
 """Measurements in a row that must agree; a replica that was relieved looks better for that very reason."""
 FLOOR_US: Final = 5_000.0
 """Round trips below this are as good as each other, microseconds."""
-LEAST_ANSWERED: Final = 0.05
+MIN_ANSWERED: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -84,4 +84,4 @@ class Weights:
 
 
 def _cost(quality: Quality) -> float:
-    return max(quality.round_trip_us, FLOOR_US) / max(quality.answered, LEAST_ANSWERED) ** 3
+    return max(quality.round_trip_us, FLOOR_US) / max(quality.answered, MIN_ANSWERED) ** 3

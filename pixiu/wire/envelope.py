@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pixiu.errors import MalformedData
-from pixiu.wire.record import HEADER_SIZE, LEAST_SIZE, SIZE_FIELD
+from pixiu.wire.record import HEADER_SIZE, MIN_SIZE, SIZE_FIELD
 
 ENVELOPE: Final = struct.Struct("<QQQIHBB")
 ENVELOPE_SIZE: Final = 32
@@ -94,7 +94,7 @@ def _walk(data: bytes, count: int, make: Callable[[Iterable[Any]], ItemT], skip:
         fields = ENVELOPE.unpack_from(data, position)
         if not fields[6] & GAP:
             size = int.from_bytes(data[after : after + SIZE_FIELD], "little")
-            if size < LEAST_SIZE or after + SIZE_FIELD + size > end or after + HEADER_SIZE > end:
+            if size < MIN_SIZE or after + SIZE_FIELD + size > end or after + HEADER_SIZE > end:
                 raise MalformedData("a batch of deliveries ends within a record")
             after += SIZE_FIELD + size
         found.append(make((*fields, data[position + skip : after])))

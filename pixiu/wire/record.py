@@ -27,7 +27,7 @@ from pixiu.ids import MAX_ID
 HEADER: Final = struct.Struct("<IBBBBHHIQQQ")
 HEADER_SIZE: Final = 40
 SIZE_FIELD: Final = 4
-LEAST_SIZE: Final = HEADER_SIZE - SIZE_FIELD
+MIN_SIZE: Final = HEADER_SIZE - SIZE_FIELD
 STAMP: Final = struct.Struct("<BBHIQQ")
 STAMP_SIZE: Final = 24
 MAX_STAMPS: Final = 16
@@ -171,7 +171,7 @@ def offsets(data: bytes | memoryview, start: int, end: int, count: int) -> list[
         if position + HEADER_SIZE > end:
             return None
         size = int.from_bytes(data[position : position + 4], "little")
-        if size < LEAST_SIZE:
+        if size < MIN_SIZE:
             return None
         position += SIZE_FIELD + size
         found.append(position)

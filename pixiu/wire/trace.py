@@ -27,9 +27,9 @@ import xxhash
 
 from pixiu.wire.record import (
     HEADER_SIZE,
-    LEAST_SIZE,
     MAX_RECORD_BYTES,
     MAX_STAMPS,
+    MIN_SIZE,
     SIZE_FIELD,
     STAMP,
     STAMP_SIZE,
@@ -186,7 +186,7 @@ class Sampler:
         position, copied, marked = start, start, 0
         for _ in range(count):
             after = position + SIZE_FIELD + int.from_bytes(data[position : position + 4], "little")
-            if after < position + SIZE_FIELD + LEAST_SIZE or after > end:
+            if after < position + SIZE_FIELD + MIN_SIZE or after > end:
                 return data, start, end
             if digest(data[position + 16 : position + 24]) < below and self._may_mark(data, position, after):
                 parts += (data[copied:position], as_traced(data[position:after]))

@@ -65,7 +65,7 @@ def test_mail_comes_in_order_the_first_lane_first() -> None:
     assert intake.arrived("a", mail(1) + mail(2) + mail(1, lane=0) + mail(3), 4, 0.0)
     found = take(intake)
     assert [(held.lane, held.seq, held.msg_id) for held in found] == [(0, 1, 5), (1, 1, 1005), (1, 2, 1010), (1, 3, 1015)]
-    assert [held.again for held in found] == [False] * 4
+    assert [held.redelivered for held in found] == [False] * 4
     assert intake.counters.received == intake.held == 4
 
 
@@ -107,7 +107,7 @@ def test_what_comes_again_acknowledged_is_acknowledged_again_and_not_shown() -> 
 def test_the_mark_of_a_repeat_shows_when_this_process_did_not_have_it() -> None:
     intake = opened()
     intake.arrived("a", mail(1, flags=REDELIVERED) + mail(2), 2, 0.0)
-    assert [held.again for held in take(intake)] == [True, False]
+    assert [held.redelivered for held in take(intake)] == [True, False]
 
 
 def test_one_mail_at_two_places_of_an_inbox_is_one_for_the_application() -> None:

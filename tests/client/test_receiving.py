@@ -38,7 +38,7 @@ async def test_mail_has_all_that_the_sender_said_and_its_place(cluster: Any, unt
     async with pixiu.connect(cluster.target, client="reader") as px, px.inbox(uin=7, device="phone") as inbox:
         (mail,) = await take(inbox, 1)
         assert (mail.payload, mail.sender, mail.extension, mail.type) == (b"hi", 9, b"{}", 0)
-        assert (mail.lane, mail.seq, mail.msg_id, mail.again, mail.acknowledged) == (1, 1, msg, False, False)
+        assert (mail.lane, mail.seq, mail.msg_id, mail.redelivered, mail.acknowledged) == (1, 1, msg, False, False)
         assert (mail.sent_at_ms, mail.message_id) == (SENT_MS, snowflake(SENT_MS, 3, 1))
         assert mail.message.payload == b"hi"
         assert repr(mail) == f"Mail(lane=1, seq=1, msg_id={msg:016x}, bytes=2)", "and not what is in it"
@@ -125,7 +125,7 @@ async def test_what_was_not_acknowledged_comes_again_in_the_next_process_marked(
         cluster.inboxes.put(7, b"%d" % number)
     async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.inbox() as inbox:
         mails = await take(inbox, 4)
-        assert [mail.again for mail in mails] == [False] * 4
+        assert [mail.redelivered for mail in mails] == [False] * 4
         mails[0].acknowledge()
         mails[2].acknowledge()
     assert cluster.inboxes.missing(7, PHONE) == [2, 4], "closing sends what was acknowledged"
@@ -133,7 +133,7 @@ async def test_what_was_not_acknowledged_comes_again_in_the_next_process_marked(
         mails[1].acknowledge()
     mails[0].acknowledge()
     async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.inbox() as inbox:
-        assert [(mail.payload, mail.again) for mail in await take(inbox, 2)] == [(b"1", True), (b"3", True)]
+        assert [(mail.payload, mail.redelivered) for mail in await take(inbox, 2)] == [(b"1", True), (b"3", True)]
 
 
 async def test_two_devices_each_get_everything(cluster: Any) -> None:

@@ -72,7 +72,7 @@ async def test_mail_sent_while_away_comes_at_the_login_once_and_in_order(receivi
         await px.user(uin).mail(b"after")
         async with px.inbox(uin=uin, device="phone") as inbox:
             (mail,) = await take(inbox, 1)
-            assert (mail.payload, mail.again, mail.seq) == (b"after", False, 101)
+            assert (mail.payload, mail.redelivered, mail.seq) == (b"after", False, 101)
             assert inbox.counters.received == 1, "what was acknowledged does not come again"
 
 
@@ -94,7 +94,7 @@ async def test_what_was_not_acknowledged_comes_again_marked(receiving: LocalClus
             await until(kept, "the first one is acknowledged to Pi")
         async with px.inbox(uin=uin, device="phone") as inbox:
             again = await take(inbox, 3)
-            assert [(mail.payload, mail.again) for mail in again] == [(b"1", True), (b"2", True), (b"4", True)]
+            assert [(mail.payload, mail.redelivered) for mail in again] == [(b"1", True), (b"2", True), (b"4", True)]
 
 
 async def test_two_devices_each_get_everything(receiving: LocalCluster) -> None:

@@ -24,7 +24,7 @@ from tests.support.lossy import Faults, LossyNetwork
 from tests.support.mail_history import Traffic
 
 KILLS = int(os.environ.get("PIXIU_MAIL_KILLS", "6"))
-LEAST_S = 600.0 if KILLS >= 30 else 0.0
+MIN_S = 600.0 if KILLS >= 30 else 0.0
 SEED = int(os.environ.get("PIXIU_MAIL_SEED", "1"))
 VICTIMS = ("proxy", "relay", "gateway", "xiu", "pi")
 """Killed in this order, again and again; of Xiu and Pi the leader, of the others each process in turn."""
@@ -78,7 +78,7 @@ async def test_every_mail_arrives_once_whoever_is_killed(tmp_path: Path) -> None
 async def kill_all(cluster: LocalCluster, server: EmbeddedZooKeeper, history: History, traffic: Traffic) -> None:
     """One after the other, the next when the cluster is healthy again and mail has flowed meanwhile."""
     began, number = time.monotonic(), 0
-    while number < KILLS or time.monotonic() - began < LEAST_S:
+    while number < KILLS or time.monotonic() - began < MIN_S:
         role = VICTIMS[number % len(VICTIMS)]
         process = await asyncio.to_thread(victim, cluster, role, number // len(VICTIMS))
         pid = int(str(process["pid"]))

@@ -213,11 +213,11 @@ class Traffic:
         async for mail in inbox:
             msg_id = int(mail.msg_id)
             said = Mail(
-                device.uin, device.number, mail.lane, int(mail.message_id), mail.seq, msg_id, mail.again, crc32(mail.payload)
+                device.uin, device.number, mail.lane, int(mail.message_id), mail.seq, msg_id, mail.redelivered, crc32(mail.payload)
             )
             self._history.delivered(process, said)
             self.counts["delivered"] += 1
-            self.counts["delivered again"] += mail.again
+            self.counts["delivered again"] += mail.redelivered
             device.unacknowledged[msg_id] = process
             # Some mail is acknowledged behind what comes after it, and some only by the application's next run.
             chance = self._random.random()

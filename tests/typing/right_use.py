@@ -41,7 +41,7 @@ async def publish() -> None:
         async with px.inbox(uin=7, device="phone", on_gap=lambda gap: print(gap.reason, gap.up_to)) as inbox:
             async for got in inbox:
                 found: pixiu.Mail = got
-                print(found.payload, found.lane, found.seq, found.msg_id, found.again, found.sent_at_ms)
+                print(found.payload, found.lane, found.seq, found.msg_id, found.redelivered, found.sent_at_ms)
                 found.acknowledge()
             await inbox.flush(timeout_s=1.0)
 

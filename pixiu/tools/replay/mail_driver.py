@@ -196,7 +196,7 @@ class MailDriver:
                 return
             if mail is None:
                 return
-            self.ledger.delivered(uin, mail.payload, self._now_us(), again=mail.again)
+            self.ledger.delivered(uin, mail.payload, self._now_us(), again=mail.redelivered)
             mail.acknowledge()
             if empty:
                 until = max(until, loop.time() + self._settle_s)

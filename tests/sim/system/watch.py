@@ -260,7 +260,7 @@ class MailWatch:
         """The application takes a mail, or is told of a gap: each once, in the order of its lane."""
         self.told.got(device, held)
         self.checked["received"] += 1
-        self.checked["received again by another run"] += held.again and device.runs > 1
+        self.checked["received again by another run"] += held.redelivered and device.runs > 1
         number = self._number(device)
         self._received.setdefault((device.uin, number, held.lane), set()).update(held.seqs)
         assert held.seq > application.last.get(held.lane, 0), "an application gets mail out of order"
