@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -30,6 +32,7 @@ def written(root: Path, **modules: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_product_keeps_the_rules_and_the_page_shows_it() -> None:
     imports = GRAPH.graph_of_modules()
     assert GRAPH.broken(imports) == []
