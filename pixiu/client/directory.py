@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -11,7 +12,8 @@ import grpc
 
 from pixiu.client.options import ClientOptions
 from pixiu.discovery.target import ZooKeeperTarget
-from pixiu.errors import Unreachable
+from pixiu.errors import RegistryUnavailable, Unreachable
+from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -24,6 +26,9 @@ MAX_TRIES: Final = 16
 MIN_REFRESH_S: Final = 0.5
 """Failures ask at most so often, seconds."""
 MAX_MEMBERS: Final = 100_000
+FIRST_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 1.0
+"""Between attempts to read a registry whose connection broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +85,29 @@ class ZooKeeperDirectory:
     async def start(self) -> None:
         """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy."""
         await self._zookeeper.connect()
-        await self._discovery.start()
+        deadline = asyncio.get_running_loop().time() + self._options.connect_timeout_s
+        await self._first_view(deadline)
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
+            async with asyncio.timeout_at(deadline):
                 await self._complete.wait()
         except TimeoutError:
             raise Unreachable(
                 f"ZooKeeper at {self._target.hosts} answers, but no Running proxy is registered below {self._target.root}; "
                 "start one, or check the root in the target"
             ) from None
+
+    async def _first_view(self, deadline: float) -> None:
+        """Read the registry, again while its connection breaks meanwhile. Raises `RegistryUnavailable` after the deadline."""
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.random)
+        while True:
+            try:
+                await self._discovery.start()
+                return
+            except RegistryUnavailable:
+                wait_s = backoff.next_s()
+                if asyncio.get_running_loop().time() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
 
     def refresh(self) -> None:
         """Watches and polls tell of changes already: asking again would tell nothing else."""

@@ -11,7 +11,7 @@ import pytest
 import pixiu
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
-from pixiu.errors import Unavailable
+from pixiu.errors import RegistryUnavailable, Unavailable
 from registry.membership import Membership
 from tests.support.zookeeper import make_node
 
@@ -54,3 +54,25 @@ async def test_running_proxies_and_gateways_are_used_in_the_order_of_their_regis
 async def test_a_root_without_proxies_is_named(zookeeper: ZooKeeper, root: str) -> None:
     with pytest.raises(Unavailable, match=rf"{zookeeper.hosts} answers, but no Running proxy is registered below {root}"):
         await pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=3.0).open()
+
+
+async def test_a_connection_that_breaks_while_the_registry_is_read_is_waited_for(
+    cluster: Any, zookeeper: ZooKeeper, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.start()
+    member = await register(zookeeper, root, "proxy", cluster.proxies[0].port)
+    read, broken = ZooKeeper.get, 0
+
+    async def breaks_twice(self: ZooKeeper, path: str, watch: Any = None) -> Any:
+        nonlocal broken
+        if "/proxy/" in path and broken < 2:
+            broken += 1
+            raise RegistryUnavailable("the connection to ZooKeeper broke")
+        return await read(self, path, watch)
+
+    monkeypatch.setattr(ZooKeeper, "get", breaks_twice)
+    async with pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=60.0) as px:
+        await px.room(1).send(b"after all")
+    assert broken == 2
+    assert cluster.proxies[0].payloads() == [b"after all"]
+    await member.unregister()

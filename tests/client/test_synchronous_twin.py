@@ -52,7 +52,7 @@ def test_failures_raise_in_the_callers_thread(served: Any, background: Any) -> N
         return wire_pb2.PublishFailure(code="OVERLOADED", text="slower", retry_after_ms=90_000) if one.key == 4 else None
 
     served.proxies[0].failing = refuse
-    with pixiu.connect_sync(served.target, publish_timeout_s=20.0) as px:
+    with pixiu.connect_sync(served.target, publish_timeout_s=5.0) as px:
         with pytest.raises(InvalidArgument):
             px.room(1).send_soon(b"", type=99)
         with pytest.raises(Overloaded, match="slower"):

@@ -93,7 +93,7 @@ class Receiver:
                 if number not in self._taken:
                     self._taken.add(number)
                     return SimpleNamespace(
-                        payload=payload, again=False, acknowledge=lambda number=number: self._acknowledge(number)
+                        payload=payload, redelivered=False, acknowledge=lambda number=number: self._acknowledge(number)
                     )
             await asyncio.sleep(0.01)
 
