@@ -1,0 +1,460 @@
+"""Plays a newcomer: README from top to bottom in a copy of the repository, every command and snippet as printed.
+
+    python scripts/newcomer.py                 # what is installed here stands for what a newcomer downloads
+    python scripts/newcomer.py --download      # nothing stands for anything: the package index, nothing pinned but by README
+
+Each command runs in a terminal of its own, as one types while `make run` goes on in the first one; what README says of it must
+come, and Ctrl-C ends what does not end by itself. README uses the usual ports of MQTT and ZooKeeper: the commands run in a network
+of their own where the system allows one (`unshare`), else these ports must be free. What needs the package index is done beside it.
+
+Every fenced block and every command in the text is in `PLAYED` or, with the reason why not, in `NAMED`; anything else is an error.
+Exit code 0: all went as README says. 1: something did not. 77: it cannot be played here, and the last line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE: Final = re.compile(r"`((?:[A-Z_]+=\S+ )?(?:\.venv/bin/)?(?:go|make|mosquitto_pub|mosquitto_sub|pip|pixiu|python3?) [^`]+)`")
+DRAWING: Final = ""
+SNIPPET: Final = "python"
+SHELL: Final = "sh"
+PORTS: Final = (2181, 1883, 1884)
+"""What README's commands take when nobody says otherwise."""
+PATIENT_S: Final = 120.0
+"""For what must come; machines are loaded."""
+AGAIN_S: Final = 2.0
+"""After which a message that nobody showed is sent again: a stock client does not say when it listens."""
+INSTALLED: Final = "installed"
+"""A file in the environment that is ready."""
+CANNOT: Final = 77
+SIOCGIFFLAGS: Final = 0x8913
+SIOCSIFFLAGS: Final = 0x8914
+IFF_UP: Final = 0x1
+
+
+class Step(NamedTuple):
+    """A command, or a block that is no shell's, as printed; `line` counts from 1."""
+
+    line: int
+    language: str
+    text: str
+
+
+class Play(NamedTuple):
+    """How a command is played, and what must be seen. All texts are regular expressions, each searched in the whole output.
+
+    Attributes:
+        shows: when it has ended, with code 0; or, of one that stays, before the next command is typed.
+        later: of one that stays: before the newcomer ends it.
+        stays: until Ctrl-C.
+        meanwhile: nobody waits for its end before the next command.
+        seen: the command that must show this one's message, and how; it is given again until then.
+        outside: needs the package index, so that it runs outside of the network of its own.
+        last: after Ctrl-C has ended everything else.
+    """
+
+    shows: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    stays: bool = False
+    meanwhile: bool = False
+    seen: tuple[str, str] | None = None
+    outside: bool = False
+    last: bool = False
+
+
+PX: Final = ".venv/bin/pixiu"
+MQTT_LISTENER: Final = "mosquitto_sub -p 1883 -t room/42 &"
+REPORT: Final = tuple(f"(?m)^{word} " for word in ("sent", "delivered", "lost", "repeated", "out of order"))
+ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu")
+PLAYED: Final[dict[str, Play]] = {
+    "make run": Play(
+        stays=True, shows=("starting .* processes", "are Running"), later=("(?m)^Replay", *REPORT, "every promise was kept")
+    ),
+    f"{PX} status": Play(shows=(*(f"(?m)^{role} " for role in ROLES), "✓ healthy")),
+    f"{PX} listen --room 42": Play(
+        stays=True, shows=("Ctrl-C ends",), later=("room 42 .*: hello\n", "room 42 .*: go\n", "room 42 .*: hello from MQTT\n")
+    ),
+    f'{PX} send --room 42 "hello"': Play(shows=("accepted",)),
+    f'{PX} send --room 42 --signal --receipt "go"': Play(shows=("delivered",)),
+    MQTT_LISTENER: Play(stays=True, later=("hello from MQTT",)),
+    'mosquitto_pub -p 1884 -t room/42 -m "hello from MQTT" -q 1': Play(seen=(MQTT_LISTENER, "hello from MQTT")),
+    f"{PX} listen --user 7 &": Play(stays=True, shows=("Ctrl-C ends",), later=("hello, seven\n",)),
+    f'{PX} send --user 7 "hello, seven"': Play(shows=("accepted|delivered",)),
+    f"{PX} presence 7 8": Play(shows=("(?m)^7: .*1 device", "(?m)^8: offline")),
+    f'{PX} send --mail --user 7 "kept for you"': Play(shows=("replicated",)),
+    f"{PX} inbox list 7": Play(shows=("kept for you",)),
+    f"{PX} probe": Play(shows=("total .*ms", "all .*paths work")),
+    f"{PX} pipeline audit": Play(meanwhile=True, shows=("Audit of mail", "entries")),
+    f"{PX} replay FILE.jsonl.gz --speed 1000": Play(shows=(*REPORT, "every promise was kept")),
+    f"{PX} up": Play(last=True, stays=True, shows=("are Running",)),
+    "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",)),
+    "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'")),
+    "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you",)),
+}
+"""By the command, or the first line of a snippet."""
+
+NAMED: Final[dict[str, str]] = {
+    "make test": "this is one of its tests",
+    "PIXIU_RUN_S=60 make run": "make run once more, a minute long; tests/cli/test_up_e2e.py ends `pixiu up` by --for",
+    "make quick": "is part of make test",
+    "make check": "is part of make test",
+    "make sim": "minutes of two cores; make test plays fewer seeds",
+    "make mail": "ten minutes; make test plays it with fewer kills",
+    "make bench": "measures; needs a quiet machine and the peers",
+}
+"""What is not played, and why not."""
+
+
+class Astray(Exception):
+    """Something did not go as README says."""
+
+
+def steps(text: str) -> list[Step]:
+    """Every command and snippet of a page, in the order in which a reader meets them; without comments, each once."""
+    found = []
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 2
+        if match[1] != SHELL:
+            found.append(Step(line, match[1], match[2]))
+            continue
+        for number, command in enumerate(match[2].replace("\\\n", "  ").splitlines()):
+            if command := re.sub(r"(^|\s+)#.*$", "", command).strip():
+                found.append(Step(line + number, SHELL, command))
+    prose = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    for match in INLINE.finditer(prose):
+        found.append(Step(prose.count("\n", 0, match.start()) + 1, SHELL, " ".join(match[1].split())))
+    once = {(step.language, step.text): step for step in sorted(found, key=lambda step: step.line, reverse=True)}
+    return sorted(once.values(), key=lambda step: step.line)
+
+
+def name_of(step: Step) -> str:
+    """What stands for a step in the tables."""
+    return step.text.split("\n", 1)[0]
+
+
+def unplayed(found: list[Step]) -> list[str]:
+    """What neither is played nor has a reason, and entries of the tables that the page has no longer."""
+    known = PLAYED.keys() | NAMED.keys()
+    names = {name_of(step) for step in found if step.language != DRAWING}
+    lines = [
+        f"README.md:{step.line}: {name_of(step)}: neither played nor named"
+        for step in found
+        if step.language != DRAWING and (name_of(step) not in known or step.language not in (SHELL, SNIPPET))
+    ]
+    return lines + [f"{name}: is not in README.md any more" for name in sorted(known - names)]
+
+
+def log(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, flush=True)
+
+
+class Terminal:
+    """A command in a shell and a process group of its own, as in a terminal."""
+
+    def __init__(self, name: str, command: str, folder: Path, environment: dict[str, str], output: Path) -> None:
+        self.name = name
+        self._output = output
+        with output.open("wb") as file:
+            # `&` only keeps the newcomer's one terminal free, and a shell's background ignores Ctrl-C.
+            self._process = subprocess.Popen(
+                ["bash", "-c", command.removesuffix("&").strip()],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        """What it has shown so far."""
+        return self._output.read_text(errors="replace")
+
+    def shows(self, pattern: str, timeout_s: float = PATIENT_S) -> bool:
+        """Whether a text comes in time."""
+        end = time.monotonic() + timeout_s
+        while True:
+            ended = self._process.poll() is not None
+            if re.search(pattern, self.output()):
+                return True
+            if ended or time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+
+    def must_show(self, patterns: tuple[str, ...]) -> None:
+        """Raises Astray where one of the texts does not come."""
+        for pattern in patterns:
+            if not self.shows(pattern):
+                raise self.astray(f"{pattern!r} did not come")
+
+    def must_end(self, timeout_s: float = PATIENT_S) -> None:
+        """By itself, with exit code 0."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise self.astray(f"did not end in {timeout_s:.0f} s") from None
+        if code:
+            raise self.astray(f"ended with exit code {code}")
+
+    def interrupt(self) -> None:
+        """Ctrl-C: for the whole group. Raises Astray where it does not end, or not without a traceback."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+        try:
+            self._process.wait(PATIENT_S)
+        except subprocess.TimeoutExpired:
+            raise self.astray("does not end by Ctrl-C") from None
+        if "Traceback" in self.output():
+            raise self.astray("ended with a traceback")
+
+    def kill(self) -> None:
+        """Whatever is left of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def astray(self, what: str) -> Astray:
+        """The error, with what was shown."""
+        return Astray(f"`{self.name}`: {what}; it showed:\n{self.output()}")
+
+
+class Newcomer:
+    """One who has cloned the repository and reads its README.
+
+    Args:
+        folder: an empty one, for the copy, an environment and outputs.
+        download: nothing that is installed here stands for a download.
+    """
+
+    def __init__(self, folder: Path, *, download: bool) -> None:
+        self._copy = folder / "pixiu"
+        self._sdk = folder / "empty"
+        self._outputs = folder / "outputs"
+        self._download = download
+        self._open: list[Terminal] = []
+        self._all: list[Terminal] = []
+        left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
+        self._environment = {
+            name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(("PIXIU_", "PYTEST_"))
+        } | {"PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+        if self._environment.get("SSL_CERT_FILE") == os.devnull:
+            del self._environment["SSL_CERT_FILE"]  # the suite's processes verify none; pip does
+        if not download:
+            self._environment["PIP_CONSTRAINT"] = str(self._copy / "constraints.txt")
+
+    def clone(self) -> None:
+        """A copy of what the repository tracks, with what is not committed yet."""
+        self._outputs.mkdir(exist_ok=True)
+        listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).is_file():
+                (self._copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self._copy / name)
+        talk = [{"ts_ms": 1000 * number, "room": 42, "user": 7 + number % 3, "text": f"line {number}"} for number in range(20)]
+        with gzip.open(self._copy / "FILE.jsonl.gz", "wt") as file:  # "your own chat log"
+            file.writelines(json.dumps(line) + "\n" for line in talk)
+
+    def make_environment(self) -> None:
+        """The first thing that `make run` does."""
+        self._must("make .venv/bin/python")
+        if not self._download:  # what is installed here stands for the downloads; what is the repository's own is installed anew
+            (site,) = (self._copy / ".venv").glob("lib/python*/site-packages")
+            (site / "downloads.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        self._must("make .venv/.server")
+
+    def install_sdk(self, found: list[Step]) -> None:
+        """In an empty environment."""
+        self._must(f"'{sys.executable}' -m venv '{self._sdk}'")
+        for step in found:
+            if (play := PLAYED.get(name_of(step))) and play.outside:
+                self._must(step.text, play.shows, self._in_the_empty_environment())
+        (self._sdk / INSTALLED).touch()
+
+    def read(self, found: list[Step]) -> None:
+        """Play all that comes then. Raises Astray."""
+        try:
+            for step in found:
+                play = PLAYED.get(name_of(step))
+                if play and not play.outside and not play.last:
+                    self._play(step, play)
+            self._end_all()
+            for step in found:
+                play = PLAYED.get(name_of(step))
+                if play and play.last:
+                    self._play(step, play)
+            self._end_all()
+        finally:
+            for terminal in self._all:
+                terminal.kill()
+
+    def _play(self, step: Step, play: Play) -> None:
+        program = step.text.split()[0]
+        if step.language == SHELL and program.startswith("mosquitto_") and not shutil.which(program):
+            log(f"  left out: {program} is not installed: {step.text}")
+            return
+        began = time.monotonic()
+        terminal = self._type(step)
+        if play.stays or play.meanwhile:
+            self._open.append(terminal)
+        if not play.meanwhile:
+            terminal.must_show(play.shows)
+        if not (play.stays or play.meanwhile):
+            terminal.must_end()
+        if play.seen:
+            listener = next(each for each in self._open if each.name == play.seen[0])
+            tries = 0
+            while not listener.shows(play.seen[1], AGAIN_S):
+                tries += 1
+                if tries > PATIENT_S / AGAIN_S:
+                    raise listener.astray(f"{play.seen[1]!r} did not come")
+                self._type(step).must_end()
+        log(f"{time.monotonic() - began:6.1f} s  README.md:{step.line}: {name_of(step)}")
+
+    def _end_all(self) -> None:
+        """What was to be seen until now; then Ctrl-C, in the terminal of the cluster last."""
+        for terminal in reversed(self._open):
+            began = time.monotonic()
+            play = PLAYED[terminal.name]
+            if play.meanwhile:
+                terminal.must_end(2 * PATIENT_S)
+                terminal.must_show(play.shows)
+            else:
+                terminal.must_show(play.later)
+                terminal.interrupt()
+            log(f"{time.monotonic() - began:6.1f} s  ended: {terminal.name}")
+        self._open.clear()
+
+    def _type(self, step: Step) -> Terminal:
+        if step.language != SNIPPET:
+            return self._terminal(step.text, step.text, self._environment)
+        end = time.monotonic() + 2 * PATIENT_S
+        while not (self._sdk / INSTALLED).exists():
+            if time.monotonic() > end:
+                raise Astray("the SDK was not installed in time")
+            time.sleep(0.05)
+        (self._copy / "try_it.py").write_text(step.text)
+        return self._terminal(name_of(step), "python try_it.py", self._in_the_empty_environment())
+
+    def _must(self, command: str, shows: tuple[str, ...] = (), environment: dict[str, str] | None = None) -> None:
+        began = time.monotonic()
+        terminal = self._terminal(command, command, environment or self._environment)
+        try:
+            terminal.must_end(2 * PATIENT_S)
+            terminal.must_show(shows)
+        finally:
+            terminal.kill()
+        log(f"{time.monotonic() - began:6.1f} s  {command}")
+
+    def _terminal(self, name: str, command: str, environment: dict[str, str]) -> Terminal:
+        terminal = Terminal(name, command, self._copy, environment, self._outputs / f"{os.getpid()}-{len(self._all)}.txt")
+        self._all.append(terminal)
+        return terminal
+
+    def _in_the_empty_environment(self) -> dict[str, str]:
+        return self._environment | {"PATH": f"{self._sdk / 'bin'}:{self._environment['PATH']}"}
+
+
+def own_network() -> list[str]:
+    """The command in front of one that is to have a network of its own; empty where the system allows none."""
+    command = ["unshare", "--map-root-user", "--net", "--"]
+    if not shutil.which(command[0]) or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        return []
+    return command
+
+
+def raise_loopback() -> None:
+    """In a new network it is down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        (flags,) = struct.unpack_from("16xh", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)))
+        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+
+
+def taken() -> list[int]:
+    """Of the usual ports those that somebody has."""
+    found = []
+    for port in PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                found.append(port)
+    return found
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _play_all(folder: Path, found: list[Step], *, download: bool) -> int:
+    network = own_network()
+    if not network and (ports := taken()):
+        log(f"no network of its own is allowed here, and the ports {', '.join(map(str, ports))} are taken")
+        return CANNOT
+    newcomer = Newcomer(folder, download=download)
+    newcomer.clone()
+    newcomer.make_environment()
+    options = ["--own-network"] * bool(network) + ["--download"] * download
+    reader = subprocess.Popen([*network, sys.executable, __file__, "--in", str(folder), *options])
+    try:
+        newcomer.install_sdk(found)
+        return reader.wait()
+    finally:
+        reader.terminate()  # it ends what it started
+        reader.wait()
+
+
+def main() -> int:
+    """Play it. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--download", action="store_true", help="nothing that is installed here stands for a download")
+    parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--own-network", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    found = steps((ROOT / "README.md").read_text())
+    if problems := unplayed(found):
+        log("\n".join(problems))
+        return 1
+    try:
+        if arguments.folder is None:
+            with _own_folder() as folder:
+                return _play_all(folder, found, download=arguments.download)
+        if arguments.own_network:
+            raise_loopback()
+        Newcomer(arguments.folder, download=arguments.download).read(found)
+    except Astray as astray:
+        log(str(astray))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
