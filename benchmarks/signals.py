@@ -104,7 +104,8 @@ def answers(per_turn: int) -> tuple[float, float]:
 
     def parse_all() -> None:
         for message in encoded:
-            core.step(ev.SignalsDelivered(list(control_pb2.Control.FromString(message).signals_delivered.ids)), 0.0)
+            ids = list(control_pb2.Control.FromString(message).signals_delivered.ids)
+            core.step(ev.SignalsDelivered(ids, EndpointID(3)), 0.0)
 
     return microseconds(encode_all), microseconds(parse_all)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         connect_sync,
     )
     from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
-    from pixiu.client.sync_receipt import SyncReceipt
+    from pixiu.client.sync_receipt import SyncReceipt, SyncSignalReceipt
     from pixiu.client.sync_view import SyncInboxView
     from pixiu.client.writer import Writer
     from pixiu.errors import (
@@ -130,6 +130,7 @@ __all__ = [
     "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
+    "SyncSignalReceipt",
     "SyncSubscription",
     "SyncTopic",
     "SyncUser",

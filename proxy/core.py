@@ -86,7 +86,7 @@ class Counters:
     batches_held: int = 0
     signal_copies_in: int = 0
     signals_confirmed: int = 0
-    """Told to publishers that had asked for receipts."""
+    """Told to publishers that had asked for receipts, once for each gateway that delivered."""
     records_over_rate: int = 0
     """Refused because a publisher or a room is over its rate, or too much waits for big rooms; in records_refused too."""
 
@@ -508,10 +508,10 @@ class Core:
         self._offline.add(event.snowflake_ids)
 
     def _on_signals_delivered(self, event: ev.SignalsDelivered, now: float, out: list[ev.Effect]) -> None:
-        for stream, told in self._awaited.delivered(event.signals).items():
+        for stream, told in self._awaited.delivered(event.signals, event.gateway).items():
             if stream in self._streams:
                 self.counters.signals_confirmed += len(told)
-                out.append(ev.Delivered(stream, told))
+                out.append(ev.Delivered(stream, told, event.gateway))
 
     def _reply_to(self, streams: dict[int, None], out: list[ev.Effect]) -> None:
         for stream in streams:

@@ -83,6 +83,7 @@ class SignalsDelivered:
     """A gateway delivered these signals, by SnowflakeID."""
 
     signals: list[int]
+    gateway: EndpointID
 
 
 Event = (
@@ -122,10 +123,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Tell a publisher that these of its signals were delivered."""
+    """Tell a publisher that a gateway delivered these of its signals."""
 
     stream: int
     signals: list[int]
+    gateway: EndpointID
 
 
 Effect = SendRecords | Settle | Reply | Delivered

@@ -66,6 +66,8 @@ class PublisherStream:
         self._failures: list[ev.Failure] = []
         self._extra: deque[wire_pb2.PublishReply] = deque()
         self._delivered: list[int] = []
+        self._gateways: list[int] = []
+        """Of each of `_delivered`, which one delivered it."""
         self._written = 0
         self.work = asyncio.Event()
         """`give` has something."""
@@ -106,9 +108,10 @@ class PublisherStream:
         self._extra.append(reply)
         self.work.set()
 
-    def delivered(self, signals: list[int]) -> None:
-        """Gateways delivered these of its signals. At most as many wait here as the core remembers."""
+    def delivered(self, signals: list[int], gateway: int) -> None:
+        """A gateway delivered these of its signals. At most as many wait here as the core remembers, for each gateway."""
         self._delivered += signals
+        self._gateways += [gateway] * len(signals)
         self.work.set()
 
     def give(self) -> wire_pb2.PublishReply | None:
@@ -116,8 +119,9 @@ class PublisherStream:
         if self._extra:
             return self._extra.popleft()
         if self._delivered:
-            delivered, self._delivered = self._delivered, []
-            return wire_pb2.PublishReply(delivered=delivered)
+            reply = wire_pb2.PublishReply(delivered=self._delivered, gateways=self._gateways)
+            self._delivered, self._gateways = [], []
+            return reply
         if self._up_to > self._written or self._failures:
             # Failures of positions up to `up_to` must not come after it.
             failures, self._failures = self._failures[:MAX_FAILURES_A_REPLY], self._failures[MAX_FAILURES_A_REPLY:]

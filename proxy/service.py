@@ -149,7 +149,7 @@ class Service(RoleShell):
         except DecodeError:
             return Outcome.MALFORMED
         if signals:
-            self._records.step(ev.SignalsDelivered(signals))
+            self._records.step(ev.SignalsDelivered(signals, peer))
         if offline:
             self._records.step(ev.UsersOffline(offline))
         return Outcome.TAKEN
@@ -266,7 +266,7 @@ class Service(RoleShell):
     def _delivered(self, effect: ev.Delivered) -> None:
         publisher = self._publishers.get(effect.stream)
         if publisher is not None:
-            publisher.delivered(effect.signals)
+            publisher.delivered(effect.signals, effect.gateway)
 
     def _samples(self) -> dict[str, object]:
         samples: dict[str, object] = {

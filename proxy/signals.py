@@ -20,8 +20,9 @@ from pixiu.placement.partition import rendezvous_order
 from pixiu.wire.record import SIGNAL, SIZE_FIELD
 from proxy import events as ev
 
-AWAITED_GENERATION: Final = 65_536
-"""Signals awaited by publishers before a new generation begins; the last one or two are remembered, the oldest go first."""
+AWAITED_GENERATION: Final = 32_768
+"""Signals with receipts before a new generation begins; the last one or two are remembered, the oldest go first. Their senders
+repeat for 0.8 s."""
 
 
 def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> int:
@@ -46,30 +47,32 @@ def only_signals(data: bytes, count: int) -> bool:
 
 
 class AwaitedSignals:
-    """Which stream wants to hear of a signal's delivery, by its SnowflakeID."""
+    """Which stream wants to hear of a signal's delivery, by its SnowflakeID, and of which gateways it has heard."""
 
     def __init__(self, generation: int = AWAITED_GENERATION) -> None:
         self._generation = generation
-        self._streams: dict[int, int] = {}
-        self._before: dict[int, int] = {}
+        self._streams: dict[int, tuple[int, ...]] = {}
+        """The stream, then the gateways that it was told of."""
+        self._before: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._streams) + len(self._before)
 
     def wait(self, signal: int, stream: int) -> None:
-        """A publisher waits. One that asks again, on whatever stream, is answered on the newest."""
+        """A publisher waits. One that asks again, on whatever stream, is answered on the newest, of every gateway again."""
         if len(self._streams) >= self._generation:
             self._before, self._streams = self._streams, {}
-        self._streams[signal] = stream
+        self._before.pop(signal, None)
+        self._streams[signal] = (stream,)
 
-    def delivered(self, signals: Iterable[int]) -> dict[int, list[int]]:
-        """What to tell each stream of these signals. Each is told once; what nobody waits for is left out."""
+    def delivered(self, signals: Iterable[int], gateway: int) -> dict[int, list[int]]:
+        """What to tell each stream of these signals, that a gateway delivered. Each is told once for each gateway; what nobody
+        waits for is left out."""
         told: dict[int, list[int]] = {}
         for signal in signals:
-            stream = self._streams.pop(signal, None)
-            before = self._before.pop(signal, None)
-            if stream is None:
-                stream = before
-            if stream is not None:
-                told.setdefault(stream, []).append(signal)
+            generation = self._streams if signal in self._streams else self._before
+            awaited = generation.get(signal)
+            if awaited is not None and gateway not in awaited[1:]:
+                generation[signal] = (*awaited, gateway)
+                told.setdefault(awaited[0], []).append(signal)
         return told

@@ -1,9 +1,10 @@
-"""The live table of `pixiu up`: each process's state, restarts and records a second."""
+"""The live table of `pixiu up`: each process's state, restarts and records a second; below it what flows through all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -19,6 +20,15 @@ SHOWN: Final = {
     "links_records_sent_total": "out",
     "links_lost_items": "lost",
 }
+FLOWS: Final = {
+    "proxy_records_in_total": "sent",
+    "proxy_signal_copies_in_total": "copies",
+    "gateway_deliveries_total": "deliveries",
+    "gateway_signals_delivered_total": "signals",
+    "proxy_mail_mails_in_total": "mail_sent",
+    "gateway_mail_delivered_total": "mail",
+}
+"""Metric, its role first → what flows. Signals come to proxies among the records, in copies."""
 COLORS: Final = {
     ProcessState.RUNNING: "green",
     ProcessState.STARTING: "yellow",
@@ -33,7 +43,7 @@ class Rates:
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, dict[str, float]]] = {}
         self.rates: dict[int, dict[str, float]] = {}
-        """Endpoint → {in, out: a second; lost: in all}."""
+        """Endpoint → {in, out, and what `FLOWS` names: a second; lost: in all}."""
 
     async def read(self, cluster: LocalCluster) -> None:
         """Ask every process; one that does not answer keeps its last rates."""
@@ -45,17 +55,29 @@ class Rates:
             _, page = await fetch(node.host, node.http_port, "/metrics", 1.0)
         except OSError:
             return
-        now, counts = time.monotonic(), dict.fromkeys(SHOWN.values(), 0.0)
-        for name, _, value in samples(page):
-            what = SHOWN.get(name.removeprefix(f"pixiu_{node.role}_"))
+        self.take(node.role, node.endpoint, time.monotonic(), samples(page))
+
+    def take(self, role: str, endpoint: int, now: float, page: Iterable[tuple[str, object, float]]) -> None:
+        """Take one process's samples: name, labels, value; `now` is monotonic seconds."""
+        counts = dict.fromkeys((*SHOWN.values(), *FLOWS.values()), 0.0)
+        for name, _, value in page:
+            what = SHOWN.get(name.removeprefix(f"pixiu_{role}_")) or FLOWS.get(name.removeprefix("pixiu_"))
             if what is not None:
                 counts[what] += value
-        before = self._last.get(node.endpoint)
-        self._last[node.endpoint] = (now, counts)
+        before = self._last.get(endpoint)
+        self._last[endpoint] = (now, counts)
         if before is not None and now > before[0]:
             seconds = now - before[0]
-            found = {what: max(counts[what] - before[1][what], 0.0) / seconds for what in ("in", "out")}
-            self.rates[node.endpoint] = {**found, "lost": counts["lost"]}
+            found = {what: max(count - before[1][what], 0.0) / seconds for what, count in counts.items()}
+            self.rates[endpoint] = {**found, "lost": counts["lost"]}
+
+    def flow(self) -> str:
+        """What flows through all of it."""
+        total = {what: sum(rates[what] for rates in self.rates.values()) for what in FLOWS.values()}
+        return (
+            f"messages {max(total['sent'] - total['copies'], 0):,.0f}/s sent, {total['deliveries']:,.0f}/s delivered · "
+            f"signals {total['signals']:,.0f}/s delivered · mail {total['mail_sent']:,.0f}/s sent, {total['mail']:,.0f}/s delivered"
+        )
 
 
 def render(cluster: LocalCluster, rates: Rates, until: float | None) -> RenderableType:
@@ -84,4 +106,4 @@ def render(cluster: LocalCluster, rates: Rates, until: float | None) -> Renderab
         note = f"; ZooKeeper at {cluster.zookeeper.address}" + (
             f": {cluster.zookeeper.problem}" if cluster.zookeeper.problem else ""
         )
-    return Group(table, f"[dim]{cluster.target}{note}; {end}[/]")
+    return Group(table, rates.flow(), f"[dim]{cluster.target}{note}; {end}[/]")

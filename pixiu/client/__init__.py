@@ -29,7 +29,7 @@ from pixiu.client.sync import (
     connect_sync,
 )
 from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
-from pixiu.client.sync_receipt import SyncReceipt
+from pixiu.client.sync_receipt import SyncReceipt, SyncSignalReceipt
 from pixiu.client.sync_view import SyncInboxView
 from pixiu.client.writer import Writer
 from pixiu.wire.levels import Triple
@@ -66,6 +66,7 @@ __all__ = [
     "SyncMailWriter",
     "SyncReceipt",
     "SyncRoom",
+    "SyncSignalReceipt",
     "SyncSubscription",
     "SyncTopic",
     "SyncUser",

@@ -160,8 +160,8 @@ class Room(Destination):
         Args:
             payload: what to send; this and what is not named here as in `send`.
             receipt: wait until a gateway has delivered the signal to somebody, and not only until a broker has it; of a room on
-                several gateways the first is enough. The signal is sent again after 200 ms without it, three times, with the
-                same ID; then `Undelivered` is raised.
+                several gateways the first is enough, and `SignalReceipt.gateways` counts them. The signal is sent again after
+                200 ms without it, three times, with the same ID; then `Undelivered` is raised.
 
         Raises what `send` raises, and `Overloaded` when the outcome of 10 000 signals is not known yet.
         Source: docs/architecture.md, "A signal to a room".

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Final
 
 from pixiu.client.awaited import Awaited, FailureReports
 from pixiu.client.events import Batch, Failure
@@ -25,13 +26,15 @@ from pixiu.wire.v1 import wire_pb2
 
 CHOICES = 1 << 20
 """So many places to begin at among the proxies."""
+NO_NUMBER: Final = 0
+"""Neither a gateway nor a signal has it."""
 
 
 class SignalReceipt(Awaited, Signal):
     """What `signal` returns. `await receipt` waits for the outcome.
 
     Asked for with `receipt=True`, awaiting returns None once a gateway has delivered the signal, and raises `Undelivered`
-    when none has said so after three repeats. Otherwise it returns once a broker has a copy.
+    when none has said so after three repeats; `gateways` goes on counting. Otherwise it returns once a broker has a copy.
     It may raise another `PixiuError`. The failure of one that nobody awaits is counted (`Client.stats()`), and reported
     (`connect(on_failure=…)`).
     """
@@ -47,6 +50,13 @@ class SignalReceipt(Awaited, Signal):
     def id(self) -> SnowflakeID:
         """The SnowflakeID of the signal."""
         return SnowflakeID(self.message_id)
+
+    @property
+    def gateways(self) -> int:
+        """How many gateways have said that they delivered the signal to somebody: 1 when awaiting returns, then more as they say
+        so. Fewer than did so, where their word was lost; 0 without `receipt=True`. How many have members of the room nobody
+        says."""
+        return len(self.delivered_by)
 
     def _problem(self) -> PixiuError | None:
         return self.failure.error() if self.resolved and self.failure is not None else None
@@ -88,7 +98,7 @@ class _CopyShell(PublisherShell):
 
     def heard(self, reply: wire_pb2.PublishReply) -> None:
         if reply.delivered:
-            self._signals.delivered(reply.delivered)
+            self._signals.delivered(reply.delivered, reply.gateways)
 
 
 class SignalPublisher:
@@ -134,9 +144,10 @@ class SignalPublisher:
         for shell in self._shells:
             shell.set_proxies(addresses)
 
-    def delivered(self, ids: Iterable[int]) -> None:
-        """A proxy passed on that gateways delivered these."""
-        self._apply(self.core.delivered(ids))
+    def delivered(self, ids: Iterable[int], gateways: Iterable[int]) -> None:
+        """A proxy passed on that gateways delivered these, each by the gateway at its place; a proxy may name none."""
+        words = zip_longest(ids, gateways, fillvalue=NO_NUMBER)
+        self._apply([effect for id_, gateway in words for effect in self.core.delivered((id_,), gateway)])
 
     async def flush(self) -> None:
         """Wait until the outcome of every signal is known."""

@@ -2,7 +2,7 @@
 
     offer ─▶ copies 0, 1, 2 ─▶ accepted: one copy is with a broker      ─▶ resolved without a receipt
                   ▲            │
-                  │            └─ delivered: a gateway says so           ─▶ resolved with a receipt
+                  │            └─ delivered: a gateway says so           ─▶ resolved with a receipt; further gateways are counted
                   └── 200 ms without it, three times, then Undelivered
 
 Source: docs/architecture.md, "A signal to a room".
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 from pixiu.client.events import Failure
 from pixiu.errors import InvalidArgument, RecordTooLarge, Undelivered
@@ -32,7 +33,20 @@ LASTING_FAILURES: Final = frozenset({InvalidArgument.code, RecordTooLarge.code})
 class Signal:
     """A signal from its offer until it is resolved."""
 
-    __slots__ = ("accepted", "due", "failure", "lane", "message_id", "open_copies", "record", "resolved", "tries", "wants_receipt")
+    __slots__ = (
+        "__weakref__",
+        "accepted",
+        "delivered_by",
+        "due",
+        "failure",
+        "lane",
+        "message_id",
+        "open_copies",
+        "record",
+        "resolved",
+        "tries",
+        "wants_receipt",
+    )
 
     def __init__(self, record: bytes, message_id: int, lane: int, wants_receipt: bool) -> None:
         self.record = record
@@ -42,6 +56,8 @@ class Signal:
         self.tries = 0
         self.open_copies = 0
         self.accepted = False
+        self.delivered_by: tuple[int, ...] = ()
+        """The gateways that have said so; those whose word comes after the first one's, as long as the receipt is kept."""
         self.due = 0.0
         self.failure: Failure | None = None
         """Why it failed; while it is unresolved why a copy did."""
@@ -86,6 +102,8 @@ class SignalCore:
         self.unresolved = 0
         self._awaited: dict[int, Signal] = {}
         """With a receipt, by ID, in the order in which they are due."""
+        self._counted: WeakValueDictionary[int, Signal] = WeakValueDictionary()
+        """With a receipt, by ID, as long as somebody has it."""
 
     def has_room(self) -> bool:
         """Whether one more may be offered."""
@@ -114,10 +132,18 @@ class SignalCore:
             return [self._resolve(signal, failure)]
         return []
 
-    def delivered(self, ids: Iterable[int]) -> list[Effect]:
-        """A gateway delivered these. Those that nobody waits for (any more) are left out."""
-        found = [signal for id_ in ids if (signal := self._awaited.get(id_)) is not None]
-        return [self._resolve(signal, None) for signal in dict.fromkeys(found)]
+    def delivered(self, ids: Iterable[int], gateway: int) -> list[Effect]:
+        """A gateway delivered these. The first one's word resolves a signal, that of others is counted; those that nobody waits
+        for, and whose receipts nobody has any more, are left out."""
+        effects: list[Effect] = []
+        for id_ in ids:
+            signal = self._counted.get(id_)
+            if signal is None or gateway in signal.delivered_by:
+                continue
+            signal.delivered_by += (gateway,)
+            if not signal.resolved:
+                effects.append(self._resolve(signal, None))
+        return effects
 
     def tick(self, now: float) -> list[Effect]:
         """Send again what is due; give up what was sent often enough."""
@@ -144,6 +170,7 @@ class SignalCore:
         signal.open_copies += COPIES
         if signal.wants_receipt:
             signal.due = now + REPEAT_AFTER_S
+            self._counted[signal.message_id] = signal
             self._awaited.pop(signal.message_id, None)
             self._awaited[signal.message_id] = signal
         return SendCopies(signal)

@@ -27,7 +27,8 @@ MIN_TICK_S: Final = 0.01
 class Receipt(Awaited, Ticket):
     """What sending returns. `await receipt` waits for the cluster's acceptance.
 
-    Awaiting returns None once every broker that serves the message has it. It raises `Overloaded`, `NotSent`,
+    Awaiting returns None once every broker that serves the message has handled it; how many gateways they sent it to is not
+    said. It raises `Overloaded`, `NotSent`,
     `OutcomeUnknown` or another `PixiuError`. A receipt that
     nobody awaits costs nothing more: its failure is counted (`Client.stats()`), and reported when the receipt is dropped
     (`connect(on_failure=…)`).

@@ -32,7 +32,7 @@ from pixiu.client.send_options import SendOptions
 from pixiu.client.streams import Receipt
 from pixiu.client.subscriber import Subscription, SubscriptionCounters
 from pixiu.client.sync_mail import SyncInbox, SyncMailReceipt, SyncMailWriter
-from pixiu.client.sync_receipt import SyncReceipt
+from pixiu.client.sync_receipt import SyncReceipt, SyncSignalReceipt
 from pixiu.client.writer import Writer
 from pixiu.errors import InvalidArgument, NotConnected, NotSent
 from pixiu.ids import UIN, RoomID
@@ -92,8 +92,8 @@ class SyncRoom(SyncDestination):
 
     __slots__ = ()
     _wrapped: Room
-    signal = blocking_as(SyncReceipt, Room.signal)
-    signal_soon = in_loop_as(SyncReceipt, Room.signal_soon)
+    signal = blocking_as(SyncSignalReceipt, Room.signal)
+    signal_soon = in_loop_as(SyncSignalReceipt, Room.signal_soon)
 
     @property
     def id(self) -> RoomID:
@@ -119,8 +119,8 @@ class SyncUser(Twin[User]):
     __slots__ = ()
     chat = sending_as(SyncReceipt, User.chat)
     request = sending_as(_as_it_is, User.request)
-    signal = blocking_as(SyncReceipt, User.signal)
-    signal_soon = in_loop_as(SyncReceipt, User.signal_soon)
+    signal = blocking_as(SyncSignalReceipt, User.signal)
+    signal_soon = in_loop_as(SyncSignalReceipt, User.signal_soon)
     mail = blocking_as(SyncMailReceipt, User.mail)
     mail_soon = in_loop_as(SyncMailReceipt, User.mail_soon)
 

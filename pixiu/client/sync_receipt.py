@@ -43,7 +43,18 @@ class TwinReceipt(Twin[Received]):
         return self._background.run(self._wrapped.outcome())
 
 
-class SyncReceipt(TwinReceipt[Receipt | SignalReceipt]):
-    """What sending returns: `wait` waits for the cluster's acceptance, or a signal's delivery."""
+class SyncReceipt(TwinReceipt[Receipt]):
+    """What sending returns: `wait` waits for the cluster's acceptance."""
 
     __slots__ = ()
+
+
+class SyncSignalReceipt(TwinReceipt[SignalReceipt]):
+    """What `signal` returns: `wait` waits for the acceptance of a signal, or with `receipt=True` for its delivery."""
+
+    __slots__ = ()
+
+    @property
+    def gateways(self) -> int:
+        """How many gateways have said so far that they delivered the signal; see `SignalReceipt.gateways`."""
+        return self._wrapped.gateways

@@ -41,6 +41,8 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
         """Of each record, the copy number that came beside it."""
         self.delivering = True
         """Say that gateways delivered the signals of batches that ask for receipts."""
+        self.gateways = [1]
+        """Which of them say so; without any it is said as proxies did that named none."""
         self.batches: list[int] = []
         self.hellos: list[wire_pb2.PublishHello] = []
         self.streams = 0
@@ -127,7 +129,10 @@ class FakeProxy(wire_pb2_grpc.PublisherServicer):
                 self.copies += [request.copy] * request.count
                 if request.receipt and self.delivering:
                     ids = [record.snowflake_id for record in records]
-                    queue.put_nowait(wire_pb2.PublishReply(delivered=ids))
+                    for gateway in self.gateways:
+                        queue.put_nowait(wire_pb2.PublishReply(delivered=ids, gateways=[gateway] * len(ids)))
+                    if not self.gateways:
+                        queue.put_nowait(wire_pb2.PublishReply(delivered=ids))
                 if not self.holding:
                     queue.put_nowait(self.answer(position - request.count, records))
             while not self.reading:

@@ -54,6 +54,20 @@ async def test_a_receipt_is_a_gateways_word_by_any_proxy(cluster: Any) -> None:
         assert px.stats().signals.delivered == 20
 
 
+async def test_a_receipt_says_how_many_gateways_delivered(cluster: Any, until: Any) -> None:
+    await cluster.start(proxies=3)
+    for proxy, gateways in zip(cluster.proxies, ([1, 2], [2, 3], [1]), strict=True):
+        proxy.gateways = gateways
+    async with pixiu.connect(cluster.target) as px:
+        receipt = await px.room(42).signal(b"go", receipt=True)
+        await until(lambda: receipt.gateways == 3)
+        assert (await px.room(42).signal(b"go")).gateways == 0
+        for proxy in cluster.proxies:
+            proxy.gateways = []
+        receipt = await px.room(42).signal(b"go", receipt=True)
+        assert receipt.gateways == 1, "a proxy that names none speaks for one"
+
+
 @pytest.mark.slow
 async def test_without_a_gateways_word_it_is_sent_four_times_and_fails(cluster: Any, until: Any) -> None:
     await cluster.start(proxies=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from pixiu.client.events import Failure
@@ -51,9 +53,29 @@ def test_with_a_receipt_only_a_gateway_resolves_it() -> None:
     signal = offered(core, receipt=True)
     for _ in range(COPIES):
         assert core.copy_done(signal, None) == []
-    assert core.delivered([7, 1, 1]) == [SignalResolved(signal)]
-    assert core.delivered([1]) == []
+    assert core.delivered([7, 1, 1], 5) == [SignalResolved(signal)]
+    assert core.delivered([1], 5) == []
     assert (signal.failure, core.counters.delivered, core.next_deadline()) == (None, 1, None)
+
+
+def test_a_receipt_counts_each_gateway_once_also_after_the_first() -> None:
+    core = SignalCore()
+    signal, undelivered = offered(core, 1, receipt=True), offered(core, 2, receipt=True)
+    assert core.delivered([1], 5) == [SignalResolved(signal)]
+    assert set(signal.delivered_by) == {5}
+    assert core.delivered([1, 1], 6) == core.delivered([1], 5) == []
+    assert set(signal.delivered_by) == {5, 6}
+    core.abandon("closed")
+    assert core.delivered([2], 6) == []
+    assert (undelivered.delivered_by, core.counters.delivered, core.counters.failed) == ((6,), 1, 1)
+
+
+def test_a_receipt_that_nobody_keeps_is_not_counted_any_more() -> None:
+    core = SignalCore()
+    core.delivered([offered(core, 1, receipt=True).message_id], 5)
+    gc.collect()
+    assert not core._counted  # the one place where it could stay
+    assert core.delivered([1], 6) == []
 
 
 def test_it_is_repeated_three_times_with_the_same_id_and_then_given_up() -> None:
@@ -74,14 +96,14 @@ def test_it_is_repeated_three_times_with_the_same_id_and_then_given_up() -> None
     assert isinstance(error, Undelivered)
     assert "sent 4 times in 800 ms; no broker confirmed it" in str(error)
     assert (core.counters.repeated, core.counters.failed, core.unresolved) == (3, 1, 0)
-    assert core.delivered([1]) == []
+    assert core.delivered([1], 5) == []
 
 
 def test_a_late_delivery_of_an_earlier_try_counts() -> None:
     core = SignalCore()
     signal = offered(core, receipt=True)
     core.tick(0.2)
-    assert core.delivered([1]) == [SignalResolved(signal)]
+    assert core.delivered([1], 5) == [SignalResolved(signal)]
     assert core.tick(10.0) == []
 
 
@@ -123,7 +145,7 @@ def test_unresolved_signals_are_bounded_and_a_closing_client_gives_them_up() -> 
     core = SignalCore()
     signals = [offered(core, number, receipt=True) for number in range(MAX_UNRESOLVED)]
     assert not core.has_room()
-    core.delivered([5])
+    core.delivered([5], 5)
     assert core.has_room()
     assert len(core.abandon("closed")) == MAX_UNRESOLVED - 1
     assert core.unresolved == 0

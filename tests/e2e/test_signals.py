@@ -24,6 +24,7 @@ from pixiu.ids import snowflake
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.cluster import LocalCluster, wait_for
+from tests.support.waiting import until
 
 WAIT_S = 60.0
 NOBODYS_WORKER = 4000
@@ -73,6 +74,9 @@ async def test_signals_reach_clients_of_every_gateway_and_kind_once(cluster: Loc
             receipts = [px.room(room).signal_soon(b"%d" % number, receipt=number % 2 == 0) for number in range(signals)]
             for receipt in receipts:
                 await receipt
+            assert len(gateways) == 2
+            await until(lambda: all(receipt.gateways == 2 for receipt in receipts[::2]), "the second gateway's word")
+            assert not any(receipt.gateways for receipt in receipts[1::2])
             expected = {b"%d" % number for number in range(signals)}
             for _, subscription in clients:
                 found = await take(subscription, signals)

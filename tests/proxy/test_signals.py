@@ -18,6 +18,7 @@ from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
 from tests.proxy.driver import forward, sends, settle
 
 A, B, C, D = EndpointID(1001), EndpointID(1002), EndpointID(1003), EndpointID(1004)
+G, H = EndpointID(1010), EndpointID(1011)
 THREE = ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0), ev.Replica(C, 0)))
 
 
@@ -118,22 +119,23 @@ def test_a_signal_is_resolved_as_every_record() -> None:
     assert settle(core, [send], 0.1) == [ev.Reply(1, 1, [])]
 
 
-def test_only_who_asked_hears_of_the_delivery_and_once() -> None:
+def test_only_who_asked_hears_of_the_delivery_and_once_of_each_gateway() -> None:
     core = core_with()
     publish(core, signal(42, 1), 1, 0, receipt=True)
     publish(core, signal(42, 2), 1, 0, stream=2)
     publish(core, signal(42, 3), 2, 0, receipt=True, stream=2)
-    assert core.step(ev.SignalsDelivered([1, 2, 3, 3, 4]), 0.1) == [ev.Delivered(1, [1]), ev.Delivered(2, [3])]
-    assert core.step(ev.SignalsDelivered([1, 2, 3]), 0.2) == []
+    assert core.step(ev.SignalsDelivered([1, 2, 3, 3, 4], G), 0.1) == [ev.Delivered(1, [1], G), ev.Delivered(2, [3], G)]
+    assert core.step(ev.SignalsDelivered([1, 2, 3], G), 0.2) == []
+    assert core.step(ev.SignalsDelivered([1], H), 0.2) == [ev.Delivered(1, [1], H)], "another gateway's word is another one"
     publish(core, signal(42, 1), 2, 0, receipt=True)
-    assert core.step(ev.SignalsDelivered([1]), 0.3) == [ev.Delivered(1, [1])], "a repeat is answered again"
+    assert core.step(ev.SignalsDelivered([1], G), 0.3) == [ev.Delivered(1, [1], G)], "a repeat is answered again"
 
 
 def test_a_publisher_that_is_gone_hears_nothing() -> None:
     core = core_with()
     publish(core, signal(42, 1), 1, 0, receipt=True)
     core.step(ev.PublisherClosed(1), 0.1)
-    assert core.step(ev.SignalsDelivered([1]), 0.2) == []
+    assert core.step(ev.SignalsDelivered([1], G), 0.2) == []
 
 
 def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
@@ -141,9 +143,10 @@ def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
     for number in range(1, 26):
         awaited.wait(number, stream=number)
         assert len(awaited) <= 20
-    told = awaited.delivered(range(1, 26))
-    assert list(told) == list(range(11, 26))
-    assert len(awaited) == 0
+    assert list(awaited.delivered(range(1, 26), G)) == list(range(11, 26))
+    awaited.wait(11, stream=99)
+    assert awaited.delivered(range(1, 26), H)[99] == [11], "who asks again is answered on the newest stream"
+    assert len(awaited) <= 20
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ class World:
                 case pe.Reply(_, up_to, failures):
                     failure = Failure(failures[0].code, failures[0].text) if failures else None
                     self.do(self.sender.copy_done(self.signals.pop((endpoint, up_to)), failure))
-                case pe.Delivered(_, ids):
-                    self.do(self.sender.delivered(ids))
+                case pe.Delivered(_, ids, gateway):
+                    self.do(self.sender.delivered(ids, gateway))
 
     def at_broker(self, endpoint: EndpointID, records: list[bytes]) -> None:
         data = b"".join(records)
@@ -143,7 +143,7 @@ class World:
                 case ge.SendDelivered(peers, ids):
                     for peer in peers:
                         if not self.lost():
-                            self.at_proxy(peer, pe.SignalsDelivered(ids))
+                            self.at_proxy(peer, pe.SignalsDelivered(ids, GATEWAY))
 
 
 @pytest.mark.parametrize("loss", [0.1, 0.3, 0.5])

@@ -78,7 +78,8 @@ def synchronous() -> None:
             inbox.run(lambda one: print(one.payload))
         receipt: pixiu.SyncReceipt = px.room(42).send_soon(b"x")
         receipt.wait(timeout_s=1.0)
-        px.room(42).signal(b"x", receipt=True, timeout_s=1.0)
+        told: pixiu.SyncSignalReceipt = px.room(42).signal(b"x", receipt=True, timeout_s=1.0)
+        print(told.gateways + 1)
         with px.topic("a/b").writer() as room_writer:
             room_writer.send(b"x")
         receipts: list[pixiu.SyncReceipt] = px.room(42).send_many([b"x"])

@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.errors import InvalidArgument
 from pixiu.tools.replay.driver import Driver
+from pixiu.tools.replay.flow import FlowScreen
 from pixiu.tools.replay.mail_driver import MailDriver
 from pixiu.tools.replay.mail_plan import MailPlan, MailSchedule
 from pixiu.tools.replay.mail_report import mail_result_json, print_mail_result
@@ -106,35 +106,25 @@ def _mail(target: str, plan: MailPlan, settle_s: float, as_json: bool) -> None:
         raise typer.Exit(result.verdict.exit_code)
 
 
-def _progress(to: Console, *, quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"), TimeElapsedColumn())
-    return Progress(*columns, console=to, disable=quiet or not to.is_terminal, transient=True)
-
-
 async def _run_mail(target: str, plan: MailPlan, settle_s: float, to: Console, *, quiet: bool) -> MailResult:
-    with _progress(to, quiet=quiet) as progress:
-        sent = progress.add_task("sent", total=len(plan.letters))
-        acknowledged = progress.add_task("acknowledged", total=len(plan.letters))
+    letters = len(plan.letters)
+    with FlowScreen(to, "mail", {"sent": letters, "acknowledged": letters}, quiet=quiet) as screen:
 
         def show(driver: MailDriver, watch: ClusterWatch) -> None:
-            progress.update(sent, completed=driver.ledger.sent)
-            progress.update(acknowledged, completed=driver.ledger.acknowledged)
+            screen.update((driver.ledger.sent, driver.ledger.acknowledged), driver.ledger.latency_us)
 
         return await replay_mail(target, plan, settle_s=settle_s, on_progress=show)
 
 
 async def _run(target: str, plan: Plan, options: ReplayOptions, to: Console, *, quiet: bool) -> Result:
-    with _progress(to, quiet=quiet) as progress:
-        sent = progress.add_task("sent", total=plan.messages)
-        delivered = progress.add_task("delivered", total=plan.expected)
+    with FlowScreen(to, "messages", {"sent": plan.messages, "delivered": plan.expected}, quiet=quiet) as screen:
 
         def show(driver: Driver, watch: ClusterWatch) -> None:
-            progress.update(sent, completed=driver.ledger.sent)
-            progress.update(delivered, completed=driver.ledger.delivered)
+            screen.update((driver.ledger.sent, driver.ledger.delivered), driver.ledger.latency_us)
             for death in watch.book.deaths:
                 if death.endpoint not in told:
                     told.add(death.endpoint)
-                    progress.console.print(f"[yellow]{death.name} died[/]", highlight=False)
+                    screen.say(f"[yellow]{death.name} died[/]")
 
         told: set[int] = set()
         return await run_replay(target, plan, options, show)

@@ -192,6 +192,7 @@ class PublishReply(_message.Message):
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     up_to: _builtins.int
     """every position up to this one is resolved"""
     worker: _builtins.int
@@ -206,7 +207,11 @@ class PublishReply(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishFailure]: ...
     @_builtins.property
     def delivered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """SnowflakeIDs of signals, of batches with `receipt`, that a gateway delivered"""
+        """SnowflakeIDs of signals, of batches with `receipt`, that a gateway delivered; once for each gateway"""
+
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each of `delivered`, which gateway that was: equal numbers are the same one"""
 
     def __init__(
         self,
@@ -219,10 +224,11 @@ class PublishReply(_message.Message):
         window_bytes: _builtins.int = ...,
         draining: _builtins.bool = ...,
         delivered: _abc.Iterable[_builtins.int] | None = ...,
+        gateways: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "gateways", b"gateways", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ import proxy.events as pe
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
 from pixiu.errors import Offline
+from pixiu.ids import EndpointID
 from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.logins import Logins
@@ -425,12 +426,12 @@ class Clients:
                 self._sender_sessions[number, place] = session
         return session
 
-    def told_delivered(self, proxy: ProxyProcess, stream: int, signals: list[int]) -> None:
+    def told_delivered(self, proxy: ProxyProcess, stream: int, signals: list[int], gateway: EndpointID) -> None:
         """A gateway has delivered these."""
         session = self._sessions[proxy.endpoint, stream]
         if session.over:
             return
         for (number, _), found in self._sender_sessions.items():
             if found is session:
-                self._do(number, self._senders[number].delivered(signals))
+                self._do(number, self._senders[number].delivered(signals, gateway))
                 return

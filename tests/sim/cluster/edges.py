@@ -200,7 +200,7 @@ class ProxyProcess(Process):
                 self.step(pe.UsersOffline(list(control.chat_offline.snowflake_ids)))
             signals.extend(control.signals_delivered.ids)
         if signals:
-            self.step(pe.SignalsDelivered(signals))
+            self.step(pe.SignalsDelivered(signals, peer))
 
     def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """See `Process`."""
@@ -223,7 +223,7 @@ class ProxyProcess(Process):
             case pe.Reply(stream, up_to, failures):
                 assert all(failure.code != MalformedData.code for failure in failures), "a proxy calls a whole batch malformed"
                 self.world.clients.replied(self, stream, up_to, failures)
-            case pe.Delivered(stream, signals):
-                self.world.clients.told_delivered(self, stream, signals)
+            case pe.Delivered(stream, signals, gateway):
+                self.world.clients.told_delivered(self, stream, signals, gateway)
             case Settle():
                 raise AssertionError("a proxy calls a whole batch malformed")
