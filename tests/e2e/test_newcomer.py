@@ -10,7 +10,7 @@ import pytest
 
 from scripts.newcomer import CANNOT, ROOT, Step, steps, unplayed
 
-PATIENT_S = 280.0
+PATIENT_S = 540.0
 README = (ROOT / "README.md").read_text()
 
 
@@ -43,6 +43,7 @@ def test_commands_come_as_a_reader_meets_them() -> None:
     assert steps(text) == [*commands, Step(12, "", "┌─┐\n")]
 
 
+@pytest.mark.timeout(600)
 def test_readme_is_played_from_top_to_bottom() -> None:
     if not shutil.which("make") or not shutil.which("git"):
         pytest.skip("README needs git and make")
