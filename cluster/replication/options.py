@@ -52,7 +52,7 @@ class ReplicationOptions:
     max_unacknowledged: int = 16
     """Messages with entries on their way to one follower. Policy: the rest waits in the log."""
     snapshot_timeout_s: float = 600.0
-    """A snapshot under way for so long is begun again."""
+    """A snapshot of which nothing was taken for so long is begun again."""
     max_kept: int = 10_000_000
     """Entries that a live follower holds back from being trimmed. Policy: beyond it takes a snapshot."""
 
