@@ -58,7 +58,8 @@ class Service(RoleShell):
         )
         self._replica = Replica(
             context, self._machine, folder / "replica", options.replication(),
-            on_leading=self._leading, on_deposed=self._deposed, segment_bytes=options.segment_mb << 20,
+            on_leading=self._leading, on_deposed=self._deposed, has_room=lambda: not self._machine.full,
+            segment_bytes=options.segment_mb << 20,
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
         self.repairer = Repairer(context, options.partition, self._machine, self._replica, self.spawn)
@@ -179,6 +180,8 @@ class Service(RoleShell):
         level = Level.REPLICATED if effect.replicated else Level.PERSISTED
         try:
             if self._machine.full:
+                if self._replica.leave_for_space():
+                    raise Draining("this replica has no space; use the next leader")
                 raise DiskFull(self._machine.full)
             if self._draining:  # else there would be something under way for ever, and no hand-over
                 raise Draining("this replica is draining; use the next leader")

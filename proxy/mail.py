@@ -30,6 +30,9 @@ from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_gre
 
 MAX_WAITING_BYTES: Final = 256 << 20
 """Of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
+LEAST_SHARE_BYTES: Final = 32 << 20
+"""Of that, what may wait for one partition of Xiu where they are many; an equal share where they are few. Policy: the same, for
+writers with mail for that partition alone: one whose leader is gone leaves room for the mail of the others."""
 MAX_BATCH_RECORDS: Final = 16_384
 """Of one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
@@ -69,6 +72,10 @@ class MailCore:
         self._pi_links: dict[int, Link[Part]] = {}
         self._deadlines: deque[Batch] = deque()
         self._size = 0
+        self._sizes: dict[int, int] = {}
+        """Partition of Xiu → unconfirmed bytes that are stored there, or are to be."""
+        self._left = 0
+        """Batches that were given up since the queues were cleared of such; some may stand in them."""
         self.triples: dict[ev.Store, Triple] = {}
         self._results: dict[int, list[ev.Result]] = {}
         """By stream, of the step under way."""
@@ -89,15 +96,20 @@ class MailCore:
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
         out = self._events.step(event, now)
+        if not self._results:
+            return out
+        answers: dict[int, ev.Effect] = {}
         for stream, results in self._results.items():
             writer = self._writers.get(stream)
             triples = {store: self.triples[store] for store in self._touched.get(stream, ()) if store in self.triples}
-            # What was found out about a writer is told before its end.
-            answer = ev.Answer(stream, results, triples, writer.size if writer is not None else 0)
-            ends = [at for at, effect in enumerate(out) if isinstance(effect, ev.EndWriter) and effect.stream == stream]
-            out.insert(ends[0] if ends else len(out), answer)
+            answers[stream] = ev.Answer(stream, results, triples, writer.size if writer is not None else 0)
         self._results, self._touched = {}, {}
-        return out
+        told: list[ev.Effect] = []
+        for effect in out:  # what was found out about a writer is told before its end
+            if isinstance(effect, ev.EndWriter) and effect.stream in answers:
+                told.append(answers.pop(effect.stream))
+            told.append(effect)
+        return [*told, *answers.values()]
 
     def next_deadline(self) -> float:
         """When a `Tick` is due, monotonic seconds; `NEVER` while no mail is under way."""
@@ -163,9 +175,14 @@ class MailCore:
         for writer in writers:
             writer.ended = True
             self._size -= writer.size
+            self._left += len(writer.batches)
             for batch in writer.batches:
+                self._sizes[batch.partition] -= batch.size
                 batch.finish()
             writer.batches, writer.channels, writer.size = {}, {}, 0
+        if 2 * self._left < sum(len(link.queue) for link in self._links()):
+            return  # else each of many writers that end would cost a look at all that waits
+        self._left = 0
         for xiu in self._xiu_links.values():
             xiu.queue = deque(batch for batch in xiu.queue if not batch.done)
         for pi in self._pi_links.values():
@@ -197,12 +214,23 @@ class MailCore:
             if refused:
                 self._answer(writer, refused)
             for batch in batches:
+                if self._sizes.get(batch.partition, 0) + batch.size > self._share:
+                    name = f"Xiu partition {batch.partition}"
+                    text = f"{self._share >> 20} MiB of mail for {name} wait in this proxy; send again later, or to another one"
+                    self._end([writer], errors.Overloaded.code, text, out, RETRY_MS)
+                    return
                 self._start(batch)
+
+    @property
+    def _share(self) -> int:
+        """Bytes that may wait for one partition of Xiu."""
+        return max(min(LEAST_SHARE_BYTES, MAX_WAITING_BYTES), MAX_WAITING_BYTES // self._xius)
 
     def _start(self, batch: Batch) -> None:
         writer = batch.writer
         writer.size += batch.size
         self._size += batch.size
+        self._sizes[batch.partition] = self._sizes.get(batch.partition, 0) + batch.size
         writer.batches[batch] = None
         for channel in batch.channels:
             writer.channels.setdefault(channel, deque()).append(batch)
@@ -225,6 +253,7 @@ class MailCore:
         if writer.batches.pop(batch, batch) is None:
             writer.size -= batch.size
             self._size -= batch.size
+            self._sizes[batch.partition] -= batch.size
 
     # --- links
 

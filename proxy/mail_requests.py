@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 from cluster.runtime.contract import NEVER
 from pixiu.ids import MSG_SEQUENCE_BITS
 from pixiu.wire.inbox_operations import encode_appends, encode_fanout
+from pixiu.wire.levels import Level
 from proxy import mail_events as ev
 from proxy.mail_batches import Batch, Part
 from proxy.mail_results import PERMANENT
@@ -90,15 +91,20 @@ class Link(Generic[Waiting]):
 
 def store_requests(link: Link[Batch], now: float) -> Iterator[ev.SendStore]:
     """What leaves for a Xiu now: batches of one level together."""
-    while link.queue and len(link.in_flight) < MAX_REQUESTS:
-        batches = [link.queue.popleft()]
-        size, count, level = batches[0].size, batches[0].count, batches[0].level
-        while link.queue and link.queue[0].level == level:
+    while len(link.in_flight) < MAX_REQUESTS:
+        batches: list[Batch] = []
+        size, count, level = 0, 0, Level.REPLICATED
+        while link.queue:
             after = link.queue[0]
-            if size + after.size > STORE_BYTES or count + after.count > STORE_RECORDS:
-                break
-            size, count = size + after.size, count + after.count
-            batches.append(link.queue.popleft())
+            if not after.done:
+                more = size + after.size > STORE_BYTES or count + after.count > STORE_RECORDS
+                if batches and (more or after.level != level):
+                    break
+                size, count, level = size + after.size, count + after.count, after.level
+                batches.append(after)
+            link.queue.popleft()
+        if not batches:
+            return
         position = link.sent(Request(batches, count, count, [0] * count), count, now)
         data = batches[0].data if len(batches) == 1 else b"".join(batch.data for batch in batches)
         yield ev.SendStore(link.store.partition, link.number, position, data, count, level, link.epoch)
@@ -106,12 +112,19 @@ def store_requests(link: Link[Batch], now: float) -> Iterator[ev.SendStore]:
 
 def append_requests(link: Link[Part], now: float) -> Iterator[ev.SendAppend]:
     """What leaves for a Pi now: parts of one level together."""
-    while link.queue and len(link.in_flight) < MAX_REQUESTS:
-        parts = [link.queue.popleft()]
-        level, items = parts[0].batch.level, len(parts[0].uins)
-        while link.queue and link.queue[0].batch.level == level and items + len(link.queue[0].uins) <= APPEND_ITEMS:
-            items += len(link.queue[0].uins)
-            parts.append(link.queue.popleft())
+    while len(link.in_flight) < MAX_REQUESTS:
+        parts: list[Part] = []
+        items, level = 0, Level.REPLICATED
+        while link.queue:
+            after = link.queue[0]
+            if not after.batch.done:
+                if parts and (items + len(after.uins) > APPEND_ITEMS or after.batch.level != level):
+                    break
+                items, level = items + len(after.uins), after.batch.level
+                parts.append(after)
+            link.queue.popleft()
+        if not parts:
+            return
         number = link.sent(Request(parts, items), 1, now)
         operations = b"".join([_operation(part, link.epoch) for part in parts])
         yield ev.SendAppend(link.store.partition, link.number, number, operations, level)

@@ -24,6 +24,9 @@ from xiu.state import Head
 TYPE_OFFSET: Final = 6
 """Of a record's type in its head."""
 MAX_FETCH_BYTES: Final = 2 << 20
+MAX_COLD_BLOCKS: Final = 32
+"""That one call of a fetch reads from RocksDB: each may be a read of the disk, in a turn of the event loop in which nothing is
+written and no heartbeat leaves. Policy: the answer ends there, and the caller asks again for the rest."""
 MAX_PAGE_BYTES: Final = 1 << 20
 MAX_PAGE_ROWS: Final = 2048
 """Of `rows`: one page is read in one turn of the event loop."""
@@ -89,10 +92,10 @@ class Reading:
         """The head of what can be read."""
         return self._store.head
 
-    def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES) -> list[Found]:
-        """What each MsgID names; the answers end before `max_bytes` of records are there, but for the first one. Raises
-        DiskFailed."""
-        took = 0
+    def fetch(self, msg_ids: Sequence[int], max_bytes: int = MAX_FETCH_BYTES, max_cold: int | None = None) -> list[Found]:
+        """What each MsgID names; the answers end before `max_bytes` of records are there, but for the first one, and before more
+        than `max_cold` blocks are read from RocksDB (None: any number). Raises DiskFailed."""
+        took = cold = 0
         found: list[Found] = []
         block: Block | None = None
         for msg_id in msg_ids:
@@ -102,7 +105,12 @@ class Reading:
                 continue
             if block is None or not block.first <= sequence <= block.last:
                 try:
-                    block = self._block(sequence)
+                    block = self._recent(sequence)
+                    if block is None:
+                        if cold == max_cold:
+                            break
+                        cold += 1
+                        block = self._stored(sequence)
                 except (NotYet, Gone, StoreDamaged) as refused:
                     self.damaged += isinstance(refused, StoreDamaged)
                     found.append(Found(refused.code))
@@ -115,13 +123,18 @@ class Reading:
             found.append(Found("", record) if record[TYPE_OFFSET] == msg_type(msg_id) else Found(Gone.code))
         return found
 
-    def _block(self, sequence: int) -> Block:
+    def _recent(self, sequence: int) -> Block | None:
+        """The block of a sequence that is in the state, if the table has it."""
         head = self._store.head
         if sequence > head.last:
             raise NotYet("no such message so far")
         if sequence < head.floor:
             raise Gone("trimmed")
-        block = self._table.get(sequence) or self._store.block_of(sequence)
+        return self._table.get(sequence)
+
+    def _stored(self, sequence: int) -> Block:
+        """The same, from RocksDB."""
+        block = self._store.block_of(sequence)
         if block is not None:
             return block
         following = self._store.next_first(sequence)

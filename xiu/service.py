@@ -96,6 +96,7 @@ class Service(RoleShell):
             options.replication(),
             on_leading=self._leading,
             on_deposed=lambda epoch: self._runner.step(Deposed(epoch)),
+            has_room=self._has_room,
             segment_bytes=options.segment_mb << 20,
         )
         self.healer = Repairer(context, options.partition, self._machine, self._in_sync, self._catch_up, self._rewound)
@@ -307,9 +308,16 @@ class Service(RoleShell):
     def _watch_space(self) -> None:
         assert self.core is not None
         enough = self._machine.free_bytes() >= self._options.reserve_mb << 20
+        if (not enough or self.core.full) and self._replica.leave_for_space() and not enough:
+            return  # the replica refuses writes as one that drains does, until another one leads
         if enough is not self.core.enough_space:
             self._context.log.warning(SPACE, enough=enough, reserve_mb=self._options.reserve_mb)
         self._runner.step(ev.SpaceChanged(enough))
+
+    def _has_room(self) -> bool:
+        """Whether this store has the space that a leader needs, and some to go on with."""
+        blocked = self.core is not None and self.core.full
+        return not blocked and self._machine.free_bytes() >= 2 * self._options.reserve_mb << 20
 
     def _samples(self) -> dict[str, object]:
         core, table = self.core, self._table

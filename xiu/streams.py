@@ -28,7 +28,7 @@ from xiu.block import Block
 from xiu.core import Core
 from xiu.events import Answer, EndStream, StoreReceived
 from xiu.options import Options
-from xiu.reading import Reading
+from xiu.reading import MAX_COLD_BLOCKS, Reading
 from xiu.repair import Checked
 from xiu.repairer import Repairer
 from xiu.state import Head
@@ -239,7 +239,8 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         if len(request.msg_ids) > MAX_FETCH:
             await context.abort(GRPC_STATUS[InvalidArgument.code], f"a fetch names at most {MAX_FETCH} MsgIDs; send several")
         try:
-            found = reading.fetch(request.msg_ids)
+            # Another replica repairs an answer with one of ours, and does not ask twice.
+            found = reading.fetch(request.msg_ids, max_cold=None if request.local else MAX_COLD_BLOCKS)
         except StorageError as error:
             await _refuse(context, error)
             raise

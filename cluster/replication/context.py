@@ -24,6 +24,8 @@ class Context:
         self.log = log
         self.options = options
         self.clock = Clock()
+        self.room = True
+        """There is space here for what a leader takes."""
         self.committed = max(applied, log.first.counter)
         self.read: Versioned | None = None
         """The state as it was read last."""

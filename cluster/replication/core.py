@@ -29,6 +29,7 @@ from cluster.replication.events import (
     LogDropped,
     LogFailed,
     Outcome,
+    OutOfSpace,
     Pinned,
     PresenceChanged,
     Propose,
@@ -97,6 +98,8 @@ class Core:
         """Won, not taken: (ticket, version, state, counter of the first entry)."""
         self._vacant_since: float | None = None
         self._read_at = float("-inf")
+        self._told_at = float("-inf")
+        """When ZooKeeper answered last."""
         self.draining = False
         self._force: ForcePromotion | None = None
         self._pins: dict[str, int] = {}
@@ -124,6 +127,7 @@ class Core:
             Drain: self._on_drain,
             ForcePromotion: self._on_force,
             Tick: self._on_tick,
+            OutOfSpace: self._on_out_of_space,
         }
 
     # --- parts, made here so that a test can put others in their place
@@ -149,7 +153,7 @@ class Core:
             self._handlers[type(event)](event, now, out)
         except DiskFull:
             if isinstance(event, Propose):
-                out.append(Rejected(event.token, Rejection.DISK_FULL))
+                out.append(Rejected(event.token, Rejection.DRAINING if self.leaves_for_space(now) else Rejection.DISK_FULL))
             elif self.state is State.TAKING_OFFICE:  # without its first entry it cannot lead: another may
                 self._break("the disk is full", now, out)
             # A follower has not acknowledged: the leader sends it again.
@@ -268,9 +272,12 @@ class Core:
         self._ask(read.version, left, out)
 
     def _released(self, now: float, out: list[Effect]) -> None:
-        """Say that the drain is over"""
+        """Say that a drain is over, follow after a full disk"""
         self._swap = None
-        out.append(HandedOver())
+        if self.draining:
+            out.append(HandedOver())
+        else:
+            self._read(now, out)
 
     def _lose(self, now: float, out: list[Effect]) -> None:
         """Read the state"""
@@ -331,6 +338,7 @@ class Core:
 
     def _on_state_read(self, event: StateRead, now: float, out: list[Effect]) -> None:
         read, context = event.read, self.context
+        self._told_at = now
         if context.read is not None and read.version < context.read.version:
             return
         context.read = read
@@ -385,6 +393,8 @@ class Core:
         if self.state is State.SEEKING:
             self._change(Cause.WON if ok else Cause.NOT_WON, now, out)
         elif self.state is State.HANDING_OVER:
+            if ok:  # else it would take itself for a leader that is gone
+                self.context.read = Versioned(self._swap[1] + 1, self._swap[2])
             self._change(Cause.RELEASED, now, out)
         else:
             self._swap = None
@@ -413,7 +423,9 @@ class Core:
         if self._vacant_since is None:
             self._vacant_since = now
         mine = context.live[context.member].node
-        before = sum(1 for m in state.in_sync if m in context.live and context.live[m].node < mine)
+        # Who has no space for a first entry stands behind all others.
+        others = [context.live[m] for m in state.in_sync if m in context.live and m != context.member]
+        before = sum(1 for other in others if other.node < mine or not context.room)
         if now < self._vacant_since + before * options.candidate_step_s:
             return
         if state.leader != NOBODY and now < self.follower.confirmed_at + options.confirm_wait_s:
@@ -476,10 +488,27 @@ class Core:
                 return
             self._change(Cause.FENCED, now, out)
         # Who may be promoted at any moment, or may lack what it acknowledged, confirms nothing to a leader.
-        if self.state in (State.FOLLOWING, State.REPAIRING):
+        if self.state in (State.FOLLOWING, State.REPAIRING) and not self._forsakes(message.epoch, now):
             self.leader_id = message.sender
             self.follower.on_append(message, now, out)
             self._check_repair(now, out)
+
+    def _forsakes(self, epoch: int, now: float) -> bool:
+        """Whether the leader has been out of the registry for so long that another must lead: nobody new finds it, and it can put
+        nobody out of the set. Not while this replica hears nothing of ZooKeeper itself, else its absence would stop all writes."""
+        options = self.context.options
+        return (
+            epoch == self.context.log.promised
+            and self._vacant_since is not None
+            and now >= self._vacant_since + options.unregistered_s
+            and now < self._told_at + 3 * options.poll_s
+        )
+
+    def hears_leader(self, now: float) -> bool:
+        """Whether the leader that ZooKeeper names is there, whatever the registry says of it."""
+        read = self.context.read
+        known = read is not None and read.state is not None and read.state.leader == self.leader_id
+        return known and self.state is State.FOLLOWING and now < self.follower.confirmed_at + self.context.options.lease_s
 
     def _check_repair(self, now: float, out: list[Effect]) -> None:
         if self.state is State.REPAIRING and self.is_clean():
@@ -562,14 +591,25 @@ class Core:
         elif self.state is not State.HANDING_OVER:
             out.append(HandedOver())
 
+    def leaves_for_space(self, now: float) -> bool:
+        """Whether this leader, which had no space for a write lately, is about to hand over. Notes that it has none now."""
+        leader = self.leader
+        if leader is None:
+            return False
+        if now < self._told_at + 6 * self.context.options.poll_s:  # it is written down nowhere that nobody leads, else
+            leader.full_at = now
+        return bool(leader.heirs(now))
+
+    def _on_out_of_space(self, event: OutOfSpace, now: float, out: list[Effect]) -> None:
+        self.leaves_for_space(now)
+
     def _hand_over(self, now: float, out: list[Effect]) -> None:
         """Release the office when another member of ZooKeeper's set holds the whole log."""
         leader = self.leader
-        if leader is None or not leader.draining or leader.in_sync.asking:
+        if leader is None or leader.in_sync.asking:
             return
         end = self.context.log.last.counter
-        others = leader.in_sync.state.in_sync - {self.context.member}
-        if self.context.committed == end and any(leader.followers[m].matched == end for m in others if m in leader.followers):
+        if self.context.committed == end and any(leader.followers[member].matched == end for member in leader.heirs(now)):
             self._change(Cause.CAUGHT_UP, now, out)
 
     # --- time
@@ -578,6 +618,7 @@ class Core:
         self._ticked_at = now
         if event.wall_us:
             self.context.clock.saw(event.wall_us, now)
+        self.context.room = event.room
         leader = self.leader
         poll_s = self.context.options.poll_s
         if leader is not None:

@@ -165,11 +165,18 @@ class Tick:
 
     wall_us: int = 0
     """The wall clock, Unix µs; 0: not known."""
+    room: bool = True
+    """There is space here for what a leader takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfSpace:
+    """The role takes no writes for want of space, which the log still has."""
 
 
 Event = (
     SessionStarted | SessionLost | StateRead | StateUnread | Swapped | PresenceChanged | Received | Synced | LogFailed
-    | SegmentRotten | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion | Tick
+    | SegmentRotten | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion | Tick | OutOfSpace
 )  # fmt: skip
 
 

@@ -164,10 +164,11 @@ class Follower:
 
     def _acknowledge(self, leader: MemberID, sent_at: float, now: float, out: list[Effect]) -> None:
         context = self.context
-        wall_us = context.clock.wall_us(now)
-        out.append(
-            Send(leader, Appended(self.epoch, context.member, context.incarnation, self.matched, sent_at, self.full, wall_us))
-        )
+        reply = Appended(
+            self.epoch, context.member, context.incarnation, self.matched, sent_at, self.full, context.clock.wall_us(now),
+            context.room and not self.full,
+        )  # fmt: skip
+        out.append(Send(leader, reply))
 
     def on_snapshot(self, event: SnapshotReceived, now: float, out: list[Effect]) -> None:
         """The state of the leader at a committed position replaces log and state."""

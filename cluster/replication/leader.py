@@ -72,6 +72,8 @@ class Progress:
     """The lowest place that was probed: a probe moves on only below it."""
     full: bool = False
     """It says that its disk has no space."""
+    room: bool = False
+    """It says that it has space to lead."""
     late: bool = False
     """Since the last tick it acknowledged something that left more than `slow_s` ago."""
     in_time: bool = False
@@ -104,6 +106,8 @@ class Leader:
         self.followers: dict[MemberID, Progress] = {}
         self.synced = start
         self.draining = False
+        self.full_at = NEVER
+        """When there was no space here for a write last."""
         self._tickets: deque[tuple[int, int, float]] = deque()
         """Own syncs under way: (ticket, last counter, since when)."""
         self._own_late_at = float("-inf")
@@ -139,13 +143,27 @@ class Leader:
             if member != self.context.member
         )
 
+    def heirs(self, now: float) -> list[MemberID]:
+        """Members in sync that this leader hands over to: all of them while it drains, those with room for more for some seconds
+        after it had no space for a write, so that writes are tried here again if none of them gets everything."""
+        options = self.context.options
+        others = sorted(self.in_sync.state.in_sync & self.followers.keys())
+        if self.draining:
+            return others
+        if now >= self.full_at + options.silence_s or len(self.in_sync.state.in_sync) <= options.min_in_sync:
+            return []
+        return [
+            member for member in others
+            if self.followers[member].room and self.context.is_live(member, self.followers[member].incarnation)
+        ]  # fmt: skip
+
     # --- writes
 
     def propose(self, event: Propose, now: float, out: list[Effect]) -> None:
         """Append a batch, or say why not."""
         log, options = self.context.log, self.context.options
         last = log.last.counter
-        if self.draining:
+        if self.draining or self.heirs(now):
             out.append(Rejected(event.token, Rejection.DRAINING))
         elif last + len(event.payloads) - self.context.committed > options.max_uncommitted:
             out.append(Rejected(event.token, Rejection.OVERLOADED))
@@ -206,6 +224,7 @@ class Leader:
         progress = self._answered(reply, now) if reply.matched <= self.context.log.last.counter else None
         if progress is None:
             return
+        progress.room = reply.room
         if reply.matched > progress.matched:
             progress.matched = reply.matched
             progress.moved_at = progress.heard_at = now

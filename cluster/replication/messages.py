@@ -42,6 +42,8 @@ class Appended:
     """Its disk has no space for the next entry: no commit can wait for it."""
     wall_us: int = 0
     """Its wall clock, Unix µs; 0: not known."""
+    room: bool = False
+    """It has space to lead: a leader without may hand over to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class ReplicationOptions:
     """A follower that joins and has not reached the end noted then within this is not required any more."""
     candidate_step_s: float = 1.0
     """A candidate waits so long for each live candidate whose node has a smaller number."""
+    unregistered_s: float = 30.0
+    """A leader whose node has been gone for so long is confirmed no more by members that reach ZooKeeper themselves."""
     resend_s: float = 1.0
     """What a follower did not acknowledge for so long is sent again."""
     poll_s: float = 1.0
@@ -50,7 +52,7 @@ class ReplicationOptions:
     max_unacknowledged: int = 16
     """Messages with entries on their way to one follower. Policy: the rest waits in the log."""
     snapshot_timeout_s: float = 600.0
-    """A snapshot under way for so long is begun again."""
+    """A snapshot of which nothing was taken for so long is begun again."""
     max_kept: int = 10_000_000
     """Entries that a live follower holds back from being trimmed. Policy: beyond it takes a snapshot."""
 

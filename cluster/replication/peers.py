@@ -204,14 +204,27 @@ class Peers:
         )
 
     async def send_snapshot(self, to: MemberID, parts: AsyncIterator[bytes]) -> None:
-        """Send a snapshot whole. Raises Unavailable."""
+        """Send a snapshot whole; it may take any time while the peer takes parts of it, and then, to look at what came, as long
+        again as all of them took. Raises Unavailable."""
         address = self._addresses.get(to)
         if address is None:
             raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        loop, limit_s = asyncio.get_running_loop(), self._options.snapshot_timeout_s
+        begun = loop.time()
+
+        async def moving(limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+            async for part in parts:
+                limit.reschedule(loop.time() + limit_s)
+                yield part
+            limit.reschedule(loop.time() + limit_s + (loop.time() - begun))
+
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             call: Any = channel.stream_unary(f"/{SERVICE}/Snapshot")
             try:
-                await call(parts, metadata=self.metadata(to), timeout=self._options.snapshot_timeout_s)
+                async with asyncio.timeout(limit_s) as limit:
+                    await call(moving(limit), metadata=self.metadata(to))
+            except TimeoutError:
+                raise Unavailable(f"{address} took nothing of the snapshot for {limit_s:g} s") from None
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
 

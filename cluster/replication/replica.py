@@ -22,7 +22,7 @@ from cluster.replication.applier import Applier
 from cluster.replication.clock import MAX_STEP_US
 from cluster.replication.core import Core
 from cluster.replication.disk import Syncer
-from cluster.replication.folder import DataFolder
+from cluster.replication.folder import RESERVE_BYTES, DataFolder, free_bytes
 from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
 from cluster.replication.messages import Message
@@ -39,6 +39,7 @@ from cluster.runtime.context import Context
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import SessionEvent, SessionState
 from pixiu.errors import (
+    DiskFailed,
     DiskFull,
     Draining,
     InvalidArgument,
@@ -88,6 +89,7 @@ class Replica:
         options: of replication.
         on_leading: called with the epoch when this replica takes office: writes are taken from now on.
         on_deposed: called with the epoch when it leads no more.
+        has_room: whether the role has space for what a leader takes; asked once a second, also of followers.
         segment_bytes: a segment of the log that is larger is followed by another one.
     """
 
@@ -100,12 +102,13 @@ class Replica:
         *,
         on_leading: Callable[[int], None] = lambda _epoch: None,
         on_deposed: Callable[[int], None] = lambda _epoch: None,
+        has_room: Callable[[], bool] = lambda: True,
         segment_bytes: int = 64 << 20,
     ) -> None:
         options.validate()
         self._context, self._machine, self._options = context, machine, options
         self._folder = DataFolder(folder, segment_bytes)
-        self._on_leading, self._on_deposed = on_leading, on_deposed
+        self._on_leading, self._on_deposed, self._has_room = on_leading, on_deposed, has_room
         self._proposals = Proposals()
         self._turn: list[tuple[Sequence[tuple[int, bytes]], bool, asyncio.Future[Proposal]]] = []
         self._turn_size = 0
@@ -116,6 +119,9 @@ class Replica:
         self._events: list[ev.Event] = []
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
+        self._room = True
+        self._leader_node: LiveReplica | None = None
+        """The node of a leader, as it was seen last: it may be gone while the leader is there."""
         self._told = 0
         """The incarnation that the core knows of as registered."""
         self._handed_over = asyncio.Event()
@@ -259,7 +265,10 @@ class Replica:
         if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
             return ""
         found = self._live.get(read.state.leader)
-        return found.address if found is not None and found.presence.incarnation == read.state.incarnation else ""
+        if found is None and core is not None and core.hears_leader(time.monotonic()):
+            found = self._leader_node
+        named = (read.state.leader, read.state.incarnation)
+        return found.address if found is not None and (found.presence.member, found.presence.incarnation) == named else ""
 
     def check_leader(self) -> None:
         """Raises `NotLeader`, which names the leader, or `Draining`."""
@@ -296,6 +305,13 @@ class Replica:
         self._check(payloads)
         self._flush_turn()
         return self._write(payloads, level is Level.REPLICATED, [len(payloads)])[0]
+
+    def leave_for_space(self) -> bool:
+        """The role has no space for a write. Returns whether this leader is about to hand over to a replica that has: then the
+        write is refused with `Draining`, else with `DiskFull`."""
+        self._step(ev.OutOfSpace())
+        core = self._core
+        return core is not None and core.leader is not None and bool(core.leader.heirs(time.monotonic()))
 
     def force_promotion(self, operator: str, reason: str) -> None:
         """An operator's word: lead with what is here, whatever is missing. Goes into the audit log first. Returns at once; what
@@ -418,7 +434,7 @@ class Replica:
     def _write(self, payloads: Sequence[tuple[int, bytes]], replicated: bool, sizes: Sequence[int]) -> list[Proposal]:
         """One write of several callers: how many payloads of each."""
         if self._applier.blocked:
-            raise DiskFull(self._applier.blocked)
+            raise self._refusal(ev.Rejection.DRAINING) if self.leave_for_space() else DiskFull(self._applier.blocked)
         if self._applier.behind > self._options.max_uncommitted:
             raise self._refusal(ev.Rejection.OVERLOADED)
         self._verdict = None
@@ -552,7 +568,15 @@ class Replica:
         if now >= self._polled_at + FLUSHED_POLL_S:
             self._polled_at = now
             self._step(ev.Flushed(self._machine.flushed))
-        self._step(ev.Tick(_wall_us()))
+            self._room = self._look_for_room()
+        self._step(ev.Tick(_wall_us(), self._room))
+
+    def _look_for_room(self) -> bool:
+        """Whether what a leader takes has space here."""
+        try:
+            return free_bytes(self._folder.path) >= RESERVE_BYTES and not self._applier.blocked and self._has_room()
+        except DiskFailed:
+            return False
 
     # --- what happens
 
@@ -572,6 +596,10 @@ class Replica:
         self._step(ev.Swapped(token, outcome))
 
     def _presence(self, live: dict[MemberID, LiveReplica]) -> None:
+        read = self._core.context.read if self._core is not None else None
+        if read is not None and read.state is not None:
+            leader = read.state.leader
+            self._leader_node = live.get(leader) or self._live.get(leader) or self._leader_node
         self._live = live
         self._peers.set_live({member: (found.address, found.presence.incarnation) for member, found in live.items()})
         self._check_registration()

@@ -27,7 +27,7 @@ class Cause(Enum):
     NOT_WON = "compare-and-set refused or unknown"
     FIRST_ENTRY_SYNCED = "promise and first entry synced"
     FENCED = "higher epoch, other leader or session lost"
-    CAUGHT_UP = "drained, a member holds everything"
+    CAUGHT_UP = "drained or without space, a member holds everything"
     DRAINING = "drained while in sync"
     RELEASED = "answer about the hand-over"
     NOT_A_MEMBER = "not in sync"

@@ -39,7 +39,7 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, Appended):
         appended = pb.ReplicaMessage.Appended(
             epoch=message.epoch, sender=message.sender, incarnation=message.incarnation, matched=message.matched,
-            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us,
+            sent_at=message.sent_at, full=message.full, wall_us=message.wall_us, room=message.room,
         )  # fmt: skip
         return pb.ReplicaMessage(appended=appended).SerializeToString()
     if isinstance(message, Mismatch):
@@ -67,8 +67,8 @@ def decode_message(data: bytes) -> Message:
     if math.isnan(found.sent_at):
         raise MalformedData("a message of a replica has no time")
     if isinstance(found, pb.ReplicaMessage.Appended):
-        place = _id(found.matched)
-        return Appended(found.epoch, sender, _id(found.incarnation), place, found.sent_at, found.full, _id(found.wall_us))
+        place, wall_us = _id(found.matched), _id(found.wall_us)
+        return Appended(found.epoch, sender, _id(found.incarnation), place, found.sent_at, found.full, wall_us, found.room)
     if isinstance(found, pb.ReplicaMessage.Mismatch):
         place = _id(found.hint)
         return Mismatch(found.epoch, sender, _id(found.incarnation), place, found.sent_at, found.full, _id(found.wall_us))

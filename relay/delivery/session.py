@@ -205,9 +205,7 @@ class Session:
         limits = self._host.limits
         # The first read is of a whole window, since it is all that says what of it was acknowledged before.
         self._asked = [
-            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.limit - lane.sent))
-            if lane.known
-            else ev.Read(number, None, WINDOW)
+            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.most)) if lane.known else ev.Read(number, None, WINDOW)
             for number, lane in enumerate(self.lanes)
             if not lane.known or lane.worth_a_fetch(now)
         ]
@@ -258,7 +256,11 @@ class Session:
                 if answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     lane.blocked_until = now + self._pause_s(lane.failures)
                     lane.failures += 1
-                if answer is None or answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
+                record = answer if isinstance(answer, bytes) else b""
+                heavy = not lane.fits(len(record)) and not lane.cursor.has(seq)
+                if heavy:
+                    lane.wait_for_room(len(record))
+                if heavy or answer is None or answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
                     # The lane goes on from here; what other lanes have behind it in the answer still counts.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
@@ -266,7 +268,7 @@ class Session:
                 lane.failures = 0
                 if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
                     continue
-                chunks.append(self._chunk(plan.lane, seq, msg_id, answer if isinstance(answer, bytes) else b"", now))
+                chunks.append(self._chunk(plan.lane, seq, msg_id, record, now))
             else:
                 lane.sent_up_to(plan.end)
         self._plans = []
@@ -282,7 +284,7 @@ class Session:
         if not record:
             flags |= GAP
             self._host.sent_gap()
-        lane.sent_up_to(seq)
+        lane.sent_up_to(seq, len(record))
         return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
 
     def _set_resend(self, now: float) -> None:
@@ -297,7 +299,8 @@ class Session:
             return Cause.NOTIFIED
         if not self._host.sendable(self.gateway, now):
             return Cause.NOTIFIED
-        whole = notice.record and len(notice.record) <= self._host.limits.record_bytes
+        size = len(notice.record)
+        whole = 0 < size <= self._host.limits.record_bytes and self.lanes[notice.lane].fits(size)
         return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
 
     def _send_notified(self, notice: ev.Notice, now: float) -> None:

@@ -10,6 +10,7 @@ Source: Long connections (the sliding window); docs/delivery.md.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
 from pixiu.wire.cursor import MAP_BITS, Cursor
@@ -17,6 +18,9 @@ from relay.delivery import events as ev
 
 WINDOW: Final = MAP_BITS
 """A lane is sent up to so many entries beyond its cursor: what is unacknowledged is always within the cursor's map."""
+WINDOW_BYTES: Final = 1 << 20
+"""Of records that were sent on a lane and are not acknowledged; no record is larger. So a gateway holds at most so much of a lane
+for a connection that does not read."""
 _WORTH_A_FETCH: Final = WINDOW // 2
 
 
@@ -33,7 +37,10 @@ class Plan(NamedTuple):
 class Lane:
     """Cursor, window and gaps of one lane of a session."""
 
-    __slots__ = ("blocked_until", "cursor", "failures", "known", "last", "marked", "reach", "sent", "unread")
+    __slots__ = (
+        "_sizes", "_typical", "blocked_until", "bytes_sent", "cursor", "failures", "known", "last", "marked", "reach", "sent",
+        "unread",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.marked = 0
@@ -51,6 +58,12 @@ class Lane:
         self.unread = True
         """There may be more than `last`."""
         self.blocked_until = 0.0
+        self._sizes: deque[tuple[int, int]] = deque()
+        """(InboxSeq, bytes) of records that were sent and are not acknowledged; at most a window of them."""
+        self.bytes_sent = 0
+        """Their sum."""
+        self._typical = 1
+        """Bytes of a record here: of the next one, if it did not fit, else of the last one, or of larger ones before it."""
 
     @property
     def limit(self) -> int:
@@ -70,9 +83,22 @@ class Lane:
     def worth_a_fetch(self, now: float) -> bool:
         """Whether to read now: everything that is left fits the window, or half of the window is free."""
         room = self.limit - self.sent
-        if now < self.blocked_until or room <= 0:
+        if now < self.blocked_until or room <= 0 or not self.fits(self._typical):
             return False
         return self.unread or (self.last > self.sent and (room >= _WORTH_A_FETCH or self.last - self.sent <= room))
+
+    def fits(self, size: int) -> bool:
+        """Whether a record of so many bytes may be sent now."""
+        return not self.bytes_sent or self.bytes_sent + size <= WINDOW_BYTES
+
+    @property
+    def most(self) -> int:
+        """How many entries are worth asking for: more would be fetched in vain."""
+        return max(1, min(WINDOW, self.limit - self.sent, (WINDOW_BYTES - self.bytes_sent) // self._typical))
+
+    def wait_for_room(self, size: int) -> None:
+        """The next record, of so many bytes, does not fit: it is fetched again when it does."""
+        self._typical = max(size, self._typical)
 
     def takes(self, seq: int) -> bool:
         """Whether an entry follows what was sent, and may be sent."""
@@ -86,6 +112,9 @@ class Lane:
             bits &= (1 << (self.reach - up_to)) - 1
         changed = self.cursor.acknowledge(up_to, bits)
         self.sent = max(self.sent, self.cursor.up_to)
+        if changed and self._sizes:
+            self._sizes = deque(each for each in self._sizes if not self.cursor.has(each[0]))
+            self.bytes_sent = sum(size for _, size in self._sizes)
         return changed
 
     def rewind(self) -> None:
@@ -93,10 +122,16 @@ class Lane:
         self.marked = max(self.marked, self.reach)
         self.last = max(self.last, self.reach, self.sent)
         self.sent = self.cursor.up_to
+        self._sizes.clear()
+        self.bytes_sent = 0
 
-    def sent_up_to(self, seq: int) -> None:
-        """Everything up to here was sent, or need not be."""
+    def sent_up_to(self, seq: int, size: int = 0) -> None:
+        """Everything up to here was sent, or need not be; this entry with a record of so many bytes."""
         self.sent = max(self.sent, seq)
+        if size:
+            self._sizes.append((seq, size))
+            self.bytes_sent += size
+            self._typical = max(size, self._typical * 3 // 4)
         self.reach = max(self.reach, self.sent)
 
     def plan(self, lane: int, listing: ev.Listing, asked: int, budget: int) -> Plan:

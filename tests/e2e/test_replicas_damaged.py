@@ -77,8 +77,22 @@ async def told(replicas: Replicas, name: str) -> bool:
     return "replica_damaged" in replicas.log(name)
 
 
-async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, disk: Path) -> None:
+async def test_a_leader_with_a_full_disk_hands_over_to_a_replica_with_space(make: Make, disk: Path) -> None:
     replicas = await make("a", "b", folder=disk)
+    async with Writers(replicas, payload_bytes=100) as writers:
+        await writers.wait_more(100)
+        assert await replicas.leader() == "a"
+        ballast = fill(disk)
+        assert await replicas.wait_leader("a") == "b"
+        await writers.wait_more(100)
+        ballast.unlink()
+        await replicas.wait_in_sync(2)
+        await writers.wait_more(100)
+    writers.check(await replicas.wait_equal("a", "b"))
+
+
+async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(make: Make, disk: Path) -> None:
+    replicas = await make("a", folder=disk)
     async with Writers(replicas, payload_bytes=100) as writers:
         await writers.wait_more(100)
         assert await replicas.leader() == "a"
@@ -94,7 +108,7 @@ async def test_a_leader_with_a_full_disk_refuses_writes_serves_reads_and_goes_on
         ballast.unlink()
         await writers.wait_more(100)
         assert await replicas.leader() == "a"
-    writers.check(await replicas.wait_equal("a", "b"))
+    writers.check(await replicas.wait_equal("a"))
 
 
 async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +17,7 @@ from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail, mail_requests
 from proxy import mail_events as ev
 from proxy.mail import MailCore
+from tests.support.work import steps
 
 XIU, PI = ev.Store(False, 0), ev.Store(True, 0)
 TIMEOUT_S = 15.0
@@ -476,6 +477,83 @@ def test_too_much_mail_ends_the_stream_that_brings_it(monkeypatch: pytest.Monkey
     pipeline.mail(*(record(number, 7) for number in range(2, 5)), position=2)
     (end,) = pipeline.take(ev.EndWriter)
     assert (end.code, end.retry_after_ms) == ("OVERLOADED", mail.RETRY_MS)
+
+
+def test_mail_that_waits_for_one_partition_leaves_the_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "MAX_WAITING_BYTES", 4000)
+    monkeypatch.setattr(mail, "LEAST_SHARE_BYTES", 1000)
+    pipeline = Pipeline(xius=4)
+    for stream in range(2, 82):
+        pipeline.step(ev.WriterOpened(stream, 9 + stream, 70))
+        pipeline.mail(record(stream, 4), position=1, stream=stream)
+    refused = pipeline.take(ev.EndWriter)
+    assert {end.code for end in refused} == {"OVERLOADED"}
+    assert "Xiu partition 0" in refused[0].text
+    assert 900 < pipeline.core.waiting_bytes <= 1000
+    pipeline.mail(record(1, 5), position=1)
+    assert not pipeline.take(ev.EndWriter)
+    pipeline.store_all()
+    pipeline.step(ev.WriterClosed(2))
+    pipeline.step(ev.WriterOpened(90, 90, 70))
+    pipeline.mail(record(90, 4), position=1, stream=90)
+    assert not pipeline.take(ev.EndWriter)
+
+
+def test_a_mail_to_many_counts_where_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "MAX_WAITING_BYTES", 4000)
+    monkeypatch.setattr(mail, "LEAST_SHARE_BYTES", 100)
+    pipeline = Pipeline(xius=2)
+    pipeline.mail(record(1, 8), position=1, m0=[9, 10, 11])
+    pipeline.store_all()
+    pipeline.appended(pipeline.take(ev.SendAppend)[0], [1, 1, 1, 1])
+    assert (pipeline.core.waiting_bytes, pipeline.core.under_way) == (0, 0)
+    pipeline.mail(record(2, 8), position=2)
+    assert not pipeline.take(ev.EndWriter)
+
+
+def _answered(writers: int) -> int:
+    """What a Pi's answer to so many writers costs."""
+    pipeline = Pipeline()
+    for stream in range(2, writers + 2):
+        pipeline.step(ev.WriterOpened(stream, 9 + stream, 70))
+        pipeline.step(ev.MailReceived(stream, record(stream, stream), 1, 1, Level.REPLICATED, {}))
+    pipeline.turn()
+    pipeline.store_all()
+    sent = pipeline.take(ev.SendAppend)[-1]
+    triple = Triple(1, 3, 60)
+    answer = ev.Appended(0, pipeline.links[PI], sent.request, [1] * writers, "", "", triple, 2)
+    cost = steps(lambda: pipeline.core.step(answer, pipeline.now))
+    assert pipeline.core.waiting_bytes == 0
+    return cost
+
+
+def _ended(writers: int, how: str) -> int:
+    """What the end of so many writers costs, each with mail that a silent Xiu does not take."""
+    pipeline = Pipeline(linked=False)
+    for stream in range(2, writers + 2):
+        pipeline.step(ev.WriterOpened(stream, 9 + stream, 70))
+        for position in range(1, 6):
+            pipeline.step(ev.MailReceived(stream, record(stream, stream), 1, position, Level.REPLICATED, {}))
+    pipeline.turn()
+    pipeline.now += TIMEOUT_S + 1
+
+    def close() -> None:
+        for stream in range(2, writers + 2):
+            pipeline.core.step(ev.WriterClosed(stream), pipeline.now)
+
+    cost = steps(close if how == "closed" else lambda: pipeline.core.step(TICK, pipeline.now))
+    assert (pipeline.core.waiting_bytes, pipeline.core.under_way) == (0, 0)
+    pipeline.up(XIU)
+    pipeline.turn()
+    assert not pipeline.take(ev.SendStore)
+    return cost
+
+
+@pytest.mark.parametrize(
+    "work", [_answered, lambda n: _ended(n, "late"), lambda n: _ended(n, "closed")], ids=["answered", "late", "closed"]
+)
+def test_twice_the_writers_are_twice_the_work(work: Callable[[int], int]) -> None:
+    assert work(160) < 2.5 * work(80)
 
 
 def test_a_writer_that_went_is_forgotten_and_late_answers_find_nobody() -> None:

@@ -10,7 +10,7 @@ from cluster.replication.model import MemberID
 from pixiu.errors import StorageError, StoreDamaged
 from pixiu.ids import msg_id
 from tests.xiu.parts import mail, store
-from xiu.block import encode
+from xiu.block import Block, encode
 from xiu.reading import Reading
 from xiu.state import Blocked, State
 from xiu.store import Store
@@ -66,6 +66,32 @@ def test_not_yet_gone_and_wrong_partition_are_told_apart(tmp_path: Path) -> None
     assert codes(xiu, ident(3), ident(1, 2), ident(0)) == ["GONE", "GONE", "GONE"]
     assert codes(xiu, msg_id(1, 64, 1 << 32 | 1)) == ["WRONG_PARTITION"]
     assert codes(xiu, msg_id(0, 65, 1 << 32 | 1)) == ["GONE"]  # nobody was given this MsgID
+    xiu.store.close()
+
+
+def test_one_call_reads_few_blocks_from_the_disk_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xiu = Xiu(tmp_path)
+    for counter in range(1, 101):
+        xiu.apply(counter, counter)
+    looked: list[int] = []
+    block_of = xiu.store.block_of
+
+    def counted(sequence: int) -> Block | None:
+        looked.append(sequence)
+        return block_of(sequence)
+
+    monkeypatch.setattr(xiu.store, "block_of", counted)
+    ids = [ident(counter) for counter in range(1, 101)]
+    found: list[bytes] = []
+    reads: list[int] = []
+    while len(found) < len(ids):
+        looked.clear()
+        answers = xiu.reading.fetch(ids[len(found) :], max_cold=32)
+        found += [each.record for each in answers]
+        reads.append(len(looked))
+    assert found == [mail(number, BODY) for number in range(1, 101)]
+    assert reads == [32, 32, 32, 4]
+    assert len(xiu.reading.fetch(ids)) == 100
     xiu.store.close()
 
 

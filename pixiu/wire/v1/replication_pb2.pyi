@@ -97,6 +97,7 @@ class ReplicaMessage(_message.Message):
         SENT_AT_FIELD_NUMBER: _builtins.int
         FULL_FIELD_NUMBER: _builtins.int
         WALL_US_FIELD_NUMBER: _builtins.int
+        ROOM_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         sender: _builtins.int
         incarnation: _builtins.int
@@ -106,6 +107,8 @@ class ReplicaMessage(_message.Message):
         """its disk has no space for the next entry"""
         wall_us: _builtins.int
         """its wall clock, Unix µs; 0: not known"""
+        room: _builtins.bool
+        """it has space to lead"""
         def __init__(
             self,
             *,
@@ -116,10 +119,11 @@ class ReplicaMessage(_message.Message):
             sent_at: _builtins.float = ...,
             full: _builtins.bool = ...,
             wall_us: _builtins.int = ...,
+            room: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "full", b"full", "incarnation", b"incarnation", "matched", b"matched", "sender", b"sender", "sent_at", b"sent_at", "wall_us", b"wall_us"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "full", b"full", "incarnation", b"incarnation", "matched", b"matched", "room", b"room", "sender", b"sender", "sent_at", b"sent_at", "wall_us", b"wall_us"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

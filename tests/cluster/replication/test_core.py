@@ -554,6 +554,114 @@ def test_a_full_disk_refuses_writes_and_serves_reads(monkeypatch: pytest.MonkeyP
     assert ev.Committed(2, 1) in replica.propose(b"x")
 
 
+def _full(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk has no space, and ZooKeeper has answered just now."""
+    monkeypatch.setattr(replica.log, "append", _raising(DiskFull("no space")))
+    assert replica.core.leader is not None
+    replica.read(6, replica.core.leader.in_sync.state)
+
+
+def test_a_leader_with_a_full_disk_hands_over_to_a_member_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    _full(replica, monkeypatch)
+    replica.appended(B, 1, room=True)
+    assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
+    effects = replica.wait(0.25)
+    release = only(ev.CompareAndSet, effects)
+    assert release.state == state(2, NOBODY, B, incarnation=0)
+    assert ev.Deposed(2) in effects
+    after = replica.step(ev.Swapped(release.token, ev.Outcome.OK)) + replica.wait(20.0)
+    assert replica.core.state is State.FOLLOWING
+    assert not kinds(after) & {ev.HandedOver, ev.CompareAndSet}
+
+
+def test_a_role_that_has_no_space_for_its_state_leaves_the_office_too() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    replica.read(6, state(2, A, A, B))
+    replica.appended(B, 1, room=True)
+    replica.step(ev.OutOfSpace())
+    assert only(ev.CompareAndSet, replica.wait(0.25)).state.leader == NOBODY
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_a_leader_with_a_full_disk_stays_where_nobody_else_can_take_more(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(A, options=replace(OPTIONS, min_in_sync=2 if room else 1))
+    replica.lead(B)
+    _full(replica, monkeypatch)
+    replica.appended(B, 1, room=room)
+    assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DISK_FULL)]
+    assert ev.CompareAndSet not in kinds(replica.wait(1.0))
+    assert replica.core.state is State.LEADING
+
+
+def test_a_leader_with_a_full_disk_that_nobody_takes_over_from_tries_writes_again() -> None:
+    replica = Replica(A)
+    replica.lead(B, C)
+    replica.read(6, state(2, A, A, B, C))
+    replica.propose(b"on its way")
+    replica.appended(B, 1, room=True)
+    replica.step(ev.OutOfSpace())
+    assert replica.propose(b"x") == [ev.Rejected(1, ev.Rejection.DRAINING)]
+    for _ in range(20):
+        replica.wait(0.25)
+        replica.appended(B, 1, room=True)
+    assert ev.Accepted in kinds(replica.propose(b"x"))
+
+
+def test_who_has_no_space_stands_behind_all_other_candidates() -> None:
+    replica = Replica(A)
+    replica.present(B)
+    replica.step(ev.Tick(0, room=False))
+    assert ev.CompareAndSet not in kinds(replica.read(5, state(1, NOBODY, A, B, incarnation=0)))
+    replica.now += OPTIONS.candidate_step_s
+    assert only(ev.CompareAndSet, replica.step(ev.Tick(0, room=False))).state == state(2, A, A, B)
+
+
+# --- a leader that the registry does not know
+
+
+def _orphan() -> Replica:
+    """A follower that reaches ZooKeeper, and hears a leader whose node has gone."""
+    replica = Replica(B)
+    replica.present(A)
+    replica.read(5, state(1, A, A, B))
+    replica.append(1, A, (0, 0), [])
+    replica.present()
+    return replica
+
+
+def _hear(replica: Replica, seconds: float, answers: bool = True) -> list[ev.Effect]:
+    """Heartbeats for so long; ZooKeeper answers, or not."""
+    done: list[ev.Effect] = []
+    until = replica.now + seconds
+    while replica.now < until:
+        done += replica.wait(0.25)
+        if answers:
+            done += replica.read(5, state(1, A, A, B))
+        done += replica.append(1, A, (0, 0), [])
+    return done
+
+
+def test_a_leader_that_is_out_of_the_registry_is_confirmed_for_a_while_and_then_replaced() -> None:
+    replica = _orphan()
+    effects = _hear(replica, OPTIONS.unregistered_s - 1.0)
+    assert len(sent(effects, Appended)) > 100
+    assert ev.CompareAndSet not in kinds(effects)
+    assert replica.core.hears_leader(replica.now)
+    effects = _hear(replica, OPTIONS.confirm_wait_s + 2.0)
+    assert only(ev.CompareAndSet, effects).state == state(2, B, B)
+    assert not replica.core.hears_leader(replica.now)
+
+
+def test_a_replica_that_hears_nothing_of_zookeeper_itself_goes_on_confirming() -> None:
+    replica = _orphan()
+    effects = _hear(replica, 3 * OPTIONS.unregistered_s, answers=False)
+    assert ev.CompareAndSet not in kinds(effects)
+    assert sent(_hear(replica, 1.0, answers=False), Appended)
+
+
 def test_a_follower_with_a_full_disk_takes_the_entries_when_there_is_space(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = Replica(B)
     replica.append(1, A, (0, 0), [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,6 +278,48 @@ async def _made(side: Side) -> Path:
     folder = side.folder.outgoing(B)
     await side.machine.snapshot(folder)
     return folder
+
+
+class Jumps:
+    """A clock of the event loop that a test sets forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self.ahead_s, real = 0.0, loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + self.ahead_s)
+
+
+async def test_a_snapshot_may_take_as_long_as_it_moves_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = pair
+    monkeypatch.setattr("cluster.replication.snapshots.PART_TIMEOUT_S", 10_000.0)
+    clock = Jumps(monkeypatch)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield begin(12)
+        for number in range(4):
+            clock.ahead_s += OPTIONS.snapshot_timeout_s / 2
+            yield data(offset=3 * number)
+        yield end(size=12)
+
+    await one.peers.send_snapshot(B, slow())
+    assert len(two.snapshots) == 1
+
+
+async def test_a_receiver_that_takes_nothing_of_a_snapshot_any_more_is_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    one, two = pair
+    monkeypatch.setattr("cluster.replication.snapshots.PART_TIMEOUT_S", 10_000.0)
+    clock = Jumps(monkeypatch)
+
+    async def checks_for_ever(_folder: Path) -> None:
+        clock.ahead_s += 3 * OPTIONS.snapshot_timeout_s
+        await asyncio.Event().wait()
+
+    two.machine.check = checks_for_ever  # type: ignore[method-assign, assignment]
+    with pytest.raises(Unavailable, match="took nothing of the snapshot"):
+        await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))
+    assert two.snapshots == []
 
 
 async def test_a_second_snapshot_is_refused_while_one_is_loaded(pair: Pair) -> None:

@@ -20,6 +20,7 @@ MESSAGES: list[Message] = [
     Append(3, A, Position(0, 0), [], 0, 11, -1.0),
     Append(3, A, None, [], 6, 11, 12.5),
     Appended(3, B, 4, 11, float("-inf")),
+    Appended(3, B, 4, 11, 1.5, True, 17, True),
     Mismatch(3, B, 4, 7, 12.5),
     Refused(9, MemberID((1 << 63) - 1)),
 ]

@@ -10,20 +10,21 @@ import pytest
 from cluster.runtime.contract import TICK
 from pixiu.errors import ConfigurationError
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, split
-from pixiu.wire.record import INBOX_LANES, Kind, encode
+from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, Kind, encode
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.session import TABLE
 from relay.delivery.sessions import Deliveries
 from relay.delivery.states import Cause, State
+from relay.delivery.window import WINDOW_BYTES
 
 LIMITS = Limits(opening=2, fetching=2, max_sessions=4000)
 UIN, GATEWAY = 7, 101
 E = TypeVar("E")
 
 
-def record(seq: int, lane: int = 1) -> bytes:
-    return encode(Kind.MAIL, UIN, b"mail %d" % seq, seq, type=lane << 6)
+def record(seq: int, lane: int = 1, size: int = 0) -> bytes:
+    return encode(Kind.MAIL, UIN, b"mail %d" % seq + bytes(size), seq, type=lane << 6)
 
 
 class Bench:
@@ -37,6 +38,8 @@ class Bench:
         self.inbox: dict[int, list[int]] = {lane: [] for lane in range(INBOX_LANES)}
         """InboxSeqs that the device has not acknowledged."""
         self.delivered: list[Delivery] = []
+        self.body_bytes = 0
+        """That fetched records have beside their text."""
 
     def tell(self, event: ev.Event, after: float = 0.0) -> None:
         self.now += after
@@ -88,7 +91,7 @@ class Bench:
     def answer_fetch(self, missing: dict[int, ev.Missing] | None = None) -> None:
         effect = self.take(ev.FetchMessages)
         answers = [
-            (asked, [(missing or {}).get(msg_id >> 8) or record(msg_id >> 8, msg_id & 3) for msg_id in ids])
+            (asked, [(missing or {}).get(msg_id >> 8) or record(msg_id >> 8, msg_id & 3, self.body_bytes) for msg_id in ids])
             for asked, ids in effect.items
         ]
         self.tell(ev.Fetched(answers))
@@ -204,6 +207,56 @@ def test_the_window_closes_and_an_acknowledgement_opens_it() -> None:
     assert bench.seqs() == [*range(1, 101), 101]
     bench.tick()
     assert bench.take(ev.SaveCursors).items == [ev.Acknowledgement(UIN, 0, 1, 1, 40, 0)]
+
+
+def test_the_window_closes_at_so_many_bytes_too_and_the_rest_is_not_fetched_in_vain() -> None:
+    bench = Bench()
+    bench.body_bytes = WINDOW_BYTES // 4
+    bench.online(*range(1, 41))
+    assert [item.seq for item in bench.delivered] == [1, 2, 3]
+    assert bench.none(ev.ReadInboxes)
+    for up_to in range(1, 38):
+        bench.acknowledge(up_to)
+        bench.inbox[1] = list(range(up_to + 1, 41))
+        reads = bench.answer_read().items[0][2]
+        assert [(read.start, read.num) for read in reads] == [(up_to + 2, 1)]
+        bench.answer_fetch()
+        assert [item.seq for item in bench.delivered] == list(range(1, up_to + 4))
+        assert bench.none(ev.ReadInboxes)
+
+
+def test_the_largest_records_go_one_by_one() -> None:
+    bench = Bench()
+    bench.body_bytes = MAX_RECORD_BYTES - 100
+    bench.online(1, 2)
+    assert [item.seq for item in bench.delivered] == [1]
+    bench.acknowledge(1)
+    bench.inbox[1] = [2]
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [item.seq for item in bench.delivered] == [1, 2]
+
+
+def test_what_is_redelivered_has_a_window_of_its_own_and_notices_keep_to_it() -> None:
+    bench = Bench()
+    bench.body_bytes = WINDOW_BYTES // 2 - 1024
+    bench.online(1, 2)
+    assert [item.seq for item in bench.delivered] == [1, 2]
+    for seq in range(3, 30):
+        notice = ev.Notice(UIN, 1, seq, seq << 8 | 1, record(seq, 1, 900))
+        bench.inbox[1].append(seq)
+        bench.tell(ev.Notified(5, seq, [notice]))
+        if not bench.none(ev.FetchMessages):
+            bench.body_bytes = 900
+            bench.answer_fetch()
+    assert [item.seq for item in bench.delivered] == [1, 2, 3, 4]
+    assert bench.none(ev.ReadInboxes)
+    bench.body_bytes = WINDOW_BYTES // 2 - 1024
+    while bench.none(ev.ReadInboxes):
+        bench.tick()
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [item.seq for item in bench.delivered][4:] == [1, 2]
 
 
 def test_what_is_acknowledged_just_before_a_logout_is_saved_though_the_logout_overtakes_it() -> None:

@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from relay.delivery import window
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
 from tests.sim.delivery import faulty
@@ -57,6 +58,12 @@ def test_the_schedules_do_enough() -> None:
     totals = block(0)[0] + block(1)[0]
     too_few = {what: totals[what] for what, least in ENOUGH.items() if totals[what] < least}
     assert not too_few, too_few
+
+
+def test_mail_arrives_under_faults_through_a_window_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "WINDOW_BYTES", 2000)
+    bad = {seed: verdict.violations[:3] for seed in range(BLOCK // 2) if (verdict := run(seed)).violations}
+    assert not bad
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -164,3 +164,22 @@ class AsksNobody(Core):
 
     def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
         return _AsksNobody(self.context, version, state, start, now)
+
+
+class _NoHeirs(Leader):
+    def heirs(self, now: float) -> list[MemberID]:
+        return super().heirs(now) if self.draining else []
+
+
+class NoHeirs(Core):
+    """A leader without space keeps the office."""
+
+    def make_leader(self, version: int, state: PartitionState, start: int, now: float) -> Leader:
+        return _NoHeirs(self.context, version, state, start, now)
+
+
+class Faithful(Core):
+    """A follower confirms its leader for as long as it hears it."""
+
+    def _forsakes(self, epoch: int, now: float) -> bool:
+        return False

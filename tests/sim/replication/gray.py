@@ -16,9 +16,13 @@ BEGIN_S = 8.0
 LASTS_S = 30.0
 STALL_S = 0.5
 """A write that waits for longer is held up; without faults none of them takes a tenth of a second."""
-AILMENTS = {"full disk": 1.0, "deaf to entries": 2.5, "slow disk": 10.0, "very slow disk": 2.5}
-"""What a follower has, and what a write may wait at most, once: it says that it is full; is silent for 1.2 s; is late for 5 s, in
-which each of its syncs takes one and writes wait behind each other (8.9 s in the worst of 50 runs)."""
+FULL_LEADER, UNREGISTERED_LEADER = "leader with a full disk", "leader without ZooKeeper"
+AILMENTS = {
+    "full disk": 1.0, "deaf to entries": 2.5, "slow disk": 10.0, "very slow disk": 2.5, FULL_LEADER: 1.0, UNREGISTERED_LEADER: 3.0,
+}  # fmt: skip
+"""What a follower, or the leader, has, and what a write may wait at most, once: it says that it is full; is silent for 1.2 s; is
+late for 5 s, in which each of its syncs takes one and writes wait behind each other (8.9 s in the worst of 50 runs); hands over;
+is confirmed no more."""
 
 
 @dataclass
@@ -37,8 +41,10 @@ class Waits:
 
 def ail(node: Node, ailment: str) -> None:
     """Make a replica bad."""
-    if ailment == "full disk":
+    if ailment in ("full disk", FULL_LEADER):
         node.disk.full = True
+    elif ailment == UNREGISTERED_LEADER:
+        node.reachable = False
     elif ailment == "deaf to entries":
         node.deaf_to_entries = True
     else:
@@ -67,18 +73,22 @@ def play(seed: int, ailment: str, core: type[Core] = Core) -> tuple[Waits, list[
         world.start(node)
     world.after(2.0, world.client_turn)
     world.run_until(BEGIN_S)
-    followers = [node for node in world.nodes if node.core is not None and node.core.state is State.FOLLOWING]
+    state = State.LEADING if ailment in (FULL_LEADER, UNREGISTERED_LEADER) else State.FOLLOWING
+    suitable = [node for node in world.nodes if node.core is not None and node.core.state is state]
     before = len(world.history.waits) / (BEGIN_S - 2.0)
     changes = world.counts["shrinks"] + world.counts["grows"]
-    ail(world.rng.choice(followers), ailment)
+    ail(world.rng.choice(suitable), ailment)
     end = BEGIN_S + LASTS_S
     world.run_until(end)
+    registered = {session.member for session in world.zookeeper.sessions.values()}
+    if not any(node.core is not None and node.core.state is State.LEADING and node.member in registered for node in world.nodes):
+        world.history.violation("nobody can find the leader", "it is not in the registry")
     waits = [wait for wait in world.history.waits if wait[0] >= BEGIN_S]
     waits += [(write[4], end - write[4]) for node in world.nodes for write in node.writes]
     late = [wait for sent_at, wait in waits if sent_at >= end - 15.0]
     rate = sum(1 for sent_at, wait in waits if sent_at + wait >= end - 15.0) / 15.0 / before
     found = Waits(
-        max(wait for _, wait in waits),
+        max((wait for _, wait in waits), default=0.0),
         sum(wait > STALL_S for wait in late) / max(1, len(late)),
         rate,
         world.counts["shrinks"] + world.counts["grows"] - changes,

@@ -29,7 +29,7 @@ BEGIN_US = 1_800_000_000_000_000
 OPTIONS = ReplicationOptions(
     heartbeat_s=0.25, lease_s=0.6, confirm_wait_s=0.9, silence_s=1.2, candidate_step_s=0.3, resend_s=0.5, poll_s=0.6,
     join_within=8, max_uncommitted=200, max_append_entries=8, max_unacknowledged=4, snapshot_timeout_s=3.0, max_kept=12,
-    slow_s=0.4, slow_for_s=1.5, rejoin_s=0.3, max_rejoin_s=3.0, join_s=0.8,
+    slow_s=0.4, slow_for_s=1.5, rejoin_s=0.3, max_rejoin_s=3.0, join_s=0.8, unregistered_s=2.5,
 )  # fmt: skip
 """Shorter times and smaller limits than in service, so that more happens in a run."""
 
@@ -179,7 +179,7 @@ class World(Simulation):
     def _tick(self, node: Node, start: int) -> None:
         if node.start != start or node.core is None:
             return
-        self.deliver(node, start, ev.Tick(self.wall_us(node)))
+        self.deliver(node, start, ev.Tick(self.wall_us(node), not node.disk.full))
         self.after(max(0.02, node.core.next_deadline() - self.now), self._tick, node, start)
 
     def pause(self, node: Node, seconds: float) -> None:
