@@ -30,7 +30,7 @@ from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_gre
 
 MAX_WAITING_BYTES: Final = 256 << 20
 """Of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
-LEAST_SHARE_BYTES: Final = 32 << 20
+MIN_SHARE_BYTES: Final = 32 << 20
 """Of that, what may wait for one partition of Xiu where they are many; an equal share where they are few. Policy: the same, for
 writers with mail for that partition alone: one whose leader is gone leaves room for the mail of the others."""
 MAX_BATCH_RECORDS: Final = 16_384
@@ -224,7 +224,7 @@ class MailCore:
     @property
     def _share(self) -> int:
         """Bytes that may wait for one partition of Xiu."""
-        return max(min(LEAST_SHARE_BYTES, MAX_WAITING_BYTES), MAX_WAITING_BYTES // self._xius)
+        return max(min(MIN_SHARE_BYTES, MAX_WAITING_BYTES), MAX_WAITING_BYTES // self._xius)
 
     def _start(self, batch: Batch) -> None:
         writer = batch.writer

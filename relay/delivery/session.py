@@ -253,21 +253,25 @@ class Session:
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
                 answer = next(records, None) if msg_id else ev.Missing.GONE
-                if answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
-                    lane.blocked_until = now + self._pause_s(lane.failures)
-                    lane.failures += 1
-                record = answer if isinstance(answer, bytes) else b""
-                heavy = not lane.fits(len(record)) and not lane.cursor.has(seq)
-                if heavy:
-                    lane.wait_for_room(len(record))
-                if heavy or answer is None or answer is ev.Missing.NOT_YET or answer is ev.Missing.LATER:
+                if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
+                    continue
+                if isinstance(answer, bytes):
+                    record = answer
+                    stopped = not lane.fits(len(record))
+                    if stopped:
+                        lane.wait_for_room(len(record))
+                else:
+                    record = b""
+                    stopped = answer is not ev.Missing.GONE
+                    if stopped and answer is not None:
+                        lane.blocked_until = now + self._pause_s(lane.failures)
+                        lane.failures += 1
+                if stopped:
                     # The lane goes on from here; what other lanes have behind it in the answer still counts.
                     for _ in range(sum(1 for later, other in plan.items if later > seq and other)):
                         next(records, None)
                     break
                 lane.failures = 0
-                if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
-                    continue
                 chunks.append(self._chunk(plan.lane, seq, msg_id, record, now))
             else:
                 lane.sent_up_to(plan.end)

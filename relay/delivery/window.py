@@ -10,7 +10,6 @@ Source: Long connections (the sliding window); docs/delivery.md.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final, NamedTuple
 
 from pixiu.wire.cursor import MAP_BITS, Cursor
@@ -38,8 +37,8 @@ class Lane:
     """Cursor, window and gaps of one lane of a session."""
 
     __slots__ = (
-        "_sizes", "_typical", "blocked_until", "bytes_sent", "cursor", "failures", "known", "last", "marked", "reach", "sent",
-        "unread",
+        "_base", "_sizes", "_typical", "blocked_until", "bytes_sent", "cursor", "failures", "known", "last", "marked", "reach",
+        "sent", "unread",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -58,8 +57,9 @@ class Lane:
         self.unread = True
         """There may be more than `last`."""
         self.blocked_until = 0.0
-        self._sizes: deque[tuple[int, int]] = deque()
-        """(InboxSeq, bytes) of records that were sent and are not acknowledged; at most a window of them."""
+        self._base = 0
+        self._sizes: list[int] = []
+        """Bytes of the records of InboxSeqs `_base` + 1, `_base` + 2 …, where they were sent and are not acknowledged, else 0."""
         self.bytes_sent = 0
         """Their sum."""
         self._typical = 1
@@ -113,9 +113,24 @@ class Lane:
         changed = self.cursor.acknowledge(up_to, bits)
         self.sent = max(self.sent, self.cursor.up_to)
         if changed and self._sizes:
-            self._sizes = deque(each for each in self._sizes if not self.cursor.has(each[0]))
-            self.bytes_sent = sum(size for _, size in self._sizes)
+            self._make_room()
         return changed
+
+    def _make_room(self) -> None:
+        """What was acknowledged counts no more."""
+        sizes, up_to, bits = self._sizes, self.cursor.up_to, self.cursor.bits
+        if up_to > self._base:
+            freed = up_to - self._base
+            self.bytes_sent -= sum(sizes[:freed])
+            del sizes[:freed]
+            self._base = up_to
+        while bits:
+            highest = bits.bit_length() - 1
+            bits ^= 1 << highest
+            index = up_to + highest - self._base
+            if 0 <= index < len(sizes):
+                self.bytes_sent -= sizes[index]
+                sizes[index] = 0
 
     def rewind(self) -> None:
         """What is not acknowledged is to be redelivered."""
@@ -127,12 +142,20 @@ class Lane:
 
     def sent_up_to(self, seq: int, size: int = 0) -> None:
         """Everything up to here was sent, or need not be; this entry with a record of so many bytes."""
-        self.sent = max(self.sent, seq)
         if size:
-            self._sizes.append((seq, size))
+            sizes = self._sizes
+            if not sizes:
+                self._base = seq - 1
+            elif seq != self._base + len(sizes) + 1:
+                sizes += [0] * (seq - 1 - self._base - len(sizes))
+            sizes.append(size)
             self.bytes_sent += size
-            self._typical = max(size, self._typical * 3 // 4)
-        self.reach = max(self.reach, self.sent)
+            typical = self._typical * 3 // 4
+            self._typical = size if size > typical else typical
+        if seq > self.sent:
+            self.sent = seq
+        if self.sent > self.reach:
+            self.reach = self.sent
 
     def plan(self, lane: int, listing: ev.Listing, asked: int, budget: int) -> Plan:
         """Take what Pi says, and say what of it to send: at most `budget` messages.

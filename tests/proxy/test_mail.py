@@ -481,7 +481,7 @@ def test_too_much_mail_ends_the_stream_that_brings_it(monkeypatch: pytest.Monkey
 
 def test_mail_that_waits_for_one_partition_leaves_the_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail, "MAX_WAITING_BYTES", 4000)
-    monkeypatch.setattr(mail, "LEAST_SHARE_BYTES", 1000)
+    monkeypatch.setattr(mail, "MIN_SHARE_BYTES", 1000)
     pipeline = Pipeline(xius=4)
     for stream in range(2, 82):
         pipeline.step(ev.WriterOpened(stream, 9 + stream, 70))
@@ -501,7 +501,7 @@ def test_mail_that_waits_for_one_partition_leaves_the_others_their_share(monkeyp
 
 def test_a_mail_to_many_counts_where_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail, "MAX_WAITING_BYTES", 4000)
-    monkeypatch.setattr(mail, "LEAST_SHARE_BYTES", 100)
+    monkeypatch.setattr(mail, "MIN_SHARE_BYTES", 100)
     pipeline = Pipeline(xius=2)
     pipeline.mail(record(1, 8), position=1, m0=[9, 10, 11])
     pipeline.store_all()
