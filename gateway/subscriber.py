@@ -17,12 +17,13 @@ from gateway import events as ev
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
-from pixiu.errors import GRPC_STATUS, InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
+from pixiu.errors import InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 

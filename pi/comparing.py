@@ -25,9 +25,10 @@ from pi.digest import Digest
 from pi.machine import Machine
 from pi.repairer import Repairer
 from pi.view import MARK_BYTES, MARK_KIND, View
-from pixiu.errors import GRPC_STATUS, MalformedData, OutcomeUnknown, PixiuError, Unavailable
+from pixiu.errors import MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc

@@ -14,9 +14,10 @@ import grpc.aio
 
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
-from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
+from pixiu.errors import Overloaded, PixiuError
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
 

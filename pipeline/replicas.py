@@ -23,9 +23,9 @@ import grpc
 import pyarrow as pa
 
 from pipeline.schema import arrow_schema
-from pixiu.discovery.target import ProxyTarget, parse_target
+from pixiu.discovery.target import ProxyTarget, parse_address, parse_target
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
     Draining,
     InvalidArgument,

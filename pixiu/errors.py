@@ -53,8 +53,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import grpc
-
 
 class PixiuError(Exception):
     """Base of all errors. `code` is stable; `str(error)` says what happened and what to do."""
@@ -346,55 +344,6 @@ class LeaseExpired(LimitError):
     """A leased number's time is over."""
 
     code = "LEASE_EXPIRED"
-
-
-GRPC_STATUS: dict[str, grpc.StatusCode] = {
-    "INTERNAL": grpc.StatusCode.INTERNAL,
-    "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
-    "CONFIGURATION": grpc.StatusCode.FAILED_PRECONDITION,
-    "RECORD_TOO_LARGE": grpc.StatusCode.INVALID_ARGUMENT,
-    "ID_REUSED": grpc.StatusCode.ALREADY_EXISTS,
-    "TOO_OLD": grpc.StatusCode.FAILED_PRECONDITION,
-    "ID_AHEAD": grpc.StatusCode.FAILED_PRECONDITION,
-    "CHECKSUM_WRONG": grpc.StatusCode.DATA_LOSS,
-    "STALE_STREAM": grpc.StatusCode.ABORTED,
-    "NOT_YET": grpc.StatusCode.UNAVAILABLE,
-    "GONE": grpc.StatusCode.NOT_FOUND,
-    "STORE_DAMAGED": grpc.StatusCode.DATA_LOSS,
-    "NOT_CONNECTED": grpc.StatusCode.FAILED_PRECONDITION,
-    "LOGIN_REPLACED": grpc.StatusCode.FAILED_PRECONDITION,
-    "TOO_MANY_RECEIVERS": grpc.StatusCode.INVALID_ARGUMENT,
-    "UNKNOWN_DEVICE": grpc.StatusCode.NOT_FOUND,
-    "CURSOR_BEYOND_END": grpc.StatusCode.OUT_OF_RANGE,
-    "OLD_SESSION": grpc.StatusCode.ABORTED,
-    "STALE_WRITER": grpc.StatusCode.ABORTED,
-    "STATE_DAMAGED": grpc.StatusCode.DATA_LOSS,
-    "TOO_MANY_DEVICES": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "INBOX_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "NOT_SERVED": grpc.StatusCode.FAILED_PRECONDITION,
-    "REMOTE": grpc.StatusCode.UNKNOWN,
-    "MALFORMED": grpc.StatusCode.DATA_LOSS,
-    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
-    "NOT_SENT": grpc.StatusCode.UNAVAILABLE,
-    "REGISTRY_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "UNDELIVERED": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "DROPPED": grpc.StatusCode.ABORTED,
-    "OFFLINE": grpc.StatusCode.NOT_FOUND,
-    "WRONG_PARTITION": grpc.StatusCode.FAILED_PRECONDITION,
-    "NOT_LEADER": grpc.StatusCode.FAILED_PRECONDITION,
-    "TOO_FEW_IN_SYNC": grpc.StatusCode.UNAVAILABLE,
-    "OUTCOME_UNKNOWN": grpc.StatusCode.ABORTED,
-    "DRAINING": grpc.StatusCode.UNAVAILABLE,
-    "STORAGE": grpc.StatusCode.INTERNAL,
-    "DISK_FULL": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "DISK_FAILED": grpc.StatusCode.INTERNAL,
-    "LOG_DAMAGED": grpc.StatusCode.DATA_LOSS,
-    "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
-}
-"""Every code's gRPC status."""
 
 
 def all_errors() -> list[type[PixiuError]]:

@@ -14,9 +14,10 @@ import grpc.aio
 
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import GRPC_STATUS, InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.placement.partition import rendezvous_order
 from pixiu.rpc.channels import Channels, reason_of
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_QUERY: Final = 1000

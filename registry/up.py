@@ -21,9 +21,10 @@ from random import Random
 from typing import Final
 
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import RegistryAddress, ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
 from registry.children import child_environment, open_log, tail
 from registry.embedded_child import EmbeddedChild

@@ -18,10 +18,11 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
+from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 from xiu.block import Block

@@ -24,8 +24,9 @@ from cluster.runtime.contract import Settled
 from cluster.runtime.role import totals
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import GRPC_STATUS, Unavailable
+from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
 
 STORE_FAILED: Final = "db_failed"

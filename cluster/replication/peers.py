@@ -28,12 +28,13 @@ from cluster.replication.model import MemberID
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.wire import decode_message
 from cluster.runtime.context import Context
-from pixiu.errors import GRPC_STATUS, MalformedData, PixiuError, Unavailable
+from pixiu.errors import MalformedData, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import replication_pb2 as pb
 
 SERVICE: Final = "pixiu.v1.Replication"

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import grpc.aio
 
 from pixiu.discovery.view import View
-from pixiu.errors import GRPC_STATUS, InvalidArgument, Overloaded, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, Overloaded, PixiuError, Unavailable
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.export_tables import MAX_USERS, Columns
 from pixiu.wire.v1 import export_pb2
 

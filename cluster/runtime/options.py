@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
 from pixiu.discovery.paths import ROLES, check_root
-from pixiu.discovery.zookeeper import parse_address
+from pixiu.discovery.target import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import PROBE_ROOM
 from pixiu.placement.big_rooms import VROOMS

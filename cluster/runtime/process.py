@@ -38,9 +38,10 @@ from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import NO_PARTITION
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
 from pixiu.ids import EndpointID, hex_id
 from pixiu.version import __version__

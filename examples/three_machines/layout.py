@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 
 LAYOUT = {role: RoleLayout(n=1, next=1, replicas=3) for role in ("router", "broker", "relay", "xiu", "pi", "proxy", "gateway")}

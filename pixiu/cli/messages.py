@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.markup import escape
 
+import pixiu  # its names load the SDK when they are first used: not for `--help`, nor for wrong use
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
-from pixiu.client.client import Client, connect
-from pixiu.client.destination import Destination
-from pixiu.client.mail_options import LevelName, level_of
-from pixiu.client.message import Message
-from pixiu.client.presence import UserPresence
 from pixiu.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pixiu.client.destination import Destination
+    from pixiu.client.mail_options import LevelName
 
 Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be given again.", metavar="ROOM")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be given again.", metavar="TOPIC")]
@@ -54,18 +54,22 @@ def send(
         raise InvalidArgument("--mail needs --user UIN, and no --signal")
     if not mail and (to or level != "replicated"):
         raise InvalidArgument("--level and --to need --mail")
-    safety = level_of(level).name.lower()
+    safety = "replicated"
+    if mail:
+        from pixiu.client.mail_options import level_of
 
-    async def send_one(client: Client, payload: bytes) -> int:
+        safety = level_of(level).name.lower()
+
+    async def send_one(client: pixiu.Client, payload: bytes) -> int:
         if mail:
-            return (await client.user(user or 0).mail(payload, level=cast(LevelName, safety), to=to or ())).id
+            return (await client.user(user or 0).mail(payload, level=cast("LevelName", safety), to=to or ())).id
         if signal:
             return (await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)).id
         return (await _destination(client, room, topic, user).send(payload)).id
 
     async def run() -> list[int]:
         check_reachable(target)
-        async with connect(target, uin=uin, client="pixiu-send") as client:
+        async with pixiu.connect(target, uin=uin, client="pixiu-send") as client:
             if text != "-":
                 return [await send_one(client, text.encode())]
             sent: list[int] = []
@@ -83,7 +87,7 @@ def send(
         console().print(f"{outcome}: {len(ids)} {what}{'' if len(ids) == 1 else 's'}", highlight=False)
 
 
-def _destination(client: Client, room: int | None, topic: str | None, user: int | None) -> Destination:
+def _destination(client: pixiu.Client, room: int | None, topic: str | None, user: int | None) -> Destination:
     if user is not None:
         return client.user(user).destination
     return client.room(room) if room is not None else client.topic(topic or "")
@@ -109,7 +113,7 @@ def listen(
 
     async def run() -> None:
         check_reachable(target)
-        async with connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
+        async with pixiu.connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
             await _listen(client, room or [], topic or [], count, as_json, chat=bool(user))
 
     async def run_for() -> None:
@@ -123,7 +127,7 @@ def listen(
         raise typer.Exit(0) from None
 
 
-async def _listen(client: Client, rooms: list[int], topics: list[str], count: int, as_json: bool, *, chat: bool) -> None:
+async def _listen(client: pixiu.Client, rooms: list[int], topics: list[str], count: int, as_json: bool, *, chat: bool) -> None:
     out, seen = console(), 0
     subscription = client.subscribe(
         rooms=rooms, topics=topics, chat=chat, on_gap=lambda reason: error_console().print(f"gap: {reason}")
@@ -149,9 +153,9 @@ def presence(
 ) -> None:
     """Say who of these users is online, and on how many devices."""
 
-    async def run() -> list[UserPresence]:
+    async def run() -> list[pixiu.UserPresence]:
         check_reachable(target)
-        async with connect(target, client="pixiu-presence") as client:
+        async with pixiu.connect(target, client="pixiu-presence") as client:
             return await client.presence(uins)
 
     found = asyncio.run(run())
@@ -163,7 +167,7 @@ def presence(
         console().print(f"{user.uin}: {devices}", highlight=False)
 
 
-def message_json(message: Message) -> dict[str, object]:
+def message_json(message: pixiu.Message) -> dict[str, object]:
     """A message as JSON values; a payload that is not UTF-8 in hex."""
     try:
         body: dict[str, object] = {"text": message.payload.decode()}
@@ -177,7 +181,7 @@ def message_json(message: Message) -> dict[str, object]:
     return {**where, "sender": message.sender, "message_id": f"{message.message_id:016x}", "sent_at_ms": message.sent_at_ms, **body}
 
 
-def message_line(message: Message) -> str:
+def message_line(message: pixiu.Message) -> str:
     """A message as one line; control characters are shown, so that no message can move the cursor."""
     text = message.payload.decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

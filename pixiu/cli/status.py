@@ -21,9 +21,8 @@ from pixiu.cli.reachable import check_reachable
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
-from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
 from pixiu.errors import InvalidArgument
 
 HTTP_AT_ONCE = 32
@@ -104,6 +103,10 @@ async def read_status(target: str) -> ClusterStatus:
     if not target.startswith("zk://"):
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
+    # Loaded where they are needed: neither help nor «no cluster» waits for ZooKeeper's client.
+    from pixiu.discovery.watcher import Discovery
+    from pixiu.discovery.zookeeper import ZooKeeper
+
     address = parse_address(target)
     zookeeper = ZooKeeper(address.hosts, connect_timeout_s=5.0)
     await zookeeper.connect()

@@ -14,8 +14,9 @@ from typing import Any, Final, Self
 import grpc.aio
 
 from pixiu.client.inbox_pages import MAX_PAGE, Entry, take
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
     Draining,
     InboxFull,

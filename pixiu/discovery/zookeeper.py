@@ -38,12 +38,8 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 
-from pixiu.discovery.paths import DEFAULT_ROOT, check_root
 from pixiu.errors import InvalidArgument, MalformedData, RegistryUnavailable, RemoteError
 
-SCHEME: Final = "zk://"
-DEFAULT_PORT: Final = 2181
-MAX_HOSTS: Final = 9
 MAX_DATA_BYTES: Final = 65_536
 """A node's data, read or written; ZooKeeper itself would take 1 MiB."""
 MAX_IN_FLIGHT: Final = 256
@@ -80,47 +76,6 @@ class VersionConflict(RegistryConflict):
 
 class NotEmpty(RegistryConflict):
     """The node to delete has children."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryAddress:
-    """Where the registry is: ZooKeeper's servers as `host:port,host:port`, and the root below which everything lies."""
-
-    hosts: str
-    root: str = DEFAULT_ROOT
-
-    def __str__(self) -> str:
-        return f"{SCHEME}{self.hosts}{self.root}"
-
-
-def parse_address(address: str) -> RegistryAddress:
-    """Read `zk://host:port[,host:port]/root`; port 2181 and root /pubsub where they are left out.
-
-    Raises `InvalidArgument`, which says what is wrong and shows an example.
-
-    Source: docs/operations.md.
-    """
-    example = "an example: zk://10.0.0.1:2181,10.0.0.2:2181/pubsub"
-    if not address.startswith(SCHEME):
-        raise InvalidArgument(f"the registry's address {address!r} must begin with {SCHEME}; {example}")
-    servers, slash, rest = address[len(SCHEME) :].partition("/")
-    root = check_root("/" + rest.rstrip("/")) if slash and rest.strip("/") else DEFAULT_ROOT
-    found = servers.split(",")
-    if len(found) > MAX_HOSTS:
-        raise InvalidArgument(f"the registry's address {address!r} names {len(found)} servers; at most {MAX_HOSTS} are allowed")
-    return RegistryAddress(",".join(_host_port(server, address, example) for server in found), root)
-
-
-def _host_port(server: str, address: str, example: str) -> str:
-    host, colon, port = server.rpartition(":") if not server.endswith("]") else (server, "", "")
-    if not colon:
-        host, port = server, str(DEFAULT_PORT)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or any(sign.isspace() or sign in "@/[]" for sign in bare) or (":" in bare and bare == host):
-        raise InvalidArgument(f"the registry's address {address!r} has no host in {server!r}; {example}")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= 65_535 and len(port) <= 5):
-        raise InvalidArgument(f"the registry's address {address!r} has port {port!r}; a port is 1 to 65535; {example}")
-    return f"{host}:{int(port)}"
 
 
 class SessionState(Enum):

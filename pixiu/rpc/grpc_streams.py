@@ -20,9 +20,10 @@ from typing import Any, Final, Generic, NoReturn, Self
 import grpc
 import grpc.aio
 
-from pixiu.errors import GRPC_STATUS, Overloaded, PixiuError
+from pixiu.errors import Overloaded, PixiuError
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.duplex import In, Out, StreamEnded
+from pixiu.rpc.status import GRPC_STATUS
 
 ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
 PUSHBACK: Final = "grpc-retry-pushback-ms"

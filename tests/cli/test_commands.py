@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -135,3 +137,29 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"port {port} .*--mqtt-port"):
             check_ports([port])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["send", "--help"],
+        ["listen", "--help"],
+        ["presence", "--help"],
+        ["status", "--help"],
+        ["status", "--target", "zk://127.0.0.1:1/none"],
+        ["send", "--room", "42", "text", "--target", "127.0.0.1:1"],
+        ["send", "text"],
+    ],
+    ids=" ".join,
+)
+def test_help_wrong_use_and_no_cluster_load_neither_grpc_nor_zookeepers_client(arguments: list[str]) -> None:
+    code = (
+        "import sys; sys.argv = ['pixiu', *sys.argv[1:]]\n"
+        "from pixiu.command import main\n"
+        "try: main()\n"
+        "finally: print('loaded', [name for name in ('grpc', 'kazoo', 'google.protobuf') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines()[-1] == "loaded []", result.stdout + result.stderr

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import MAX_NODE_BYTES, Node, NodeState
+from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import Layout, RoleLayout, View
-from pixiu.discovery.zookeeper import RegistryAddress, parse_address
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import EndpointID
 from tests.support.zookeeper import make_node

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from tests.support.cluster import running_cluster
 from tests.support.stores import figures
 from tests.support.waiting import until

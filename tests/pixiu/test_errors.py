@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pixiu import errors
+from pixiu.rpc.status import GRPC_STATUS
 
 
 def test_every_error_is_drawn_and_has_a_status() -> None:
     for error in errors.all_errors():
         assert error.__name__ in (errors.__doc__ or "") or error.__module__ != errors.__name__
-        assert error.code in errors.GRPC_STATUS
+        assert error.code in GRPC_STATUS
         assert error.__doc__
 
 

@@ -23,9 +23,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from cluster.links.head import CONTROL, HEAD, HEAD_SIZE, RECORDS, Type
 from pixiu.discovery.node import Node
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 
 OUTSIDE: Final = "127.0.0.2"
 INSIDE: Final = "127.0.0.1"

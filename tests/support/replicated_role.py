@@ -32,8 +32,9 @@ from cluster.runtime.fields import bounded
 from cluster.runtime.process import run_role
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import GRPC_STATUS, PixiuError
+from pixiu.errors import PixiuError
 from pixiu.ids import EndpointID
+from pixiu.rpc.status import GRPC_STATUS
 from registry.membership import Membership
 
 FLUSH_EVERY = 100

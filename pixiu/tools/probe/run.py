@@ -17,9 +17,10 @@ from typing import Final, Self
 import xxhash
 
 from pixiu.client.gateway_stream import GatewayStream, Waiter
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
 from pixiu.ids import MAX_ID, PROBE_BITS, PROBE_UIN
 from pixiu.rpc.channels import Channels

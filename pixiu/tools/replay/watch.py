@@ -19,9 +19,10 @@ import grpc.aio
 from pixiu.cli.http import fetch, samples
 from pixiu.cli.reachable import check_reachable
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper, parse_address
+from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.tools.replay.verdict import Death, Hop
 
