@@ -19,7 +19,7 @@ import typer
 
 from pipeline.reading import sentence_of, write_tables
 from pipeline.session import open_session
-from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 
 if TYPE_CHECKING:
@@ -159,6 +159,32 @@ def archive(
         return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
 
     run_job("archive", work, master=master, as_json=as_json, out="", html=html)
+
+
+@pipeline.command()
+@guarded
+def restore(
+    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the leaders' audit logs.")],
+    partitions: Annotated[str, typer.Option(help="Of Xiu, like 0,1 [default: all that the archive has].")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    target: Target = DEFAULT_TARGET,
+    master: Master = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """An archive back into partitions of Xiu that lost their storage, under the MsgIDs that messages had. Run again, it goes on."""
+    from pipeline import restore as job
+
+    _needs_folder(html)
+    wanted = _names(partitions)
+    if not all(each.isdigit() for each in wanted):
+        raise InvalidArgument(f"--partitions {partitions}: numbers with commas, like 0,1")
+    options = job.RestoreOptions(target, path.rstrip("/"), tuple(map(int, wanted)), operator(), reason)
+    if not yes:
+        what = f"partitions {partitions}" if wanted else "every partition that the archive has"
+        typer.confirm(f"Restore {what} from {path} into {target}? What is missing there and in the archive is given up", abort=True)
+    run_job("restore", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -23,10 +23,13 @@ from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Pr
 from cluster.replication.model import Entry, Position
 from cluster.runtime.contract import NEVER, EventTable, Settle
 from pixiu import errors
+from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
 from xiu.batch import check
 from xiu.block import Block
+from xiu.restoring import Step, problem_of
+from xiu.restoring import encode as encode_restore
 from xiu.retention import trim_to
 from xiu.state import Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
@@ -82,6 +85,9 @@ class Store(Protocol):
     def marks(self) -> Iterator[tuple[int, int, int]]:
         """(sequence, clock µs, bytes before) of every mark."""
 
+    def next_first(self, sequence: int) -> int | None:
+        """The first sequence of the first block at or behind one."""
+
 
 class Table(Protocol):
     """What the core needs of the table."""
@@ -111,6 +117,8 @@ class Settings:
     keep_us: int = 0
     """See `xiu.retention`."""
     keep_bytes: int = 0
+    await_restore: bool = False
+    """A partition that never stored anything takes nothing before a restore has begun."""
 
 
 @dataclass(slots=True)
@@ -288,6 +296,9 @@ class Core:
             return errors.StoreDamaged.code, "the store is damaged and takes nothing before it is repaired from another replica"
         if self.full:
             return errors.DiskFull.code, self.full
+        head = self._state.head
+        if self.settings.await_restore and not head.last and not head.below:
+            return errors.Unavailable.code, "the partition waits to be restored (`xiu.await_restore`); send again later"
         if not self._table.has_room(len(event.data)):
             return errors.Overloaded.code, "the table is full of records that are not persisted yet; send again later"
         return None
@@ -304,6 +315,33 @@ class Core:
             self.full = "the disk's reserve is used up: free some space; what is stored can be read"
         elif not self._retry_at:
             self.full = ""
+
+    # --- operators
+
+    def restore_entry(self, step: Step, blocks: Sequence[Block] = ()) -> tuple[int, bytes]:
+        """The entry (kind, payload) that takes a restore a step on; to be appended in this turn. Raises NotLeader, StoreDamaged,
+        DiskFull, Unavailable, InvalidArgument."""
+        if not self.epoch:
+            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+        self._decide_to(self._log.last.counter)
+        if self.stuck:
+            raise errors.StoreDamaged("the store is damaged and is to be repaired first")
+        if self.full:
+            raise errors.DiskFull(self.full)
+        head, below = self._state.head, 0
+        if step is Step.BEGIN:
+            below = head.below or self._lowest_stored(head)
+        elif step is Step.BLOCKS and (problem := problem_of(blocks, self.epoch, head)):
+            raise errors.InvalidArgument(problem)
+        return int(Kind.RESTORE), encode_restore(step, below, blocks)
+
+    def _lowest_stored(self, head: Head) -> int:
+        if not head.last:
+            return self.epoch << MSG_COUNTER_BITS
+        first = self._store.next_first(0)
+        if first is None:
+            raise errors.Unavailable("what is stored is not written yet, or all of it was trimmed; try again in a moment")
+        return first
 
     # --- what replication says
 

@@ -92,6 +92,12 @@ def check_floor(position: int, head: Head) -> None:
         raise Gone(f"position {position} was trimmed by retention; the first that is stored is {head.floor}")
 
 
+def check_restored(begin: int, end: int, head: Head) -> None:
+    """Raises NotYet when a restore may still bring messages between two positions, the end excluded."""
+    if begin < min(end, head.below) and end > head.restored + 1:
+        raise NotYet("the partition is being restored: read again when `pixiu pipeline restore` has ended")
+
+
 def advance(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, int]:
     """The position behind `limit` rows from `begin` on, at most `end`, and how many rows lie between `begin` and it.
 
@@ -175,6 +181,7 @@ class XiuExport(export_pb2_grpc.ExportServicer):
             columns, users = columns_of(request.table, request.columns), users_of(request)
             if request.end > messages.head.last + 1:
                 raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
+            check_restored(request.begin, request.end, messages.head)
             export = Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end))
             async for reply in self.exporter.stream(columns, export.part):
                 yield reply

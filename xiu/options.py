@@ -35,6 +35,9 @@ class Options(ReplicatedOptions):
     """Hours for which retention waits for a named reader (docs/pipeline.md) that says nothing."""
     reserve_mb: int = bounded(256, 0, 1 << 30)
     """MiB of free disk below which writes are refused, so that what was taken can be written out."""
+    await_restore: bool = False
+    """A partition that never stored anything takes no mail until a restore begins (`pixiu pipeline restore`). For the processes
+    that take the place of those whose disks are lost, so that nobody is told of a message that it is gone."""
     stream_window_mb: int = bounded(8, 1, 1024)
     """MiB of one writer's records that may wait for their answers; beyond it the stream is not read."""
 

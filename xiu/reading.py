@@ -1,6 +1,7 @@
 """Reading what was stored: by MsgID, and in order.
 
     MsgID above the last that is in the state       NOT_YET
+    one that a restore may bring back               NOT_YET
     below the floor, or of an epoch that was cut    GONE
     in the table, else in RocksDB                   the record, its block's CRC checked
     in a damaged block, or in a hole of an epoch    STORE_DAMAGED: never other bytes than were stored
@@ -130,6 +131,8 @@ class Reading:
             raise NotYet("no such message so far")
         if sequence < head.floor:
             raise Gone("trimmed")
+        if head.restored < sequence < head.below:
+            raise NotYet("the partition is being restored")
         return self._table.get(sequence)
 
     def _stored(self, sequence: int) -> Block:

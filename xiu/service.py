@@ -39,13 +39,15 @@ from pixiu.errors import (
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
 from xiu import events as ev
+from xiu.block import Block
 from xiu.core import Core, Settings
 from xiu.export import XiuExport
 from xiu.machine import Machine
 from xiu.options import Options
 from xiu.reading import Reading
 from xiu.repairer import NOT_REPAIRED, Repairer
-from xiu.state import BLOCKS, KEY
+from xiu.restoring import Step
+from xiu.state import BLOCKS, KEY, Head
 from xiu.store import Store
 from xiu.streams import Streams, XiuService
 from xiu.table import Table, open_table
@@ -53,6 +55,7 @@ from xiu.table import Table, open_table
 SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"
 FLUSH_FAILED: Final = "flush_failed"
+RESTORE: Final = "restore"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 MEND_AGAIN_S: Final = 5.0
@@ -132,6 +135,7 @@ class Service(RoleShell):
             max_record_bytes=self._context.cluster.max_record_bytes,
             keep_us=int(options.keep_h * 3_600_000_000),
             keep_bytes=options.keep_mb << 20,
+            await_restore=options.await_restore,
         )
         self._runner.core = self.core = Core(settings, self._replica.log, store, table)
         self.reading = Reading(options.partition, store, table)
@@ -217,6 +221,27 @@ class Service(RoleShell):
     def take(self, event: ev.StoreReceived) -> None:
         """Give a writer's batch to the core."""
         self._runner.step(event)
+
+    @property
+    def member(self) -> int:
+        """This replica's MemberID."""
+        return self._replica.member
+
+    async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
+        """Take a restore a step on; the head after it. Raises PixiuError."""
+        if self.core is None:
+            raise Unavailable("this Xiu is not open; try again soon")
+        if step is not Step.BLOCKS:
+            self.core.restore_entry(step)  # what is refused is not audited
+            what = {"restore": step.name.lower(), "restored": self._machine.store.head.restored}
+            await asyncio.to_thread(self._replica.audit, operator, reason, what)
+            self._context.log.warning(RESTORE, operator=operator, reason=reason, **what)
+        proposal = self._replica.submit([self.core.restore_entry(step, blocks)])
+        await proposal.reached(Level.REPLICATED)
+        head = self._machine.store.head
+        if bool(head.below) is (step is Step.END) or (blocks and head.restored < blocks[-1].last):
+            raise Unavailable("the restore was changed by somebody else meanwhile; begin again")
+        return head
 
     # What the replica calls.
 

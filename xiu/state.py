@@ -25,8 +25,10 @@ from typing import Final, Protocol
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
 from pixiu.wire.record import SIZE_FIELD, Flag
+from xiu import restoring
 from xiu.block import Block
 from xiu.block import encode as encode_block
+from xiu.restoring import Step
 
 HEAD_KEY: Final = b"h"
 BLOCKS: Final = b"r"
@@ -39,6 +41,9 @@ DERIVED_KEY: Final = struct.Struct(">cHQ")
 DEDUPE: Final = struct.Struct("<QI")
 MARK: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IQQQQQQQ")
+_RESTORE: Final = struct.Struct("<QQ")
+"""Of the head, while a restore is under way."""
+HEAD_BYTES: Final = _HEAD.size + 12
 _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
 _FIELDS: Final = struct.Struct("<IBBB5xIQ")
@@ -58,6 +63,8 @@ class Kind(IntEnum):
 
     STORE = 16
     TRIM = 17
+    RESTORE = 18
+    """See `xiu.restoring`."""
 
 
 class Verdict(IntEnum):
@@ -100,6 +107,10 @@ class Head:
     trimmed_bytes: int = 0
     marked_us: int = 0
     marked_bytes: int = 0
+    restored: int = 0
+    """The highest sequence that a restore which is under way has brought back."""
+    below: int = 0
+    """Where that restore ends: what lies here or behind is stored already. 0: none is under way."""
 
     def encode(self) -> bytes:
         """The value of `HEAD_KEY`."""
@@ -107,16 +118,19 @@ class Head:
             self.applied.epoch, self.applied.counter, self.clock_us, self.last, self.floor, self.stored_bytes,
             self.trimmed_bytes, self.marked_us,
         ) + self.marked_bytes.to_bytes(8, "little")  # fmt: skip
+        if self.below:
+            data += _RESTORE.pack(self.restored, self.below)
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, value: bytes) -> Head | None:
         """The head; None when it is broken."""
-        if len(value) != _HEAD.size + 12 or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
+        if len(value) not in (HEAD_BYTES, HEAD_BYTES + _RESTORE.size) or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
             return None
         epoch, counter, clock, last, floor, stored, trimmed, marked_us = _HEAD.unpack_from(value)
-        marked = int.from_bytes(value[_HEAD.size : -4], "little")
-        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked)
+        marked = int.from_bytes(value[_HEAD.size : _HEAD.size + 8], "little")
+        restored, below = _RESTORE.unpack_from(value, _HEAD.size + 8) if len(value) > HEAD_BYTES else (0, 0)
+        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked, restored, below)
 
 
 @dataclass(slots=True)
@@ -195,6 +209,8 @@ class State:
             self._store(entry, decision)
         elif entry.kind == Kind.TRIM:
             self._trim(entry, decision)
+        elif entry.kind == Kind.RESTORE:
+            self._restore(entry, decision)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             back = min(clock, CLOCK.unpack(entry.payload)[0])
             decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
@@ -282,6 +298,38 @@ class State:
             marked_us=marked_us,
             marked_bytes=marked_bytes,
         )
+
+    def _restore(self, entry: Entry, decision: Decision) -> None:
+        """What does not fit the head changes nothing: the leader that wrote it sees that, and says so."""
+        head = decision.head
+        step, below, blocks = restoring.decode(entry.payload)
+        if step is Step.BEGIN and not head.below:
+            decision.head = replace(head, restored=0, below=below)
+        elif step is Step.END:
+            decision.head = replace(head, restored=0, below=0)
+        elif step is Step.BLOCKS and not restoring.problem_of(blocks, entry.epoch, head):
+            for block in blocks:
+                self._remember(block, decision)
+                decision.puts.append((KEY.pack(BLOCKS, block.first), encode_block(block)))
+            # One mark an entry. It counts no bytes: by size, a restored message goes when what was stored since is enough.
+            mark = MARK.pack(blocks[0].at_us, head.trimmed_bytes)
+            decision.puts.append((KEY.pack(MARKS, blocks[0].first), mark))
+            last = blocks[-1].last
+            floor = blocks[0].first if not head.restored else head.floor
+            decision.head = replace(head, restored=last, last=max(head.last, last), floor=max(head.floor, floor))
+
+    def _remember(self, block: Block, decision: Decision) -> None:
+        """Of what is restored, the SnowflakeIDs that a writer may send again, but for those that were stored again meanwhile."""
+        day = block.at_us // DAY_US
+        parsed, keys, _ = self._keys(_COUNT.pack(block.count) + block.records, block.count, day & 0xFFFF)
+        now_us = decision.head.clock_us
+        oldest = max(now_us // 1000 - SNOWFLAKE_EPOCH_MS - DEDUPE_WINDOW_MS, 0) << 22
+        for place, ((_, flags, type_, crc, snowflake), found) in enumerate(zip(parsed, self._reader.get_many(keys), strict=True)):
+            wanted = day >= now_us // DAY_US - 1 if flags & Flag.DERIVED_ID else snowflake >= oldest
+            if wanted and found is None and keys[place] not in self._unwritten:
+                value = DEDUPE.pack(msg_id(self._partition, type_, block.first + place), crc)
+                self._unwritten[keys[place]] = value
+                decision.puts.append((keys[place], value))
 
     @staticmethod
     def _trim(entry: Entry, decision: Decision) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
@@ -32,6 +32,7 @@ from xiu.options import Options
 from xiu.reading import MAX_COLD_BLOCKS, Reading
 from xiu.repair import Checked
 from xiu.repairer import Repairer
+from xiu.restoring import Step, check_records
 from xiu.state import Head
 
 MAX_FETCH: Final = 1000
@@ -39,6 +40,10 @@ MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
 """Of one stream. Policy: it is not read until some are answered."""
 REPAIR_TRIES: Final = 3
+STEPS: Final = frozenset(map(int, Step))
+"""Of a restore."""
+MAX_TEXT: Final = 512
+"""Of what an operator says of himself."""
 
 StoreCarrier = Carrier[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 
@@ -58,8 +63,15 @@ class Shell(Protocol):
     def leader_address(self) -> str:
         """Address of the partition's leader; empty where it is not known."""
 
+    @property
+    def member(self) -> int:
+        """This replica's MemberID."""
+
     def take(self, event: StoreReceived) -> None:
         """Give the core a batch."""
+
+    async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
+        """Take a restore a step on."""
 
 
 class Stream:
@@ -364,7 +376,33 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
             last=head.last,
             floor=head.floor,
             leader=self._shell.leader_address,
+            member=self._shell.member,
         )
+
+    async def Restore(self, request: xiu_pb2.RestoreRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.RestoreReply:
+        """Take back what the partition had lost."""
+        await self._open(context)
+        try:
+            step, blocks = self._restore_step(request)
+            head = await self._shell.restore(step, blocks, request.operator, request.reason)
+        except PixiuError as error:
+            await _refuse(context, error)
+            raise
+        return xiu_pb2.RestoreReply(restored=head.restored, below=head.below, floor=head.floor)
+
+    def _restore_step(self, request: xiu_pb2.RestoreRequest) -> tuple[Step, list[Block]]:
+        """What an operator asks for. Raises InvalidArgument, MalformedData."""
+        if not (0 < len(request.operator) <= MAX_TEXT and 0 < len(request.reason) <= MAX_TEXT):
+            raise InvalidArgument(f"operator and reason have 1 to {MAX_TEXT} characters")
+        if request.member != self._shell.member:
+            raise InvalidArgument(f"this is the replica {self._shell.member:016x}")
+        number = int(request.step)
+        if number not in STEPS or (request.blocks and number != Step.BLOCKS):
+            raise InvalidArgument(f"unknown step {number}, or blocks with one that has none")
+        step, blocks = Step(number), [Block(each.sequence, each.count, each.at_us, each.batch) for each in request.blocks]
+        if step is Step.BLOCKS:
+            check_records(blocks, self._partition)
+        return step, blocks
 
     async def _open(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[Reading, Core]:
         reading, core = self._shell.reading, self._shell.core

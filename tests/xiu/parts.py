@@ -84,6 +84,12 @@ class MemoryStore:
         for sequence, value in self._space(MARKS):
             yield (sequence, *MARK.unpack(value))
 
+    def next_first(self, sequence: int) -> int | None:
+        return next((first for first, _ in self._space(BLOCKS, sequence)), None)
+
+    def block_of(self, sequence: int) -> Block | None:
+        return next((block for block in self.blocks() if block.first <= sequence <= block.last), None)
+
     def blocks(self) -> list[Block]:
         found = [blocks.decode(first, value) for first, value in self._space(BLOCKS)]
         assert None not in found

@@ -42,6 +42,25 @@ ACCEPTED: StoreLevel.ValueType  # 2
 """in the leader's shared memory and log: survives its process"""
 Global___StoreLevel: _TypeAlias = StoreLevel  # noqa: Y015
 
+class _RestoreStep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RestoreStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestoreStep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESTORE_BLOCKS: _RestoreStep.ValueType  # 0
+    RESTORE_BEGIN: _RestoreStep.ValueType  # 1
+    """from now on what is missing below the first message that is stored is NOT_YET, no longer GONE"""
+    RESTORE_END: _RestoreStep.ValueType  # 2
+
+class RestoreStep(_RestoreStep, metaclass=_RestoreStepEnumTypeWrapper): ...
+
+RESTORE_BLOCKS: RestoreStep.ValueType  # 0
+RESTORE_BEGIN: RestoreStep.ValueType  # 1
+"""from now on what is missing below the first message that is stored is NOT_YET, no longer GONE"""
+RESTORE_END: RestoreStep.ValueType  # 2
+Global___RestoreStep: _TypeAlias = RestoreStep  # noqa: Y015
+
 @_typing.final
 class StoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -304,6 +323,7 @@ class PositionReply(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     layout_version: _builtins.int
     epoch: _builtins.int
@@ -315,6 +335,8 @@ class PositionReply(_message.Message):
     """the lowest that was not trimmed"""
     leader: _builtins.str
     """host:port of the leader, as far as is known"""
+    member: _builtins.int
+    """of this replica: whom an operator means"""
     def __init__(
         self,
         *,
@@ -325,10 +347,11 @@ class PositionReply(_message.Message):
         last: _builtins.int = ...,
         floor: _builtins.int = ...,
         leader: _builtins.str = ...,
+        member: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "floor", b"floor", "last", b"last", "layout_version", b"layout_version", "leader", b"leader", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "floor", b"floor", "last", b"last", "layout_version", b"layout_version", "leader", b"leader", "member", b"member", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,3 +509,99 @@ class RangeDigest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RangeDigest: _TypeAlias = RangeDigest  # noqa: Y015
+
+@_typing.final
+class RestoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """who asks, and why: both go into the audit log"""
+    reason: _builtins.str
+    member: _builtins.int
+    """the member that is asked"""
+    step: Global___RestoreStep.ValueType
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RestoredBlock]:
+        """in order, behind what was restored so far; together at most 2 MiB"""
+
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        member: _builtins.int = ...,
+        step: Global___RestoreStep.ValueType = ...,
+        blocks: _abc.Iterable[Global___RestoredBlock] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "member", b"member", "operator", b"operator", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoredBlock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    AT_US_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Partition_Msg_ID of the first record; the others follow"""
+    count: _builtins.int
+    """at most 4096"""
+    at_us: _builtins.int
+    """when they were stored, Unix µs"""
+    batch: _builtins.bytes
+    """records end to end"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        count: _builtins.int = ...,
+        at_us: _builtins.int = ...,
+        batch: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "batch", b"batch", "count", b"count", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoredBlock: _TypeAlias = RestoredBlock  # noqa: Y015
+
+@_typing.final
+class RestoreReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORED_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    restored: _builtins.int
+    """the highest Partition_Msg_ID that was restored; 0: none so far"""
+    below: _builtins.int
+    """what lies here or behind is not restored: it is stored; 0: the restore has ended"""
+    floor: _builtins.int
+    """what lies below was trimmed"""
+    def __init__(
+        self,
+        *,
+        restored: _builtins.int = ...,
+        below: _builtins.int = ...,
+        floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "floor", b"floor", "restored", b"restored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015

@@ -64,6 +64,11 @@ class XiuStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
                 _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/pixiu.v1.Xiu/Restore',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.FromString,
+                _registered_method=True)
 
 
 class XiuServicer(object):
@@ -111,6 +116,14 @@ class XiuServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
+        blocks in order, then end; begin again to go on where it broke off. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_XiuServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +156,11 @@ def add_XiuServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +325,33 @@ class Xiu(object):
             '/pixiu.v1.Xiu/Verify',
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.VerifyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Xiu/Restore',
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

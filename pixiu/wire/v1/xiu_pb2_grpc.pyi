@@ -43,6 +43,10 @@ class XiuStub:
     """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
     Verify: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]
     """For operators: check everything that is stored, and repair what is damaged from another replica."""
+    Restore: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.RestoreRequest, _xiu_pb2.RestoreReply]
+    """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
+    blocks in order, then end; begin again to go on where it broke off. Audited.
+    """
 
 @_typing.type_check_only
 class XiuAsyncStub(XiuStub):
@@ -59,6 +63,10 @@ class XiuAsyncStub(XiuStub):
     """For replicas of the same partition: the state's rows as they lie in the store, a page at a time."""
     Verify: _aio.UnaryUnaryMultiCallable[_xiu_pb2.VerifyRequest, _xiu_pb2.VerifyReply]  # type: ignore[assignment]
     """For operators: check everything that is stored, and repair what is damaged from another replica."""
+    Restore: _aio.UnaryUnaryMultiCallable[_xiu_pb2.RestoreRequest, _xiu_pb2.RestoreReply]  # type: ignore[assignment]
+    """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
+    blocks in order, then end; begin again to go on where it broke off. Audited.
+    """
 
 class XiuServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -108,5 +116,15 @@ class XiuServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_xiu_pb2.VerifyReply, _abc.Awaitable[_xiu_pb2.VerifyReply]]:
         """For operators: check everything that is stored, and repair what is damaged from another replica."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request: _xiu_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_xiu_pb2.RestoreReply, _abc.Awaitable[_xiu_pb2.RestoreReply]]:
+        """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
+        blocks in order, then end; begin again to go on where it broke off. Audited.
+        """
 
 def add_XiuServicer_to_server(servicer: XiuServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

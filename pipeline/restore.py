@@ -1,0 +1,273 @@
+"""Restore: from an archive's Parquet back into partitions of Xiu that lost their storage, under the MsgIDs that messages had.
+
+    archive ──▶ checked ──▶ of a partition, in order ──▶ blocks ──▶ the leader ──▶ the replicated log
+
+One task a partition, partitions one after the other. A restore that broke off goes on where it was when it is run again: the
+partition knows what it has.
+
+Source: docs/pipeline.md, docs/stores.md, "Restore".
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+import grpc
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from pipeline.archive import COLUMNS, manifests, read_archive, verify
+from pipeline.replicas import AGAIN, ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S, Replicas, error_of
+from pipeline.report import Report, section_of
+from pixiu.errors import InvalidArgument, NotLeader, OutcomeUnknown, PixiuError, StoreDamaged, Unavailable
+from pixiu.ids import MSG_COUNTER_BITS
+from pixiu.wire.record import HEADER, HEADER_SIZE, MAIL, SIZE_FIELD, STAMP_SIZE, Flag
+from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+CALL_S: Final = 60.0
+CALL_BYTES: Final = 1 << 20
+"""Of records, in one call; one record may be so large."""
+BLOCK_RECORDS: Final = 4096
+BLOCK_BYTES: Final = 1 << 18
+_AGAIN: Final = AGAIN | {NotLeader.code, OutcomeUnknown.code}
+_TRACE: Final = struct.Struct("<B")
+FORMAT: Final = "pixiu-restore"
+Row = tuple[int, int, bytes]
+"""Partition_Msg_ID, when it was stored in Unix µs, the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """What is restored where."""
+
+    target: str
+    path: str
+    partitions: tuple[int, ...] = ()
+    """Of Xiu; none: all that the archive has."""
+    operator: str = ""
+    reason: str = ""
+    """Both go into the leaders' audit logs."""
+    retry_s: float = 60.0
+    """How long a leader is looked for."""
+
+
+class Leader:
+    """The leader of a partition, whoever it is: `with Leader(options, 0) as leader`.
+
+    Args:
+        options: of the restore.
+        partition: of Xiu.
+    """
+
+    def __init__(self, options: RestoreOptions, partition: int) -> None:
+        self._options, self._partition = options, partition
+        self._replicas = Replicas(options.target, "xiu", retry_s=options.retry_s)
+        self._channel: grpc.Channel | None = None
+        self._address, self._member = "", 0
+
+    def __enter__(self) -> Leader:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._leave()
+        self._replicas.close()
+
+    def begin(self) -> xiu_pb2.RestoreReply:
+        """Begin, or go on: what is restored so far, and where the restore ends. Raises PixiuError."""
+        return self._patiently(lambda: self._call(xiu_pb2.RESTORE_BEGIN))
+
+    def end(self) -> xiu_pb2.RestoreReply:
+        """What is not there now is gone. Raises PixiuError."""
+        return self._patiently(lambda: self._call(xiu_pb2.RESTORE_END))
+
+    def store(self, blocks: list[xiu_pb2.RestoredBlock]) -> xiu_pb2.RestoreReply:
+        """Store blocks that follow what was restored so far; each once, whatever fails meanwhile. Raises PixiuError."""
+        asked = False
+
+        def store() -> xiu_pb2.RestoreReply:
+            nonlocal asked
+            left = blocks
+            if asked:
+                there = self._call(xiu_pb2.RESTORE_BEGIN)
+                left = [block for block in blocks if block.sequence > there.restored]
+                if not left:
+                    return there
+            asked = True
+            return self._call(xiu_pb2.RESTORE_BLOCKS, left)
+
+        return self._patiently(store)
+
+    def _patiently(self, call: Callable[[], xiu_pb2.RestoreReply]) -> xiu_pb2.RestoreReply:
+        until, pause = time.monotonic() + self._options.retry_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except PixiuError as problem:
+                self._leave()
+                if problem.code not in _AGAIN or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_S)
+
+    def _call(self, step: xiu_pb2.RestoreStep.ValueType, blocks: Iterable[xiu_pb2.RestoredBlock] = ()) -> xiu_pb2.RestoreReply:
+        channel = self._channel or self._find()
+        request = xiu_pb2.RestoreRequest(
+            operator=self._options.operator, reason=self._options.reason, member=self._member, step=step, blocks=blocks
+        )
+        stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        try:
+            reply: xiu_pb2.RestoreReply = stub.Restore(request, timeout=CALL_S)
+        except grpc.RpcError as error:
+            raise error_of(error, self._address) from None
+        return reply
+
+    def _find(self) -> grpc.Channel:
+        """Raises Unavailable while nobody leads."""
+        self._replicas.find()
+        for address in self._replicas.addresses.get(self._partition, ()):
+            channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+            stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            try:
+                found = stub.Position(xiu_pb2.PositionRequest(), timeout=ASK_S)
+            except grpc.RpcError:
+                channel.close()
+                continue
+            if found.epoch and found.partition == self._partition:
+                self._channel, self._address, self._member = channel, address, found.member
+                return channel
+            channel.close()
+        raise Unavailable(f"nobody leads xiu partition {self._partition}; `pixiu status` says why")
+
+    def _leave(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """The records of an archive's rows, byte for byte as they were stored."""
+    import pyarrow as pa
+
+    stored = batch.column("stored_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    names = ("seq", "type", "flags", "lifetime_min", "snowflake_id", "key", "sender", "ext", "body", "trace")
+    columns = [batch.column(name).to_pylist() for name in names]
+    pack, fixed = HEADER.pack, HEADER_SIZE - SIZE_FIELD
+    for at_us, seq, type_, flags, lifetime, snowflake, key, sender, ext, body, trace in zip(stored, *columns, strict=True):
+        trailer = trace + _TRACE.pack(len(trace) // STAMP_SIZE) if flags & Flag.TRACED else b""
+        size = fixed + len(ext) + len(body) + len(trailer)
+        crc = crc32(body, crc32(ext))
+        head = pack(size, MAIL, flags, type_, 1 if ext else 0, len(ext), lifetime, crc, snowflake, key, sender)
+        yield seq, at_us, b"".join((head, ext, body, trailer))
+
+
+def blocks_of(rows: Iterable[Row]) -> Iterator[xiu_pb2.RestoredBlock]:
+    """Rows in order as blocks: what follows one another and was stored at one time."""
+    first, at_us, size = 0, 0, 0
+    records: list[bytes] = []
+
+    def block() -> xiu_pb2.RestoredBlock:
+        return xiu_pb2.RestoredBlock(sequence=first, count=len(records), at_us=at_us, batch=b"".join(records))
+
+    for seq, stored_us, record in rows:
+        follows = seq == first + len(records) and seq >> MSG_COUNTER_BITS == first >> MSG_COUNTER_BITS and stored_us == at_us
+        if records and not (follows and len(records) < BLOCK_RECORDS and size + len(record) <= BLOCK_BYTES):
+            yield block()
+            records.clear()
+        if not records:
+            first, at_us, size = seq, stored_us, 0
+        records.append(record)
+        size += len(record)
+    if records:
+        yield block()
+
+
+class RestoreWriter(DataSourceArrowWriter):
+    """Stores the rows of one partition, in order; a task that is tried again goes on.
+
+    Args:
+        options: of the restore.
+        partition: of Xiu.
+    """
+
+    def __init__(self, options: RestoreOptions, partition: int) -> None:
+        self._options, self._partition = options, partition
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Store them. Raises PixiuError."""
+        together: list[xiu_pb2.RestoredBlock] = []
+        waiting = 0
+        with Leader(self._options, self._partition) as leader:
+            there = leader.begin()
+            rows = (row for batch in iterator for row in rows_of(batch) if row[0] > there.restored)
+            for block in blocks_of(rows):
+                if together and waiting + len(block.batch) > CALL_BYTES:
+                    leader.store(together)
+                    together, waiting = [], 0
+                together.append(block)
+                waiting += len(block.batch)
+            if together:
+                leader.store(together)
+        return WriterCommitMessage()
+
+
+class RestoreSink(DataSource):
+    """What a restore writes to: Spark gives Arrow to those who write to a format, and nobody else without pandas."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> RestoreWriter:
+        """Make the writer of `df.write`."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        options = RestoreOptions(given["target"], "", (), given["operator"], given["reason"], float(given["retry_s"]))
+        return RestoreWriter(options, int(given["partition"]))
+
+
+def restore_partition(spark: Any, frame: Any, options: RestoreOptions, partition: int) -> tuple[int, ...]:
+    """Restore one partition from the archive's rows; a row of the report. Raises PixiuError, what Spark raises."""
+    from pyspark.sql import functions as f
+
+    began = time.monotonic()
+    of_partition = frame.where(f.col("xiu_partition") == partition).select(*COLUMNS)
+    with Leader(options, partition) as leader:
+        there = leader.begin()
+        missing = (f.col("seq") < there.below) & (f.col("seq") >= max(there.floor, there.restored + 1))
+        wanted = of_partition.where(missing)
+        messages, size = wanted.agg(f.count("*"), f.coalesce(f.sum(f.length("body")), f.lit(0))).first()
+        writer = wanted.coalesce(1).sortWithinPartitions("seq").write.format(FORMAT).mode("append")
+        settings = {"target": options.target, "operator": options.operator, "reason": options.reason}
+        writer.options(**settings, partition=partition, retry_s=options.retry_s).save()
+        last = leader.begin().restored
+        leader.end()
+    return partition, messages, of_partition.count() - messages, size, last, round(time.monotonic() - began)
+
+
+def run(spark: Any, options: RestoreOptions) -> tuple[Report, dict[str, Any]]:
+    """Check the archive, then restore partition after partition. Raises InvalidArgument, StoreDamaged, PixiuError."""
+    checked = verify(spark, options.path)
+    if checked.findings:
+        raise StoreDamaged(
+            f"the archive in {options.path} is damaged in {checked.findings} places, and nothing was restored: "
+            f"`pixiu pipeline archive {options.path} --verify` names them"
+        )
+    found = [row[0] for row in manifests(spark, options.path).select("xiu_partition").distinct().orderBy("xiu_partition").collect()]
+    missing = sorted(set(options.partitions) - set(found))
+    if missing:
+        raise InvalidArgument(f"the archive in {options.path} has nothing of partition {missing[0]}; it has {found}")
+    frame = read_archive(spark, options.path)
+    spark.dataSource.register(RestoreSink)
+    rows = [restore_partition(spark, frame, options, partition) for partition in options.partitions or found]
+    names = "xiu_partition int, messages long, there_already long, bytes long, last long, seconds long"
+    table = spark.createDataFrame(rows, names)
+    report = Report("Restore", {"path": options.path, "messages": sum(row[1] for row in rows)}, [section_of("restored", table)])
+    return report, {}
