@@ -171,6 +171,7 @@ class MemoryLog:
 
     def reset(self, position: Position) -> None:
         self._do("reset", position)
+        self.sync(self.issued)  # the log's own is durable when it returns, before the state is replaced
 
     def trim(self, up_to: int) -> None:
         if self.first.counter < up_to <= self.last.counter:
