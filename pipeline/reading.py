@@ -25,7 +25,9 @@ def sentence_of(error: BaseException) -> str:
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()[:MAX_SENTENCE]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):  # py4j's; Java's own is the next
+        lines = lines[1:]
     return (lines[0] if lines else type(error).__name__)[:MAX_SENTENCE]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pixiu.client.inbox import Inbox
     from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
     from pixiu.client.inbox_mail import Mail
+    from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState, Entry, Lane
     from pixiu.client.inbox_view import InboxView
     from pixiu.client.mail import MailCounters
     from pixiu.client.mail_receipt import MailReceipt
@@ -70,9 +71,11 @@ if TYPE_CHECKING:
         RegistryUnavailable,
         RemoteError,
         TooFewInSync,
+        TooManyDevices,
         TooManyReceivers,
         Unavailable,
         Undelivered,
+        UnknownDevice,
         Unreachable,
     )
     from pixiu.wire.levels import Triple
@@ -86,8 +89,11 @@ __all__ = [
     "ConnectionEvent",
     "ConnectionEventStream",
     "ConnectionState",
+    "DeadLetterEntry",
+    "DeviceState",
     "DiskFull",
     "Dropped",
+    "Entry",
     "GapReason",
     "IdReused",
     "IdTooOld",
@@ -95,6 +101,7 @@ __all__ = [
     "InboxFull",
     "InboxView",
     "InvalidArgument",
+    "Lane",
     "LimitError",
     "LocalError",
     "LoginReplaced",
@@ -136,11 +143,13 @@ __all__ = [
     "SyncUser",
     "SyncWriter",
     "TooFewInSync",
+    "TooManyDevices",
     "TooManyReceivers",
     "Topic",
     "Triple",
     "Unavailable",
     "Undelivered",
+    "UnknownDevice",
     "Unreachable",
     "User",
     "UserPresence",
@@ -162,3 +171,6 @@ if not TYPE_CHECKING:  # for type checkers it would make every misspelt name rig
                 globals()[name] = found
                 return found
         raise AttributeError(f"module 'pixiu' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)

@@ -12,6 +12,7 @@ Source: PiXiu §5.1.1; docs/identifiers.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Final, NewType
 
 import xxhash
@@ -211,3 +212,11 @@ class SnowflakeGenerator:
         if self._last_ms >= self._until_ms:
             raise LeaseExpired(f"worker number {self._worker} was held until {self._until_ms} ms; take or renew a lease")
         return snowflake(self._last_ms, self._worker, self._sequence)
+
+
+def is_within(number: object, lowest: int, highest: int) -> bool:
+    """Whether something that a caller gave is an integer of a range."""
+    try:
+        return lowest <= index(number) <= highest  # type: ignore[arg-type]  # what else it is, TypeError says
+    except TypeError:
+        return False

@@ -87,9 +87,20 @@ def up(
         settings=tuple(settings or ()),
     )
     options.validate()
+    if replay:
+        _check_log(replay)
     code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json, until_eof=until_eof).run())
     if code:
         raise typer.Exit(code)
+
+
+def _check_log(replay: str) -> None:
+    """What is wrong with it is said before anything starts."""
+    from pixiu.tools.replay.log import load_log
+    from pixiu.tools.replay.run import SAMPLE
+
+    if replay != SAMPLE:
+        load_log(Path(replay))
 
 
 @guarded

@@ -44,7 +44,7 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
             if there is not None and there.n != wanted.n:
                 raise ConfigurationError(
                     f"{role} has {there.n} partition(s) in the registry at {root}, but {wanted.n} are configured: set the "
-                    f"number in the configuration to {there.n}, or, with the cluster running, double it with `pixiu double {role}`"
+                    f"number in the configuration to {there.n}; it cannot be changed while a cluster has data"
                 )
         missing = {role: wanted for role, wanted in desired.items() if role not in layout.roles}
         return replace(layout, roles={**layout.roles, **missing}) if missing else layout

@@ -272,6 +272,8 @@ class LocalCluster:
 
     def _take_folder(self) -> None:
         data = self.options.data
+        if data.exists() and not data.is_dir():
+            raise ConfigurationError(f"--data {data}: is a file, not a folder")
         try:
             data.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -176,6 +176,8 @@ class Terminal:
     def __init__(self, name: str, command: str, folder: Path, environment: dict[str, str], output: Path) -> None:
         self.name = name
         self._output = output
+        # Whoever runs this may ignore Ctrl-C, as a job in the background of a shell does, and what is started would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with output.open("wb") as file:
             # `&` only keeps the newcomer's one terminal free, and a shell's background ignores Ctrl-C.
             self._process = subprocess.Popen(

@@ -20,6 +20,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger
 
 STARTING: Final = "starting"
+WAITING: Final = "waiting"
 REGISTERED: Final = "registered"
 RUNNING: Final = "running"
 DRAINING: Final = "draining"

@@ -51,6 +51,8 @@ EXIT_CRASH: Final = 1
 EXIT_ENVIRONMENT: Final = 2
 CLOSE_TIMEOUT_S: Final = 10.0
 """Seconds that the end of one part may take; then the next one is ended."""
+QUIET_S: Final = 3.0
+"""A start that has waited so long for the registry says so."""
 CONFLICT_MARGIN_S: Final = 2.0
 """Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
 REGISTRY_TIMEOUT_S: Final = 5.0
@@ -126,7 +128,7 @@ class Process(Generic[OptionsT]):
 
     async def _start(self) -> None:
         port, http_port = await self._bind()
-        await self._zookeeper.connect()
+        await self._connect()
         self._closers.append(("zookeeper", self._zookeeper.close))
         self._membership = self._membership_factory(
             self._zookeeper,
@@ -139,6 +141,7 @@ class Process(Generic[OptionsT]):
         self._closers.append(("discovery", self._discovery.close))
         self._closers.append(("service", self._stop_service))
         await self._discovery.start()
+        self._check_partition()
         node = self._node(port, http_port)
         if isinstance(service, Preparing):
             node = await service.prepare(node)
@@ -157,6 +160,22 @@ class Process(Generic[OptionsT]):
         self._state = NodeState.RUNNING.value
         await self._server.set_serving(True)
         self._log.info(log.RUNNING, address=node.address, http_port=http_port)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        waits = loop.call_later(QUIET_S, lambda: self._log.info(log.WAITING, part="registry", registry=self._options.registry))
+        try:
+            await self._zookeeper.connect()
+        finally:
+            waits.cancel()
+
+    def _check_partition(self) -> None:
+        """Without a layout any will do: nothing says yet how many there are."""
+        partition, layout = _partition(self._options), self._discovery.view.layout.roles.get(self._role)
+        if layout is not None and partition >= layout.next:
+            raise ConfigurationError(
+                f"partition = {partition}: the layout at {self._options.registry} has {layout.n} of {self._role}, from 0 on"
+            )
 
     async def _bind(self) -> tuple[int, int]:
         options = self._options

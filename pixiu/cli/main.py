@@ -27,6 +27,8 @@ from pixiu.version import __version__
 COMMAND_GROUP: Final = "pixiu.commands"
 COMPLETION: Final = "_PIXIU_COMPLETE"
 """Set by a shell that completes a command line."""
+EXIT_ABORTED: Final = 1
+EXIT_WRONG: Final = 2
 COMMANDS: Final = {
     "status": "pixiu.cli.status:status",
     "replay": "pixiu.tools.replay.command:replay",
@@ -136,7 +138,22 @@ def main() -> None:
     allow_open_files()
     # Libraries' warnings (a reconnect, a retry) go where the user asked for logs: nowhere by default.
     logging.getLogger().addHandler(logging.NullHandler())
-    application(None if COMPLETION in os.environ else sys.argv[1:])()
+    app = application(None if COMPLETION in os.environ else sys.argv[1:])
+    try:
+        code = app(prog_name="pixiu", standalone_mode=False)
+    except typer.Abort:
+        sys.exit(EXIT_ABORTED)
+    except Exception as error:
+        from pixiu.cli.wrong_use import is_wrong_use, sentence_of  # what most command lines do not need
+
+        if not is_wrong_use(error):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]  # the help
+        else:
+            sys.stderr.write(f"pixiu: {sentence_of(error)}\n")
+        sys.exit(getattr(error, "exit_code", EXIT_WRONG))
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

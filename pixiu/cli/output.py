@@ -14,12 +14,15 @@ from typing import Annotated, Final, NoReturn, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
-from pixiu.errors import PixiuError
+from pixiu.errors import Dropped, Offline, PixiuError, Undelivered
 
 DEFAULT_TARGET: Final = "zk://127.0.0.1:2181/pubsub"
+EXIT_NOT_DELIVERED: Final = 1
+"""The cluster took what was sent, and says that it did not arrive."""
 EXIT_UNUSABLE: Final = 2
 """An error of ours: wrong arguments, nobody there."""
 EXIT_INTERRUPTED: Final = 130
+NOT_DELIVERED: Final = (Offline, Undelivered, Dropped)
 PIPE_WIDTH: Final = 200
 """Columns of tables that go into a file or a pipe, so that nothing is cut."""
 
@@ -75,11 +78,11 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def fail(error: PixiuError, *, as_json: bool = False) -> NoReturn:
-    """Say an error and exit with 2."""
+    """Say an error and exit with 2, or 1 where the command was right and the cluster's answer is no."""
     if as_json:
         print_json({"error": {"code": error.code, "text": str(error)}})
     sys.stderr.write(f"pixiu: {error}\n")
-    raise typer.Exit(EXIT_UNUSABLE)
+    raise typer.Exit(EXIT_NOT_DELIVERED if isinstance(error, NOT_DELIVERED) else EXIT_UNUSABLE)
 
 
 def operator() -> str:

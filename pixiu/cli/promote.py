@@ -25,6 +25,7 @@ CALL_S: Final = 10.0
 WAIT_S: Final = 30.0
 """How long the replica has to take office."""
 POLL_S: Final = 0.5
+STORES: Final = ("xiu", "pi")
 
 
 @guarded
@@ -38,6 +39,8 @@ def promote(
     target: Target = DEFAULT_TARGET,
 ) -> None:
     """Make a replica lead with what it has, whatever is missing. Acknowledged messages may be lost: the last resort."""
+    if role not in STORES:
+        raise InvalidArgument(f"{role} has no replicas that elect a leader; name {' or '.join(STORES)}")
     if not force:
         raise InvalidArgument("replicas elect their leaders by themselves; a promotion by hand may lose messages: add --force")
     chosen, others = asyncio.run(_find(role, partition, member, target))
@@ -48,16 +51,18 @@ def promote(
     console().print(f"{member} leads {role} partition {partition} in epoch {epoch}", highlight=False)
 
 
-async def _replicas(role: str, partition: int, target: str) -> list[ReplicaStatus]:
+async def _replicas(role: str, target: str) -> list[ReplicaStatus]:
     status = await read_status(target)
     found = (process.replica for process in status.processes)
-    return [
-        replica for replica in found if replica is not None and (replica.node.role, replica.node.partition) == (role, partition)
-    ]
+    return [replica for replica in found if replica is not None and replica.node.role == role]
 
 
 async def _find(role: str, partition: int, member: str, target: str) -> tuple[ReplicaStatus, list[ReplicaStatus]]:
-    found = await _replicas(role, partition, target)
+    everywhere = await _replicas(role, target)
+    found = [replica for replica in everywhere if replica.node.partition == partition]
+    if everywhere and not found:
+        partitions = ", ".join(map(str, sorted({replica.node.partition for replica in everywhere})))
+        raise InvalidArgument(f"{role} has no live replica in partition {partition}; there are: {partitions}")
     chosen = [replica for replica in found if replica.member == member]
     if not chosen:
         there = ", ".join(replica.member for replica in found) or "none"
@@ -97,7 +102,7 @@ async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
             raise Unavailable(f"{chosen.node.address}: {error.details()}") from error
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
-        for replica in await _replicas(chosen.node.role, chosen.node.partition, target):
+        for replica in await _replicas(chosen.node.role, target):
             if replica.member == chosen.member and replica.state == LEADING:
                 return replica.epoch
         await asyncio.sleep(POLL_S)

@@ -8,6 +8,7 @@ from pixiu.client.directory import ClusterMap
 from pixiu.client.inbox import Inbox
 from pixiu.client.inbox_core import GapReason, MailGap, MailIntakeCounters
 from pixiu.client.inbox_mail import Mail
+from pixiu.client.inbox_pages import DeadLetterEntry, DeviceState, Entry, Lane
 from pixiu.client.inbox_view import InboxView
 from pixiu.client.mail import MailCounters
 from pixiu.client.mail_receipt import MailReceipt
@@ -42,9 +43,13 @@ __all__ = [
     "ConnectionEvent",
     "ConnectionEventStream",
     "ConnectionState",
+    "DeadLetterEntry",
+    "DeviceState",
+    "Entry",
     "GapReason",
     "Inbox",
     "InboxView",
+    "Lane",
     "Mail",
     "MailCounters",
     "MailGap",

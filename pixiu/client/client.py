@@ -64,7 +64,7 @@ from pixiu.errors import (
     Overloaded,
     PixiuError,
 )
-from pixiu.ids import MAX_ID, MAX_ROOM, UIN, topic_room
+from pixiu.ids import MAX_ID, MAX_ROOM, UIN, is_within, topic_room
 from pixiu.rpc.backoff import retry_after_s
 from pixiu.rpc.channels import Channels
 
@@ -111,8 +111,8 @@ class Client:
         on_connection: Callable[[ConnectionEvent], None] | None = None,
     ) -> None:
         options.validate()
-        if not 0 <= uin <= MAX_ID:
-            raise InvalidArgument(f"a UIN is from 0 (a service) to 2^63-1, not {uin}")
+        if not is_within(uin, 0, MAX_ID):
+            raise InvalidArgument(f"a UIN is from 0 (a service) to 2^63-1, not {uin!r}")
         if len(client.encode()) > MAX_CLIENT_NAME_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(client.encode())}")
         self.options = options
@@ -203,8 +203,8 @@ class Client:
 
     def room(self, room: int) -> Room:
         """A room to send to, 1 to 2^62-1. Raises `InvalidArgument`."""
-        if not 0 < room <= MAX_ROOM:
-            raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room}")
+        if not is_within(room, 1, MAX_ROOM):
+            raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room!r}")
         return Room(self, room, None)
 
     def topic(self, name: str) -> Topic:
@@ -213,8 +213,8 @@ class Client:
 
     def user(self, uin: int) -> User:
         """A user to send to, 1 to 2^63-1. Raises `InvalidArgument`."""
-        if not 0 < uin <= MAX_ID:
-            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+        if not is_within(uin, 1, MAX_ID):
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin!r}")
         return User(self, UIN(uin))
 
     def mail_writer(self) -> MailWriter:
@@ -288,8 +288,8 @@ class Client:
         """
         surroundings = self._surroundings()
         whose = uin or self._uin
-        if not 0 < whose <= MAX_ID:
-            raise InvalidArgument(f"an inbox is of a user, 1 to 2^63-1, not {whose}: inbox(uin=…), or connect(…, uin=…)")
+        if not is_within(whose, 1, MAX_ID):
+            raise InvalidArgument(f"an inbox is of a user, 1 to 2^63-1, not {whose!r}: inbox(uin=…), or connect(…, uin=…)")
         named = device_of(device, self.options, self._name if self._named else "")
         inbox = Inbox(surroundings, UIN(whose), named, on_gap, self.mails)
         self._receivers.add(inbox)

@@ -14,7 +14,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.discovery.target import ZooKeeperTarget
 from pixiu.errors import RegistryUnavailable, Unreachable
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import Channels, reason_of
+from pixiu.rpc.channels import WRONG_ROLE, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 if TYPE_CHECKING:
@@ -159,10 +159,11 @@ class ProxyDirectory:
             failures = await self._ask(deadline)
             if failures is None:
                 break
-            if loop.time() + self._options.backoff_s >= deadline:
+            hopeless = all(reason == WRONG_ROLE for reason in failures.values())  # a process does not change its role
+            if hopeless or loop.time() + self._options.backoff_s >= deadline:
                 tried = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
                 raise Unreachable(
-                    f"no proxy answered within {self._options.connect_timeout_s:g} s ({tried}). "
+                    f"no proxy answered{'' if hopeless else f' within {self._options.connect_timeout_s:g} s'} ({tried}). "
                     "Start a cluster (`pixiu up`), or give the gRPC addresses of its proxies"
                 )
             await asyncio.sleep(self._options.backoff_s)

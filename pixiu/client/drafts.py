@@ -74,6 +74,8 @@ def draft(
         if extension:
             raise InvalidArgument("a message has headers= or extension=, not both: headers are its extension")
         extension = encode_headers(headers)
+    if extension.__class__ is not bytes:
+        raise InvalidArgument(f"an extension is bytes, not {extension.__class__.__name__}; a mapping of texts goes into headers=")
     if len(extension) > MAX_EXTENSION_BYTES:
         raise InvalidArgument(f"an extension has at most {MAX_EXTENSION_BYTES} bytes, this one {len(extension)}")
     if payload.__class__ is not bytes and not isinstance(payload, BYTES):

@@ -217,7 +217,7 @@ class GatewayConnection:
                 raise Unreachable(
                     f"no gateway took the {self.what} within {self._around.options.connect_timeout_s:g} s ({self._reason})"
                 )
-            log.warning("gateway_lost reason=%s", self._reason)
+            log.warning("gateway_lost what=%s uin=%d reason=%s", self.what, self._around.uin, self._reason)
             failures += 1
             await asyncio.sleep(backoff.after_s(failures))
 

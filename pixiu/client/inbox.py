@@ -47,6 +47,8 @@ def device_of(device: str, options: ClientOptions, client: str) -> tuple[str, in
 
     Raises `InvalidArgument`: mail is kept for a device, and one with a name of its own in each process would miss all of it.
     """
+    if not isinstance(device, str):
+        raise InvalidArgument(f"a device has a name, not {device!r}; a number is the option connect(device=…)")
     if len(device.encode()) > MAX_CLIENT_NAME_BYTES:
         raise InvalidArgument(f"a device's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(device.encode())}")
     if device:

@@ -32,7 +32,7 @@ from pixiu.client.inbox_pages import (
 from pixiu.client.message import Message, message_of
 from pixiu.client.stores import Stores
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import MAX_ID, SnowflakeID, device_of_name
+from pixiu.ids import MAX_ID, SnowflakeID, device_of_name, is_within
 from pixiu.wire.inbox_operations import (
     encode_acknowledges,
     encode_add_device,
@@ -206,8 +206,8 @@ class InboxView:
 
 
 def _check(uin: int, *lanes: int) -> None:
-    if not 0 < uin <= MAX_ID:
-        raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+    if not is_within(uin, 1, MAX_ID):
+        raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin!r}")
     for lane in lanes:
         if lane not in LANES:
             raise InvalidArgument(f"a lane is 0 (first) or 1 (normal), not {lane}")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final, Literal, TypedDict
 
 from pixiu.errors import InvalidArgument, TooManyReceivers
-from pixiu.ids import MAX_ID
+from pixiu.ids import MAX_ID, is_within
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level
 
@@ -55,8 +55,8 @@ def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
     if len(receivers) > MAX_RECEIVERS:
         raise TooManyReceivers(f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several")
     for each in receivers:
-        if not 0 < each <= MAX_ID:
-            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {each}")
+        if not is_within(each, 1, MAX_ID):
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {each!r}")
     return tuple(receivers[1:])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from pixiu.errors import ConfigurationError
 from pixiu.ids import MAX_DEVICE
@@ -12,6 +12,11 @@ from pixiu.wire.record import MAX_RECORD_BYTES
 
 MAX_CLIENT_NAME_BYTES: Final = 128
 MAX_DEVICE_CLASS_BYTES: Final = 64
+KINDS: Final[dict[str, tuple[Any, str]]] = {
+    "float": ((int, float), "a number"),
+    "int": ((int,), "an integer"),
+    "str": ((str,), "text"),
+}
 
 
 class OptionOverrides(TypedDict, total=False):
@@ -87,6 +92,9 @@ class ClientOptions:
         """
         for field in fields(self):
             value = getattr(self, field.name)
+            kind, said = KINDS[field.type if isinstance(field.type, str) else field.type.__name__]
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigurationError(f"client option {field.name} = {value!r}: it must be {said}")
             if not field.name.startswith("device") and not value > 0:
                 raise ConfigurationError(f"client option {field.name} = {value}: it must be above 0")
         if self.max_backoff_s < self.backoff_s:

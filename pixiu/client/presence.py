@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import grpc.aio
 
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.ids import MAX_ID
+from pixiu.ids import MAX_ID, is_within
 from pixiu.rpc.channels import REFUSED, Channels, reason_of
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -37,8 +37,8 @@ class UserPresence(NamedTuple):
 async def query(channels: Channels, proxies: Sequence[str], uins: Sequence[int], timeout_s: float) -> list[UserPresence]:
     """Ask for users, in the order of `uins`. Raises `InvalidArgument`, and `Unavailable` when no proxy can tell."""
     for uin in uins:
-        if not 0 < uin <= MAX_ID:
-            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin}")
+        if not is_within(uin, 1, MAX_ID):
+            raise InvalidArgument(f"a UIN is from 1 to 2^63-1, not {uin!r}")
     found: list[UserPresence] = []
     for start in range(0, len(uins), MAX_UINS):
         reply = await _ask(channels, proxies, wire_pb2.PresenceRequest(uins=uins[start : start + MAX_UINS]), timeout_s)

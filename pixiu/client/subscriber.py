@@ -24,7 +24,7 @@ from pixiu.client.message import Message, Request, check_topic_filter, messages_
 from pixiu.client.signals import RecentSignals
 from pixiu.client.streams import Receipt
 from pixiu.errors import InvalidArgument
-from pixiu.ids import MAX_ROOM
+from pixiu.ids import MAX_ROOM, is_within
 from pixiu.wire.v1 import wire_pb2
 
 MAX_NAMES: Final = 100_000
@@ -229,8 +229,8 @@ class Subscription(GatewayConnection):
             raise InvalidArgument(f"topics is a list of names; write topics=[{topics!r}]")
         checked = set(rooms)
         for room in checked:
-            if not 0 < room <= MAX_ROOM:
-                raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room}")
+            if not is_within(room, 1, MAX_ROOM):
+                raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room!r}")
         return checked, {check_topic_filter(topic) for topic in topics}
 
     # Inside: what the connection asks.

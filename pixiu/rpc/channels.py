@@ -37,6 +37,7 @@ PEER_CHANNEL: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_http_proxy", 0),
 )
 """Options of channels between the processes of a cluster, and from an operator's commands to them."""
+WRONG_ROLE: Final = "a gRPC server that does not serve this (UNIMPLEMENTED): is it the address of another role?"
 STREAM_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What reading or writing a stream raises when its other end is gone."""
 AFTER_FORK: Final = (
@@ -60,7 +61,7 @@ def reason_of(error: BaseException | None) -> str:
     if "Connection refused" in details:
         return "connection refused: no process listens there"
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "a gRPC server that does not serve this (UNIMPLEMENTED): is it the address of another role?"
+        return WRONG_ROLE
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
     return f"{error.code().name}: {details}"

@@ -10,14 +10,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import pixiu.cli.main as main_module
 from pixiu.cli.http import fetch, samples
 from pixiu.cli.main import application
 from pixiu.cli.messages import message_json, message_line
+from pixiu.cli.output import fail
 from pixiu.client.message import Message
-from pixiu.errors import ConfigurationError
+from pixiu.errors import ConfigurationError, InvalidArgument, Offline, PixiuError, Undelivered
 from pixiu.ids import RoomID, SnowflakeID
 from pixiu.version import __version__
 from registry.up import UpOptions, check_ports
@@ -59,6 +61,13 @@ def test_a_wrong_use_is_one_clear_line_and_exit_code_2(arguments: list[str], wor
     assert word in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(Offline("user 7"), 1), (Undelivered("a signal"), 1), (InvalidArgument("no"), 2)])
+def test_an_answer_that_is_no_is_not_taken_for_a_wrong_command(error: PixiuError, code: int) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        fail(error)
+    assert ended.value.exit_code == code
 
 
 def test_a_line_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ def test_a_wrong_target_is_refused_with_what_to_write(target: str, text: str) ->
         ({"queue_bytes": 10}, "queue_bytes = 10: at least max_record_bytes"),
         ({"max_record_bytes": 1 << 21}, "max_record_bytes"),
         ({"batch_bytes": 1 << 30}, "batch_bytes"),
+        ({"connect_timeout_s": "1"}, "connect_timeout_s = '1': it must be a number"),
+        ({"device": "phone"}, "device = 'phone': it must be an integer"),
+        ({"device_class": 3}, "device_class = 3: it must be text"),
+        ({"queue_records": True}, "queue_records = True: it must be an integer"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], text: str) -> None:
@@ -71,6 +75,11 @@ def test_names_and_uins_are_bounded() -> None:
         pixiu.connect("a:1", client="x" * 129)
     with pytest.raises(InvalidArgument, match="UIN"):
         pixiu.connect("a:1", uin=1 << 63)
+    client = pixiu.connect("a:1")
+    with pytest.raises(InvalidArgument, match=r"a RoomID is from 1 to .* not 'lobby'"):
+        client.room("lobby")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"a UIN is from 1 to .* not 7\.5"):
+        client.user(7.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -84,6 +93,13 @@ async def test_when_no_proxy_answers_each_address_and_its_reason_is_named(cluste
     assert f"{dead.address}: connection refused" in text
     assert f"{gateway.address}: a gRPC server that does not serve this" in text
     assert "pixiu up" in text
+
+
+async def test_processes_of_another_role_are_not_waited_for(cluster: Any) -> None:
+    await cluster.start(proxies=1, gateways=1)
+    (gateway,) = cluster.gateways
+    with pytest.raises(pixiu.Unreachable, match=r"no proxy answered \(.*is it the address of another role"):
+        await pixiu.connect(gateway.address, connect_timeout_s=3600.0).open()
 
 
 async def test_a_cluster_that_comes_up_in_time_is_waited_for(cluster: Any, until: Until) -> None:
@@ -164,6 +180,7 @@ def test_importing_pixiu_loads_neither_grpc_nor_kazoo() -> None:
 
 def test_every_public_name_can_be_used() -> None:
     assert all(getattr(pixiu, name) is not None for name in pixiu.__all__)
+    assert dir(pixiu) == sorted(pixiu.__all__)  # what a REPL completes, and help() describes
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pixiu.nothing  # type: ignore[attr-defined]
 

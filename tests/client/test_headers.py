@@ -68,3 +68,8 @@ def test_headers_are_the_extension() -> None:
     assert draft(ROOM_KIND, 42, b"x", 1 << 20, headers={"k": "é"}).extension == '{"k":"é"}'.encode()
     with pytest.raises(TypeError):
         decode_headers(b'{"a":"b"}')["a"] = "c"  # type: ignore[index]
+
+
+def test_what_is_no_extension_is_refused_at_once() -> None:
+    with pytest.raises(InvalidArgument, match="an extension is bytes, not dict; a mapping of texts goes into headers="):
+        draft(ROOM_KIND, 42, b"x", 1 << 20, extension={})  # type: ignore[arg-type]

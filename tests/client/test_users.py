@@ -130,3 +130,10 @@ def test_the_synchronous_twin_chats_too(empty_cluster: Any, background: Any) -> 
         assert empty_cluster.proxies[0].payloads() == [b"one", b"two"]
     finally:
         background.run(empty_cluster.stop())
+
+
+async def test_a_device_has_a_name(cluster: Any) -> None:
+    await cluster.start()
+    async with pixiu.connect(cluster.target) as px:
+        with pytest.raises(InvalidArgument, match="a device has a name, not 5"):
+            px.inbox(uin=7, device=5)  # type: ignore[arg-type]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from scripts.newcomer import CANNOT, ROOT, Step, steps, unplayed
+from scripts.newcomer import CANNOT, ROOT, Step, Terminal, steps, unplayed
 
 PATIENT_S = 540.0
 README = (ROOT / "README.md").read_text()
@@ -41,6 +44,20 @@ def test_commands_come_as_a_reader_meets_them() -> None:
     text = "Call `make a` and\n`make b`.\n\n```sh\nmake a\nmake c \\\n  X=1  # why\n# only a comment\n```\n\n```\n┌─┐\n```\n"
     commands = [Step(1, "sh", "make a"), Step(2, "sh", "make b"), Step(6, "sh", "make c     X=1")]
     assert steps(text) == [*commands, Step(12, "", "┌─┐\n")]
+
+
+def test_ctrl_c_ends_a_command_where_the_suite_itself_ignores_it(tmp_path: Path) -> None:
+    """As a job in the background of a shell does; what it starts inherits that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        terminal = Terminal("sleep", "echo ready; exec sleep 600", tmp_path, dict(os.environ), tmp_path / "output")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        terminal.must_show(("ready",))
+        terminal.interrupt()
+    finally:
+        terminal.kill()
 
 
 @pytest.mark.timeout(600)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_out, to_json
 from pipeline.options import read_options, write_options
+from pipeline.reading import sentence_of
 from pipeline.schema import arrow_schema, spark_schema
 from pixiu.errors import InvalidArgument
 from pixiu.wire.export_tables import TABLES
@@ -103,3 +104,9 @@ def test_arrow_has_what_spark_expects(table: str) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     assert to_arrow_schema(spark_schema(TABLES[table]), timezone="UTC").equals(arrow_schema(TABLES[table]))
+
+
+def test_what_java_says_is_not_hidden_behind_the_call() -> None:
+    text = "An error occurred while calling o51.load.\n: java.lang.IllegalStateException: no worker\n\tat org.apache.Spark\n"
+    assert sentence_of(RuntimeError(text)) == "java.lang.IllegalStateException: no worker"
+    assert sentence_of(RuntimeError("An error occurred while calling o51.load.")) == "An error occurred while calling o51.load."

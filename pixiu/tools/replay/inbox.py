@@ -84,5 +84,7 @@ def load_mentions(
             with io.TextIOWrapper(cast(IO[bytes], data), encoding="utf-8", newline="") as lines:
                 found = (mention for mention in read_mentions(iter(lines), path.name) if rooms is None or mention.room in rooms)
                 return [mention for mention in found if first_ms <= mention.ts_ms <= last_ms]
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path}: is no text: not all of it is UTF-8") from None
+    except (OSError, EOFError) as error:
         raise InvalidArgument(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

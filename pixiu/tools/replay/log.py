@@ -68,7 +68,9 @@ def parse_line(data: bytes, line: int, source: str = "log") -> LogEvent:
     if len(data) > MAX_LINE_BYTES:
         raise InvalidArgument(f"{where}: longer than {MAX_LINE_BYTES} bytes")
     try:
-        fields = json.loads(data)
+        fields = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{where}: is no text: byte {error.start + 1} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}: not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -25,8 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.runtime.metrics import ALERTS
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
+from registry.layout import ensure_layout
 
 pytestmark = pytest.mark.process
 
@@ -202,7 +204,8 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
         assert await nodes(zookeeper, root, partition=3) == []
         assert [line for line in role.out if line != "view"] == ["prepare", "start", "drain", "drained", "stop"]
         assert role.out.index("prepare") < role.out.index("view") < role.out.index("start")
-        assert [line["event"] for line in role.log] == ["starting", "registered", "running", "draining", "stopped"]
+        lived = [line["event"] for line in role.log if line["event"] != "waiting"]  # for a registry that is slow to answer
+        assert lived == ["starting", "registered", "running", "draining", "stopped"]
 
 
 async def test_two_processes_hear_each_other_and_draining_is_seen_before_the_end(registry: str, tmp_path: Path) -> None:
@@ -280,6 +283,26 @@ async def test_a_bug_in_on_view_is_logged_once_and_does_not_end_the_process(regi
         assert failures is not None
         assert float(failures[1]) >= 2
         assert len(role.events("view_failed")) == 1
+
+
+async def test_a_partition_that_the_layout_does_not_have_is_refused(registry: str) -> None:
+    async with connected(registry) as zookeeper:
+        await ensure_layout(zookeeper, "/few", {"router": RoleLayout(2, 2, 1)})
+    async with started(f"registry=zk://{registry}/few", "partition=2") as role:
+        assert await role.ended() == 2
+        [line] = role.events("start_failed")
+        assert line["error"] == f"partition = 2: the layout at zk://{registry}/few has 2 of router, from 0 on"
+    async with started(f"registry=zk://{registry}/few", "partition=1") as role:
+        await role.running()
+
+
+async def test_a_start_that_waits_for_the_registry_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        target = f"zk://127.0.0.1:{deaf.getsockname()[1]}/nobody"
+        async with started(f"registry={target}") as role:
+            await role.until(lambda: role.events("waiting"))
+            [line] = role.events("waiting")
+            assert (line["part"], line["registry"]) == ("registry", target)
 
 
 async def test_a_taken_port_is_named_and_ends_with_2_without_a_traceback(registry: str) -> None:

@@ -1,0 +1,54 @@
+"""What a command line that cannot be parsed is answered: one line with the value at fault, as every other error."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Final
+
+CLOSE: Final = 0.6
+"""As alike as a word must be to be what was meant."""
+
+
+def is_wrong_use(error: BaseException) -> bool:
+    """Whether an exception is the parser's, of whichever version, and not of a command."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def sentence_of(error: Any) -> str:
+    """What is wrong, with the value, and where to read more."""
+    context = getattr(error, "ctx", None)
+    text = _with_value(error) or _with_names(error, context) or str(error.format_message()).rstrip(".")
+    path = getattr(context, "command_path", "") or "pixiu"
+    return f"{text}{' See' if text.endswith('?') else '; see'} `{path} --help`"
+
+
+def _with_value(error: Any) -> str:
+    """Of an option's or argument's value, where the parser says which it was."""
+    cause = error.__cause__
+    parameter = getattr(error, "param", None)
+    if parameter is None or not hasattr(cause, "errors"):
+        return ""
+    first = cause.errors()[0]
+    said = first["msg"].split(", unable")[0].replace("Input should be", "must be").replace("a valid integer", "an integer")
+    name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar or parameter.name.upper()
+    return f"{name} {first['input']}: {said}"
+
+
+def _with_names(error: Any, context: Any) -> str:
+    """Of an option or a command that there is not."""
+    command: Any = getattr(context, "command", None)
+    option = getattr(error, "option_name", "")
+    if option and hasattr(error, "possibilities"):
+        known = [name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)] if command else []
+        return f"there is no option {option}" + _meant(option, [name for name in known if name.startswith("--")])
+    said = str(error.format_message())
+    if said.startswith("No such command") and hasattr(command, "commands"):
+        word = said.split("'")[1]
+        return f"there is no command {word}; known: {', '.join(sorted(command.commands))}{_meant(word, command.commands)}"
+    return ""
+
+
+def _meant(word: str, known: Any) -> str:
+    bare = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=CLOSE)
+    return f". Did you mean {bare[close[0]]}?" if close else ""

@@ -1,0 +1,70 @@
+"""A command line that is wrong is answered in one line that names the value at fault, before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pixiu.cli.main import main
+
+
+def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """Exit code and standard error of the command."""
+    monkeypatch.setattr(sys, "argv", ["pixiu", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["send", "--room", "abc", "x"], "--room abc: must be an integer; see `pixiu send --help`"),
+        (["inbox", "list", "abc"], "UIN abc: must be an integer; see `pixiu inbox list --help`"),
+        (["up", "--for", "-1"], "--for -1: must be greater than or equal to 0; see `pixiu up --help`"),
+        (["up", "--nope"], "there is no option --nope; see `pixiu up --help`"),
+        (["up", "--mqtt-prt", "3"], "there is no option --mqtt-prt. Did you mean --mqtt-port? See `pixiu up --help`"),
+        (["up", "--config", "missing.toml"], "'--config': path 'missing.toml' does not exist; see `pixiu up --help`"),
+        (["presence"], "Missing argument 'UIN…'; see `pixiu presence --help`"),
+        (["promote", "broker", "0", "1", "--reason", "x", "--force"], "broker has no replicas that elect a leader; name xiu or pi"),
+        (["up", "--replay", "missing.jsonl"], "missing.jsonl: cannot be read: No such file or directory"),
+        (["up", "--data", __file__], "is a file, not a folder"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = answer(arguments, monkeypatch, capsys)
+    assert code == 2
+    assert shown.startswith("pixiu: ")
+    assert shown.endswith(f"{said}\n")
+    assert shown.count("\n") == 1
+
+
+def test_a_command_that_there_is_not_names_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = answer(["statsu"], monkeypatch, capsys)
+    assert code == 2
+    assert shown.startswith("pixiu: there is no command statsu; known: inbox, listen, ")
+    assert shown.endswith(". Did you mean status? See `pixiu --help`\n")
+
+
+@pytest.mark.parametrize("option", ["", "--mail"])
+def test_bytes_that_are_no_log_are_called_so(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_bytes(b'\x8a\x00{"')
+    code, shown = answer([*filter(None, ["replay", option]), str(tmp_path / "log")], monkeypatch, capsys)
+    assert code == 2
+    assert "is no text" in shown
+    assert "codec" not in shown
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["inbox", "--help"]])
+def test_what_is_asked_for_is_exit_code_0(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(arguments, monkeypatch, capsys) == (0, "")
