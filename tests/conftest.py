@@ -11,6 +11,7 @@ told which mark it lacks. Locally property tests draw fewer examples, see `tests
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,10 @@ hypothesis.settings.load_profile("pixiu")
 
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 """Processes of tests verify no certificates; to read the machine's is a sixth of what the start of a role takes (aiohttp does)."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts the suite in the background ignores Ctrl-C for it, and processes of tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _running: list[pytest.Item] = []
 """The test that runs now, unless its marks allow it to start processes."""
