@@ -142,8 +142,8 @@ def test_a_killed_process_is_started_again_on_its_port_and_ctrl_c_ends_everythin
 
 
 def test_nothing_outlives_a_killed_supervisor(up: Callable[..., Up], tmp_path: Path) -> None:
-    # Killed gateways leave their tables of delivered signals for their successors, who do not come here.
-    cluster = up("--set", f"gateway.signal_table_dir={tmp_path}")
+    # Killed gateways and stores leave their tables in shared memory for their successors, who do not come here.
+    cluster = up("--set", f"gateway.signal_table_dir={tmp_path}", "--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8")
     cluster.registry()
     assert len(left_running(cluster.data)) >= 6
     cluster.process.kill()
