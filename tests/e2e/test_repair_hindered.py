@@ -98,6 +98,19 @@ def size_of(store: Path) -> int:
     return sum(file.stat().st_size for file in store.glob("*.sst"))
 
 
+async def repair_with_the_other(roles: Roles) -> tuple[int, dict[str, Any]]:
+    """A repair of Xiu for which the other replica, which has just started, was to be reached."""
+    exit_code, found = 0, dict[str, Any]()
+
+    async def reached() -> bool:
+        nonlocal exit_code, found
+        exit_code, found = await repair(roles, "--role", "xiu")
+        return not any(each["text"].startswith("UNAVAILABLE") for each in found["replicas"])
+
+    await until(reached, lambda: f"a repair that reaches the other replica: {found}")
+    return exit_code, found
+
+
 async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_there_is_space(disk: Path, roles: Roles) -> None:
     small, other = NAMES
     folder = disk / small
@@ -123,7 +136,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
 
     for free in (0, size_of(folder / "store") + (8 << 10)):  # not enough by what is known before; and by what shows
         leave(disk, free)
-        exit_code, found = await repair(roles, "--role", "xiu")
+        exit_code, found = await repair_with_the_other(roles)
         assert exit_code == 1
         told = [each for each in found["replicas"] if each["text"]]
         assert [each["repaired"] for each in told] == [0]
@@ -131,7 +144,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
         assert told[0]["text"].startswith("DISK_FULL")
         assert sorted(path.name for path in folder.iterdir()) == ["replica", "store"], "nothing is left of the try"
     (node,) = await roles.running(small)
-    assert await roles.metric(node, "repairs_failed_total") == 2
+    assert await roles.metric(node, "repairs_failed_total") >= 2
     (disk / "ballast").unlink()
 
     exit_code, found = await repair(roles, "--role", "xiu")

@@ -154,7 +154,7 @@ def test_an_outage_of_zookeeper_changes_nothing(tmp_path: Path) -> None:
         running_cluster(tmp_path, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
     ):
         before = {p["endpoint"] for p in cluster.status()["processes"]}
-        with Replay(cluster, 2 * away_s + 25) as replay:
+        with Replay(cluster, 2 * away_s + 45) as replay:
             time.sleep(5)  # the replay must have begun; how far it is does not matter
             servers[-1].kill()
             time.sleep(away_s)
