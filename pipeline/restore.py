@@ -10,6 +10,7 @@ Source: docs/pipeline.md, docs/stores.md, "Restore".
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from pipeline.replicas import AGAIN, ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S, Replicas
 from pipeline.report import Report, section_of
 from pixiu.errors import InvalidArgument, NotLeader, OutcomeUnknown, PixiuError, StoreDamaged, Unavailable
 from pixiu.ids import MSG_COUNTER_BITS
+from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import HEADER, HEADER_SIZE, MAIL, SIZE_FIELD, STAMP_SIZE, Flag
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 
@@ -106,16 +108,16 @@ class Leader:
         return self._patiently(store)
 
     def _patiently(self, call: Callable[[], xiu_pb2.RestoreReply]) -> xiu_pb2.RestoreReply:
-        until, pause = time.monotonic() + self._options.retry_s, FIRST_PAUSE_S
+        until, backoff = time.monotonic() + self._options.retry_s, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
         while True:
             try:
                 return call()
             except PixiuError as problem:
                 self._leave()
+                pause = backoff.next_s()
                 if problem.code not in _AGAIN or time.monotonic() + pause > until:
                     raise
             time.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE_S)
 
     def _call(self, step: xiu_pb2.RestoreStep.ValueType, blocks: Iterable[xiu_pb2.RestoredBlock] = ()) -> xiu_pb2.RestoreReply:
         channel = self._channel or self._find()

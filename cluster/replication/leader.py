@@ -146,12 +146,12 @@ class Leader:
     def heirs(self, now: float) -> list[MemberID]:
         """Members in sync that this leader hands over to: all of them while it drains, those with room for more for some seconds
         after it had no space for a write, so that writes are tried here again if none of them gets everything."""
-        options = self.context.options
-        others = sorted(self.in_sync.state.in_sync & self.followers.keys())
+        options, members = self.context.options, self.in_sync.state.in_sync
+        if not self.draining and (now >= self.full_at + options.silence_s or len(members) <= options.min_in_sync):
+            return []  # nearly always, and asked at every write
+        others = sorted(members & self.followers.keys())
         if self.draining:
             return others
-        if now >= self.full_at + options.silence_s or len(self.in_sync.state.in_sync) <= options.min_in_sync:
-            return []
         return [
             member for member in others
             if self.followers[member].room and self.context.is_live(member, self.followers[member].incarnation)
