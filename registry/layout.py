@@ -69,6 +69,78 @@ async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int
     return await _change(zookeeper, root, change)
 
 
+async def begin_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
+    """Name the next number of partitions, 2n, under a doubling's ID (16 hex digits); the layout as it is then. Does nothing where
+    this doubling is under way or over already.
+
+    Raises `InvalidArgument` when another one is under way or the role cannot grow, `Unavailable`, `RegistryUnavailable`.
+
+    Source: docs/doubling.md.
+    """
+
+    def change(there: RoleLayout) -> RoleLayout:
+        if there.next > there.n:
+            raise InvalidArgument(
+                f"doubling {there.doublings[-1] if there.doublings else '?'} of {role} is under way: end it first"
+            )
+        if 2 * there.n > MAX_PARTITIONS:
+            raise InvalidArgument(f"{role} has {there.n} partitions, the most there can be")
+        return replace(there, next=2 * there.n, doublings=(*there.doublings, doubling))
+
+    return await _change_doubled(zookeeper, root, role, doubling, change, known=lambda there: doubling in there.doublings)
+
+
+async def commit_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
+    """Make the next number of partitions the number; the layout as it is then. Does nothing where that was done.
+
+    Raises `InvalidArgument` when this doubling is not the one under way, `Unavailable`, `RegistryUnavailable`.
+    """
+    return await _change_doubled(
+        zookeeper, root, role, doubling, lambda there: replace(there, n=there.next), known=lambda there: there.next == there.n
+    )
+
+
+async def abort_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
+    """Take back the next number of partitions, and the doubling's ID; the layout as it is then. Does nothing where it is not known.
+
+    Raises `InvalidArgument` when it is over, `Unavailable`, `RegistryUnavailable`.
+    """
+
+    def change(there: RoleLayout) -> RoleLayout:
+        if there.next == there.n:
+            raise InvalidArgument(f"doubling {doubling} of {role} is over: it cannot be taken back")
+        return replace(there, next=there.n, doublings=there.doublings[:-1])
+
+    return await _change_doubled(zookeeper, root, role, doubling, change, known=lambda there: doubling not in there.doublings)
+
+
+async def _change_doubled(
+    zookeeper: ZooKeeper,
+    root: str,
+    role: str,
+    doubling: str,
+    change: Callable[[RoleLayout], RoleLayout],
+    *,
+    known: Callable[[RoleLayout], bool],
+) -> Layout:
+    """Change one role's layout unless it is `known` to be so."""
+    if role not in paths.PARTITIONED_ROLES:
+        raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.PARTITIONED_ROLES)}")
+
+    def changed(layout: Layout) -> Layout:
+        there = layout.roles.get(role)
+        if there is None:
+            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        if known(there):
+            return layout
+        made = change(there)
+        if doubling not in (*there.doublings[-1:], *made.doublings[-1:]):
+            raise InvalidArgument(f"doubling {doubling} of {role} is not the one under way ({there.doublings[-1]})")
+        return replace(layout, roles={**layout.roles, role: made})
+
+    return await _change(zookeeper, root, changed)
+
+
 def _check(role: str, wanted: RoleLayout) -> None:
     if role not in paths.ROLES:
         raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(paths.ROLES)}")

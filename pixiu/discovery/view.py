@@ -19,6 +19,7 @@ Source: docs/registry.md, section 14; PiXiu §2.2 step 3.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,6 +38,7 @@ HOLD_S: Final = 60.0
 """How long a node that vanished stays in the view while ZooKeeper can be reached."""
 MIN_MASS: Final = 3
 """So many nodes must vanish for it to be a mass disappearance."""
+_DOUBLING: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 MASS_WINDOW_S: Final = 10.0
 """What vanishes within this time vanishes at once: sessions that end together are removed over some seconds."""
 
@@ -51,6 +53,18 @@ class RoleLayout:
     """The same as n, or 2n while a doubling is under way."""
     replicas: int = 0
     """How many the operator wants per partition, or in all where the role has no partitions; 0 unknown."""
+    doublings: tuple[str, ...] = ()
+    """IDs of the doublings that led to n, oldest first (16 hex digits each), and of the one under way where next is 2n."""
+
+    def grew(self, before: RoleLayout) -> bool:
+        """Whether doublings alone lead from an earlier layout of the role to this one. A layout that was written by hand has no
+        record of them; whoever believed it would delete what it holds. Source: docs/doubling.md."""
+        ended = self._ended
+        return ended[: len(before._ended)] == before._ended and self.n == before.n << len(ended) - len(before._ended)
+
+    @property
+    def _ended(self) -> tuple[str, ...]:
+        return self.doublings[: len(self.doublings) - (self.next > self.n)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,8 @@ class Layout:
         """{"version": 3, "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
         fields: dict[str, object] = {"version": self.version}
         for role, wanted in sorted(self.roles.items()):
-            fields[role] = {"n": wanted.n, "next": wanted.next, "replicas": wanted.replicas}
+            doubled = {"doublings": list(wanted.doublings)} if wanted.doublings else {}
+            fields[role] = {"n": wanted.n, "next": wanted.next, "replicas": wanted.replicas, **doubled}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -89,7 +104,10 @@ class Layout:
             following = integer(value, "next", 1, 2 * MAX_PARTITIONS, n)
             if not is_partition_count(n) or following not in (n, 2 * n):
                 raise MalformedData(f"the layout of {role} has n {n} and next {following}; n is a power of two, next is n or 2n")
-            roles[role] = RoleLayout(n, following, integer(value, "replicas", 0, MAX_REPLICAS, 0))
+            doublings = value.get("doublings", [])
+            if not isinstance(doublings, list) or not all(isinstance(one, str) and _DOUBLING.fullmatch(one) for one in doublings):
+                raise MalformedData(f"the doublings of {role} in the layout are not a list of IDs of 16 hex digits")
+            roles[role] = RoleLayout(n, following, integer(value, "replicas", 0, MAX_REPLICAS, 0), tuple(doublings))
         return cls(version, roles)
 
 

@@ -10,7 +10,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData
-from registry.layout import ensure_layout, read_layout, set_replicas
+from registry.layout import abort_doubling, begin_doubling, commit_doubling, ensure_layout, read_layout, set_replicas
 
 DESIRED = {"router": RoleLayout(2, 2, 3), "broker": RoleLayout(4, 4, 1), "proxy": RoleLayout(1, 1, 2)}
 
@@ -88,3 +88,59 @@ async def test_a_layout_that_cannot_be_read_is_never_written_over(zookeeper: Zoo
     with pytest.raises(MalformedData):
         await ensure_layout(zookeeper, root, DESIRED)
     assert (await zookeeper.get(paths.layout(root)))[0] == b"nonsense"
+
+
+@pytest.mark.parametrize("role", ["router", "broker"])
+async def test_a_doubling_is_begun_and_ended_once_and_the_mirror_follows(zookeeper: ZooKeeper, root: str, role: str) -> None:
+    n, replicas = DESIRED[role].n, DESIRED[role].replicas
+    await ensure_layout(zookeeper, root, DESIRED)
+    for _ in range(2):
+        layout = await begin_doubling(zookeeper, root, role, "0" * 15 + "1")
+        assert layout.roles[role] == RoleLayout(n, 2 * n, replicas, ("0" * 15 + "1",))
+        assert layout.version == 2
+    assert await mirror(zookeeper, root, role) == b"%d" % n
+    with pytest.raises(InvalidArgument, match=r"doubling 0000000000000001 of .* is under way"):
+        await begin_doubling(zookeeper, root, role, "f" * 16)
+    with pytest.raises(InvalidArgument, match="is not the one under way"):
+        await commit_doubling(zookeeper, root, role, "f" * 16)
+    for _ in range(2):
+        layout = await commit_doubling(zookeeper, root, role, "0" * 15 + "1")
+        assert layout.roles[role] == RoleLayout(2 * n, 2 * n, replicas, ("0" * 15 + "1",))
+        assert layout.version == 3
+    assert await mirror(zookeeper, root, role) == b"%d" % (2 * n)
+    assert await read_layout(zookeeper, root) == layout
+    with pytest.raises(InvalidArgument, match="it cannot be taken back"):
+        await abort_doubling(zookeeper, root, role, "0" * 15 + "1")
+
+
+async def test_a_doubling_is_taken_back(zookeeper: ZooKeeper, root: str) -> None:
+    await ensure_layout(zookeeper, root, DESIRED)
+    await begin_doubling(zookeeper, root, "router", "a" * 16)
+    for _ in range(2):
+        assert (await abort_doubling(zookeeper, root, "router", "a" * 16)).roles == DESIRED
+    with pytest.raises(InvalidArgument, match="'proxy' has no partitions"):
+        await begin_doubling(zookeeper, root, "proxy", "a" * 16)
+
+
+def test_only_doublings_make_a_layout_grow() -> None:
+    two, begun, four = RoleLayout(2, 2), RoleLayout(2, 4, 0, ("a" * 16,)), RoleLayout(4, 4, 0, ("a" * 16,))
+    eight = RoleLayout(8, 8, 0, ("a" * 16, "b" * 16))
+    for before, after in [(two, two), (two, begun), (begun, two), (begun, four), (two, four), (four, eight), (two, eight)]:
+        assert after.grew(before)
+    by_hand, other = RoleLayout(4, 4), RoleLayout(4, 4, 0, ("c" * 16,))
+    for before, after in [
+        (two, by_hand),
+        (begun, by_hand),
+        (four, two),
+        (eight, four),
+        (four, other),
+        (four, by_hand),
+        (other, eight),
+    ]:
+        assert not after.grew(before)
+
+
+@pytest.mark.parametrize("doublings", ['"x"', "[1]", '["xyz"]', '["0000000000000001", "A000000000000001"]'])
+def test_doublings_without_an_id_are_malformed(doublings: str) -> None:
+    with pytest.raises(MalformedData, match="doublings of router"):
+        Layout.from_json(b'{"version":1,"router":{"n":2,"doublings":%s}}' % doublings.encode())
