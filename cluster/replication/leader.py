@@ -181,18 +181,26 @@ class Leader:
                 self._pump(member, now, out)
 
     def _time_us(self, wall_us: int, now: float) -> int | None:
-        """The time of an entry that is written now; None until whoever is required has said what its clock is. Only a leader that
-        has heard none before it needs to ask."""
+        """The time of an entry that is written now; None until whoever is required has said what its clock is, and whoever is there
+        besides, unless it is silent. Only a leader that has heard none before it needs to ask."""
         clock = self.context.clock
         if not wall_us:
             return 0
         clock.saw(wall_us, now)
         if clock.agreed is None:
-            others = self.required() - {self.context.member}
-            if any(member not in self.followers or self.followers[member].confirmed_at == NEVER for member in others):
+            others = (self.required() | self.followers.keys()) - {self.context.member}
+            if any(self._may_still_tell(member, now) for member in others):
                 return None
             self._judge()
         return clock.time_us(now)
+
+    def _may_still_tell(self, member: MemberID, now: float) -> bool:
+        """Whether a member's clock is not known yet and is worth waiting for: also of one that is not in sync, which may be the
+        only one with the right time."""
+        progress = self.followers.get(member)
+        if progress is not None and progress.confirmed_at != NEVER:
+            return False
+        return progress is None or member in self.required() or now < progress.heard_at + self.context.options.silence_s
 
     def _judge(self) -> None:
         self.context.clock.judge([progress.clock for progress in self.followers.values() if progress.clock is not None])
