@@ -141,7 +141,7 @@ class Replica:
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
         self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
-        self._peers.serve(self._receiver.receive, self._promote, self.set_clock)
+        self._peers.serve(self._receiver.receive, self._receiver.held, self._promote, self.set_clock)
         context.metrics.collect_from(self._samples)
 
     # --- what a role's service calls as its process lives
