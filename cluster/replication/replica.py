@@ -22,6 +22,7 @@ from cluster.replication.applier import Applier
 from cluster.replication.clock import MAX_STEP_US
 from cluster.replication.core import Core
 from cluster.replication.disk import Syncer
+from cluster.replication.fitness import hindrance, left_out
 from cluster.replication.folder import RESERVE_BYTES, DataFolder, free_bytes
 from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
@@ -119,7 +120,8 @@ class Replica:
         self._events: list[ev.Event] = []
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
-        self._room = True
+        self._no_room = ""
+        """Why there is no space for what a leader takes; empty: there is."""
         self._leader_node: LiveReplica | None = None
         """The node of a leader, as it was seen last: it may be gone while the leader is there."""
         self._told = 0
@@ -362,6 +364,9 @@ class Replica:
             "applied": self._machine.applied,
             "flushed": self._machine.flushed,
             "lease": core.may_read(time.monotonic()),
+            "may_not_lead": hindrance(core),
+            "no_room": self._no_room,
+            "left_out": {hex_id(m): why for m, why in left_out(core.leader, time.monotonic()).items()} if core.leader else {},
             "lag": {hex_id(member): end.counter - progress.matched for member, progress in sorted(followers.items())},
             "degraded": self._degraded(core),
         }
@@ -568,15 +573,18 @@ class Replica:
         if now >= self._polled_at + FLUSHED_POLL_S:
             self._polled_at = now
             self._step(ev.Flushed(self._machine.flushed))
-            self._room = self._look_for_room()
-        self._step(ev.Tick(_wall_us(), self._room))
+            self._no_room = self._look_for_room()
+        self._step(ev.Tick(_wall_us(), not self._no_room))
 
-    def _look_for_room(self) -> bool:
-        """Whether what a leader takes has space here."""
+    def _look_for_room(self) -> str:
+        """Why what a leader takes has no space here; empty: it has."""
         try:
-            return free_bytes(self._folder.path) >= RESERVE_BYTES and not self._applier.blocked and self._has_room()
-        except DiskFailed:
-            return False
+            free = free_bytes(self._folder.path)
+            if free < RESERVE_BYTES:
+                return f"{free >> 20} MiB are free on the disk of {self._folder.path}, a leader needs {RESERVE_BYTES >> 20}"
+            return self._applier.blocked or ("" if self._has_room() else "the store has no space for more")
+        except DiskFailed as problem:
+            return str(problem)
 
     # --- what happens
 
