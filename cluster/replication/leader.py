@@ -25,6 +25,7 @@ from cluster.replication.events import (
     ReadState,
     Rejected,
     Rejection,
+    ScanSegment,
     Send,
     SendSnapshot,
     SnapshotSent,
@@ -314,6 +315,8 @@ class Leader:
             if progress.sent < self.context.log.first.counter:
                 self._send_snapshot(member, progress, now, out)
                 return
+            if not self._is_ready(progress.sent, out):
+                return
             entries = self.context.log.read(progress.sent, options.max_append_entries, options.max_append_bytes)
             if not progress.on_the_way:
                 progress.moved_at = now
@@ -325,7 +328,9 @@ class Leader:
         """One message to a follower without space: has it some again?"""
         log, options = self.context.log, self.context.options
         progress.moved_at = now
-        if progress.mode is Mode.PROBING and log.first.counter <= progress.matched < log.last.counter:
+        if progress.mode is not Mode.PROBING or not log.first.counter <= progress.matched < log.last.counter:
+            return
+        if self._is_ready(progress.matched, out):
             progress.sent = progress.matched
             entries = log.read(progress.matched, options.max_append_entries, options.max_append_bytes)
             self._append(member, progress, entries, now, out)
@@ -337,10 +342,25 @@ class Leader:
         else:
             self._append(member, progress, (), now, out)
 
+    def _is_ready(self, counter: int, out: list[Effect]) -> bool:
+        """Whether the log can be read after a counter at once; else it is being seen to, and followers are looked at again then."""
+        if self.context.log.is_ready(counter):
+            return True
+        out.append(ScanSegment(counter))
+        return False
+
+    def on_scanned(self, now: float, out: list[Effect]) -> None:
+        """An old part of the log can be read now."""
+        for member, progress in self.followers.items():
+            if progress.mode is Mode.PROBING:
+                self._probe(member, progress, now, out)
+            else:
+                self._pump(member, now, out)
+
     def _append(self, member: MemberID, progress: Progress, entries: Sequence[Entry], now: float, out: list[Effect]) -> None:
         log = self.context.log
         previous: Position | None = None
-        if progress.mode is not Mode.SNAPSHOT:
+        if progress.mode is not Mode.SNAPSHOT and self._is_ready(progress.sent, out):
             epoch = log.epoch_at(progress.sent)
             assert epoch is not None, "sent lies in the log"
             previous = Position(epoch, progress.sent)

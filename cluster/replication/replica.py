@@ -118,6 +118,7 @@ class Replica:
         self._log: SegmentedLog | None = None
         self._stepping = False
         self._events: list[ev.Event] = []
+        self._scanning: asyncio.Task[None] | None = None
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
         self._no_room = ""
@@ -215,6 +216,8 @@ class Replica:
         self._fail_turn(Draining("the process ends"))
         for part in (self._scrub, self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
             await part.close()
+        if self._scanning is not None:
+            await asyncio.wait([self._scanning])
         if self._log is not None:
             await asyncio.to_thread(self._log.close)
         self._folder.close()
@@ -519,6 +522,9 @@ class Replica:
                 self._registry.swap(token, expected, state)
             case ev.SendSnapshot(member, epoch):
                 self._sender.send(member, epoch)
+            case ev.ScanSegment(counter):
+                if self._scanning is None or self._scanning.done():
+                    self._scanning = asyncio.create_task(self._scan(counter))
             case ev.InstallSnapshot(position):
                 self._counts["snapshots_installed_total"] += 1
                 self._applier.install(position, self._folder)
@@ -556,6 +562,15 @@ class Replica:
             case ev.CloseSession(reason):
                 log.error(HALTED, text=reason)
                 self._context.crash(StorageError(f"the replica halted: {reason}"))
+
+    async def _scan(self, counter: int) -> None:
+        """Read an old part of the log for a follower that needs it."""
+        try:
+            rotten = await asyncio.to_thread(self.log.scan, counter)
+        except DiskFailed as problem:
+            self._step(ev.LogFailed(str(problem)))
+        else:
+            self._step(ev.SegmentScanned() if rotten is None else ev.SegmentRotten(rotten))
 
     def _hung_s(self) -> float:
         """For how many seconds the disk has hung; 0 while it has not for long."""
