@@ -39,6 +39,7 @@ from cluster.replication.events import (
     Rejection,
     ReportDamage,
     SegmentRotten,
+    SegmentScanned,
     Send,
     SessionLost,
     SessionStarted,
@@ -119,6 +120,7 @@ class Core:
             Synced: self._on_synced,
             LogFailed: self._on_log_failed,
             SegmentRotten: self._on_segment_rotten,
+            SegmentScanned: self._on_segment_scanned,
             Propose: self._on_propose,
             Flushed: self._on_flushed,
             Pinned: self._on_pinned,
@@ -556,7 +558,12 @@ class Core:
 
     def _on_segment_rotten(self, event: SegmentRotten, now: float, out: list[Effect]) -> None:
         """What the state does not hold durably yet is looked at again later, or when it is read."""
-        self._drop_rotten(event.last, "the scrub found a segment broken", out)
+        if self._drop_rotten(event.last, "a segment was read again and is broken", out) and self.leader is not None:
+            self.leader.on_scanned(now, out)
+
+    def _on_segment_scanned(self, event: SegmentScanned, now: float, out: list[Effect]) -> None:
+        if self.leader is not None:
+            self.leader.on_scanned(now, out)
 
     def _drop_rotten(self, last: int, reason: str, out: list[Effect]) -> bool:
         """Drop a broken segment with all before it, if nobody here needs it any more: what it held is in the state, durably. A

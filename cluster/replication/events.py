@@ -103,6 +103,11 @@ class SegmentRotten:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentScanned:
+    """What `ScanSegment` asked for was read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
     """Payloads to append, at least one: (kind, payload) of each."""
 
@@ -176,7 +181,8 @@ class OutOfSpace:
 
 Event = (
     SessionStarted | SessionLost | StateRead | StateUnread | Swapped | PresenceChanged | Received | Synced | LogFailed
-    | SegmentRotten | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion | Tick | OutOfSpace
+    | SegmentRotten | SegmentScanned | Propose | Flushed | Pinned | SnapshotSent | SnapshotReceived | Drain | ForcePromotion
+    | Tick | OutOfSpace
 )  # fmt: skip
 
 
@@ -269,6 +275,14 @@ class SendSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanSegment:
+    """Read the part of the log with this entry and what follows it, without holding up anything, and say `SegmentScanned`, or
+    `SegmentRotten`. One at a time: more are asked for again."""
+
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstallSnapshot:
     """Take the received snapshot into use instead of the state. The log was reset to its position."""
 
@@ -315,5 +329,5 @@ class CloseSession:
 
 Effect = (
     Sync | Send | ReadState | CompareAndSet | Accepted | Rejected | Persisted | Committed | Leading | Deposed
-    | SendSnapshot | InstallSnapshot | ReportDamage | LogDropped | Audit | HandedOver | CloseSession
+    | SendSnapshot | ScanSegment | InstallSnapshot | ReportDamage | LogDropped | Audit | HandedOver | CloseSession
 )  # fmt: skip

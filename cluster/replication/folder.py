@@ -116,6 +116,10 @@ class DataFolder:
         self.incoming.mkdir()
         return self.incoming
 
+    def discard_incoming(self) -> None:
+        """What has come of a snapshot is not needed any more."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
     def accept_incoming(self, position: Position) -> None:
         """What was received is whole: make it durable under its position."""
         self.discard_received()

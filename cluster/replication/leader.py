@@ -25,6 +25,7 @@ from cluster.replication.events import (
     ReadState,
     Rejected,
     Rejection,
+    ScanSegment,
     Send,
     SendSnapshot,
     SnapshotSent,
@@ -181,18 +182,26 @@ class Leader:
                 self._pump(member, now, out)
 
     def _time_us(self, wall_us: int, now: float) -> int | None:
-        """The time of an entry that is written now; None until whoever is required has said what its clock is. Only a leader that
-        has heard none before it needs to ask."""
+        """The time of an entry that is written now; None until whoever is required has said what its clock is, and whoever is there
+        besides, unless it is silent. Only a leader that has heard none before it needs to ask."""
         clock = self.context.clock
         if not wall_us:
             return 0
         clock.saw(wall_us, now)
         if clock.agreed is None:
-            others = self.required() - {self.context.member}
-            if any(member not in self.followers or self.followers[member].confirmed_at == NEVER for member in others):
+            others = (self.required() | self.followers.keys()) - {self.context.member}
+            if any(self._may_still_tell(member, now) for member in others):
                 return None
             self._judge()
         return clock.time_us(now)
+
+    def _may_still_tell(self, member: MemberID, now: float) -> bool:
+        """Whether a member's clock is not known yet and is worth waiting for: also of one that is not in sync, which may be the
+        only one with the right time."""
+        progress = self.followers.get(member)
+        if progress is not None and progress.confirmed_at != NEVER:
+            return False
+        return progress is None or member in self.required() or now < progress.heard_at + self.context.options.silence_s
 
     def _judge(self) -> None:
         self.context.clock.judge([progress.clock for progress in self.followers.values() if progress.clock is not None])
@@ -306,6 +315,8 @@ class Leader:
             if progress.sent < self.context.log.first.counter:
                 self._send_snapshot(member, progress, now, out)
                 return
+            if not self._is_ready(progress.sent, out):
+                return
             entries = self.context.log.read(progress.sent, options.max_append_entries, options.max_append_bytes)
             if not progress.on_the_way:
                 progress.moved_at = now
@@ -317,7 +328,9 @@ class Leader:
         """One message to a follower without space: has it some again?"""
         log, options = self.context.log, self.context.options
         progress.moved_at = now
-        if progress.mode is Mode.PROBING and log.first.counter <= progress.matched < log.last.counter:
+        if progress.mode is not Mode.PROBING or not log.first.counter <= progress.matched < log.last.counter:
+            return
+        if self._is_ready(progress.matched, out):
             progress.sent = progress.matched
             entries = log.read(progress.matched, options.max_append_entries, options.max_append_bytes)
             self._append(member, progress, entries, now, out)
@@ -329,10 +342,25 @@ class Leader:
         else:
             self._append(member, progress, (), now, out)
 
+    def _is_ready(self, counter: int, out: list[Effect]) -> bool:
+        """Whether the log can be read after a counter at once; else it is being seen to, and followers are looked at again then."""
+        if self.context.log.is_ready(counter):
+            return True
+        out.append(ScanSegment(counter))
+        return False
+
+    def on_scanned(self, now: float, out: list[Effect]) -> None:
+        """An old part of the log can be read now."""
+        for member, progress in self.followers.items():
+            if progress.mode is Mode.PROBING:
+                self._probe(member, progress, now, out)
+            else:
+                self._pump(member, now, out)
+
     def _append(self, member: MemberID, progress: Progress, entries: Sequence[Entry], now: float, out: list[Effect]) -> None:
         log = self.context.log
         previous: Position | None = None
-        if progress.mode is not Mode.SNAPSHOT:
+        if progress.mode is not Mode.SNAPSHOT and self._is_ready(progress.sent, out):
             epoch = log.epoch_at(progress.sent)
             assert epoch is not None, "sent lies in the log"
             previous = Position(epoch, progress.sent)

@@ -239,11 +239,46 @@ class SegmentedLog:
     def _segment_of(self, counter: int) -> Segment:
         """The segment with an entry, scanned. A segment's base belongs to the one before it, if there is one."""
         with self._guard():
-            index = bisect_right(self._segments, counter - 1, key=lambda segment: segment.base.counter) - 1
-            segment = self._segments[max(index, 0)]
-            if not segment.scanned:
-                self._scan_late(max(index, 0))
-            return segment
+            index = self._index_of(counter)
+            if not self._segments[index].scanned:
+                self._scan_late(index)
+            return self._segments[index]
+
+    def _index_of(self, counter: int) -> int:
+        return max(0, bisect_right(self._segments, counter - 1, key=lambda segment: segment.base.counter) - 1)
+
+    def is_ready(self, counter: int) -> bool:
+        """Whether an entry and what follows it can be looked at without reading a whole segment: else call `scan`."""
+        with self._lock:
+            return all(self._segments[self._index_of(each)].scanned for each in (counter, counter + 1))
+
+    def scan(self, counter: int) -> int | None:
+        """Read the segments with an entry and with what follows it, in a thread: the log goes on meanwhile. Returns the last
+        counter of one that is broken, if there is one. Raises DiskFailed."""
+        for each in (counter, counter + 1):
+            with self._lock:
+                segment = self._segments[self._index_of(each)]
+            if segment.scanned:
+                continue
+            try:
+                fresh = Segment(segment.path, segment.base)
+                try:
+                    problem = fresh.scan()
+                finally:
+                    fresh.close()
+            except FileNotFoundError:  # trimmed meanwhile
+                continue
+            except OSError as error:
+                raise DiskFailed(f"{segment.path}: {error.strerror}") from error
+            with self._lock:
+                index = self._index_of(each)
+                if self._segments[index] is not segment or segment.scanned or index + 1 == len(self._segments):
+                    continue
+                following = self._segments[index + 1].base
+                if problem is not None or following != fresh.last:
+                    return following.counter
+                segment.adopt(fresh)
+        return None
 
     def _scan_late(self, index: int) -> None:
         segment = self._segments[index]

@@ -18,7 +18,7 @@ class Append:
     epoch: int
     sender: MemberID
     previous: Position | None
-    """None: a heartbeat for a follower that takes a snapshot."""
+    """None: a heartbeat for a follower that takes a snapshot, or that waits until an old part of the log has been read."""
     entries: Sequence[Entry]
     committed: int
     end: int

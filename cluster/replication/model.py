@@ -130,6 +130,9 @@ class Log(Protocol):
     def epoch_at(self, counter: int) -> int | None:
         """The epoch of an entry between `first` (included) and `last`; None outside."""
 
+    def is_ready(self, counter: int) -> bool:
+        """Whether an entry and what follows it can be looked at without reading a whole file."""
+
     def start_of_epoch(self, counter: int) -> int:
         """A counter kept, at most this one, from which on all entries have this one's epoch; the lowest that is cheap to find."""
 

@@ -45,11 +45,15 @@ MAX_QUEUED_BYTES: Final = 32 << 20
 """What waits for one peer. Policy: beyond either, what is new is dropped; the core sends it again."""
 MAX_STREAMS: Final = 64
 """Streams that others may have open here, one for each member. Policy: others are refused."""
+MAX_BEGIN_BYTES: Final = 4096
+"""Of what a snapshot begins with."""
 MAX_TEXT: Final = 512
 """Characters of an operator's name or reason."""
 HEARD_S: Final = 2.0
 """A stream on which a peer said nothing for so long may be broken without our knowing: an own one is opened."""
 CONNECT_WAIT_S: Final = 2.0
+HELD_TIMEOUT_S: Final = 5.0
+"""How long a peer may take to say what it has of a snapshot."""
 CLOSE_WAIT_S: Final = 2.0
 """How long an end waits for the handlers of peers' streams."""
 FIRST_BACKOFF_S: Final = 0.05
@@ -67,6 +71,7 @@ Received = Callable[[MemberID, bytes, Messages], None]
 OperatorCall = Callable[[str, str], Awaitable[None]]
 """Who, why."""
 SnapshotCall = Callable[[MemberID, AsyncIterator[bytes]], Awaitable[None]]
+HeldCall = Callable[[MemberID, pb.SnapshotPart.Begin], Awaitable[pb.SnapshotHeld]]
 
 
 def new_outbox() -> Messages:
@@ -146,6 +151,7 @@ class Peers:
         """The handlers of streams that peers have open here."""
         self._closed = False
         self._receive_snapshot: SnapshotCall | None = None
+        self._held: HeldCall | None = None
         self.counts = {
             "messages_sent_total": 0,
             "messages_received_total": 0,
@@ -153,12 +159,13 @@ class Peers:
             "messages_malformed_total": 0,
         }
 
-    def serve(self, receive_snapshot: SnapshotCall, promote: OperatorCall, set_clock: OperatorCall) -> None:
+    def serve(self, receive_snapshot: SnapshotCall, held: HeldCall, promote: OperatorCall, set_clock: OperatorCall) -> None:
         """Add the service to the process's server."""
-        self._receive_snapshot = receive_snapshot
+        self._receive_snapshot, self._held = receive_snapshot, held
         handlers: dict[str, Any] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Snapshot": grpc.stream_unary_rpc_method_handler(self._snapshot),
+            "ResumeSnapshot": grpc.unary_unary_rpc_method_handler(self._resume_snapshot),
             "Promote": grpc.unary_unary_rpc_method_handler(self._by_operator(promote)),
             "SetClock": grpc.unary_unary_rpc_method_handler(self._by_operator(set_clock)),
         }
@@ -203,6 +210,21 @@ class Peers:
             ("pixiu-from", hex_id(self._own())),
             ("pixiu-to", hex_id(to)),
         )
+
+    async def ask_held(self, to: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
+        """What a peer has of a snapshot that broke off. Raises Unavailable."""
+        address = self._addresses.get(to)
+        if address is None:
+            raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call: Any = channel.unary_unary(f"/{SERVICE}/ResumeSnapshot")
+            try:
+                data = await call(begin.SerializeToString(), metadata=self.metadata(to), timeout=HELD_TIMEOUT_S)
+                return pb.SnapshotHeld.FromString(data)
+            except grpc.aio.AioRpcError as error:
+                raise Unavailable(f"{address}: {error.code().name}: {error.details()}") from error
+            except DecodeError as problem:
+                raise Unavailable(f"{address}: its answer cannot be read: {problem}") from problem
 
     async def send_snapshot(self, to: MemberID, parts: AsyncIterator[bytes]) -> None:
         """Send a snapshot whole; it may take any time while the peer takes parts of it, and then, to look at what came, as long
@@ -315,6 +337,18 @@ class Peers:
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], str(error))
         return pb.SnapshotReceipt().SerializeToString()
+
+    async def _resume_snapshot(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        member = await self._caller(context)
+        assert self._held is not None
+        begin = pb.SnapshotPart.Begin()
+        with contextlib.suppress(DecodeError):  # one without an ID: nothing of it is here
+            if len(data) <= MAX_BEGIN_BYTES:
+                begin = pb.SnapshotPart.Begin.FromString(data)
+        try:
+            return (await self._held(member, begin)).SerializeToString()
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
 
     def _by_operator(self, call: OperatorCall) -> Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]:
         """What only an operator asks for: he says who he is, why, and which replica he means."""

@@ -22,6 +22,7 @@ from cluster.replication.applier import Applier
 from cluster.replication.clock import MAX_STEP_US
 from cluster.replication.core import Core
 from cluster.replication.disk import Syncer
+from cluster.replication.fitness import hindrance, left_out
 from cluster.replication.folder import RESERVE_BYTES, DataFolder, free_bytes
 from cluster.replication.log import SegmentedLog
 from cluster.replication.machine import StateMachine
@@ -117,9 +118,11 @@ class Replica:
         self._log: SegmentedLog | None = None
         self._stepping = False
         self._events: list[ev.Event] = []
+        self._scanning: asyncio.Task[None] | None = None
         self._alarm = DeadlineTimer(self._tick)
         self._polled_at = 0.0
-        self._room = True
+        self._no_room = ""
+        """Why there is no space for what a leader takes; empty: there is."""
         self._leader_node: LiveReplica | None = None
         """The node of a leader, as it was seen last: it may be gone while the leader is there."""
         self._told = 0
@@ -141,7 +144,7 @@ class Replica:
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
         self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
-        self._peers.serve(self._receiver.receive, self._promote, self.set_clock)
+        self._peers.serve(self._receiver.receive, self._receiver.held, self._promote, self.set_clock)
         context.metrics.collect_from(self._samples)
 
     # --- what a role's service calls as its process lives
@@ -213,6 +216,8 @@ class Replica:
         self._fail_turn(Draining("the process ends"))
         for part in (self._scrub, self._registry, self._sender, self._receiver, self._peers, self._applier, self._syncer):
             await part.close()
+        if self._scanning is not None:
+            await asyncio.wait([self._scanning])
         if self._log is not None:
             await asyncio.to_thread(self._log.close)
         self._folder.close()
@@ -362,6 +367,9 @@ class Replica:
             "applied": self._machine.applied,
             "flushed": self._machine.flushed,
             "lease": core.may_read(time.monotonic()),
+            "may_not_lead": hindrance(core),
+            "no_room": self._no_room,
+            "left_out": {hex_id(m): why for m, why in left_out(core.leader, time.monotonic()).items()} if core.leader else {},
             "lag": {hex_id(member): end.counter - progress.matched for member, progress in sorted(followers.items())},
             "degraded": self._degraded(core),
         }
@@ -514,6 +522,9 @@ class Replica:
                 self._registry.swap(token, expected, state)
             case ev.SendSnapshot(member, epoch):
                 self._sender.send(member, epoch)
+            case ev.ScanSegment(counter):
+                if self._scanning is None or self._scanning.done():
+                    self._scanning = asyncio.create_task(self._scan(counter))
             case ev.InstallSnapshot(position):
                 self._counts["snapshots_installed_total"] += 1
                 self._applier.install(position, self._folder)
@@ -552,6 +563,15 @@ class Replica:
                 log.error(HALTED, text=reason)
                 self._context.crash(StorageError(f"the replica halted: {reason}"))
 
+    async def _scan(self, counter: int) -> None:
+        """Read an old part of the log for a follower that needs it."""
+        try:
+            rotten = await asyncio.to_thread(self.log.scan, counter)
+        except DiskFailed as problem:
+            self._step(ev.LogFailed(str(problem)))
+        else:
+            self._step(ev.SegmentScanned() if rotten is None else ev.SegmentRotten(rotten))
+
     def _hung_s(self) -> float:
         """For how many seconds the disk has hung; 0 while it has not for long."""
         hung_s = self._syncer.hung_s(time.monotonic())
@@ -568,15 +588,18 @@ class Replica:
         if now >= self._polled_at + FLUSHED_POLL_S:
             self._polled_at = now
             self._step(ev.Flushed(self._machine.flushed))
-            self._room = self._look_for_room()
-        self._step(ev.Tick(_wall_us(), self._room))
+            self._no_room = self._look_for_room()
+        self._step(ev.Tick(_wall_us(), not self._no_room))
 
-    def _look_for_room(self) -> bool:
-        """Whether what a leader takes has space here."""
+    def _look_for_room(self) -> str:
+        """Why what a leader takes has no space here; empty: it has."""
         try:
-            return free_bytes(self._folder.path) >= RESERVE_BYTES and not self._applier.blocked and self._has_room()
-        except DiskFailed:
-            return False
+            free = free_bytes(self._folder.path)
+            if free < RESERVE_BYTES:
+                return f"{free >> 20} MiB are free on the disk of {self._folder.path}, a leader needs {RESERVE_BYTES >> 20}"
+            return self._applier.blocked or ("" if self._has_room() else "the store has no space for more")
+        except DiskFailed as problem:
+            return str(problem)
 
     # --- what happens
 

@@ -88,6 +88,11 @@ class Segment:
             return f"{self.path.name}, byte {self.size}: {problem}"
         return None
 
+    def adopt(self, other: Segment) -> None:
+        """Take over what another one found out about the same file."""
+        self.size, self.last, self.scanned = other.size, other.last, True
+        self._index, self._epochs = other._index, other._epochs
+
     def _note(self, entry: Entry, offset: int) -> None:
         if not self._epochs or self._epochs[-1][1] != entry.epoch:
             self._epochs.append((entry.counter, entry.epoch))

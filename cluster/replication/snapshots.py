@@ -1,6 +1,14 @@
-"""Snapshots of the state for replicas that are too far behind: a folder's files in parts, begun again when it breaks off.
+"""Snapshots of the state for replicas that are too far behind: a folder's files in parts.
 
-Source: docs/replication.md.
+A transfer that breaks off goes on where it was: both sides keep what they have for some minutes. The sender asks, the receiver says
+how far it has come and the CRC of the file it is in, and the sender reads its own file as far before it goes on behind that. Else
+another snapshot is made, from the beginning.
+
+    sender  ── ResumeSnapshot {id} ──▶  receiver
+            ◀── {path, offset, crc} ──
+            ── begin {id, path, offset}, data …, end ──▶
+
+Source: docs/replication.md; docs/decisions/0188-a-snapshot-goes-on-where-it-broke-off.md.
 """
 
 from __future__ import annotations
@@ -8,9 +16,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import shutil
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -33,15 +44,18 @@ MAX_FILES: Final = 100_000
 """In one snapshot. Policy: more are refused."""
 MAX_LEVELS: Final = 4
 MAX_SENDING: Final = 2
-"""Snapshots being sent at one time. Policy: a further one fails, and is asked for again."""
+"""Snapshots being sent or kept at one time. Policy: for a further one a kept one goes, else it fails and is asked for again."""
 PART_TIMEOUT_S: Final = 30.0
 """A sender that sends no part for so long has failed."""
 FAILURE_PAUSE_S: Final = 2.0
 """After a snapshot that failed another one is not begun at once."""
+KEPT_S: Final = 300.0
+"""For so long after it moved on last a snapshot that broke off is kept, by its sender with the log behind it."""
 PIN_S: Final = 60.0
 """For so long after a snapshot its receiver has the log behind it kept for it, whatever else becomes of it."""
 SNAPSHOT_FAILED: Final = "replica_snapshot_failed"
 SNAPSHOT_SENT: Final = "replica_snapshot_sent"
+SNAPSHOT_RESUMED: Final = "replica_snapshot_resumed"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -57,6 +71,44 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     """The files below a folder, with their sizes."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [(check_path(str(path.relative_to(folder))), path.stat().st_size) for path in found]
+
+
+def crc_before(path: Path, offset: int) -> int | None:
+    """The CRC-32 of a file's first bytes; None: it has not so many. Blocking. Raises OSError."""
+    crc = 0
+    with open(path, "rb") as file:
+        while offset > 0:
+            data = file.read(min(offset, 1 << 20))
+            if not data:
+                return None
+            crc = zlib.crc32(data, crc)
+            offset -= len(data)
+    return crc
+
+
+@dataclass(slots=True)
+class _Made:
+    """A snapshot in its folder, until it has arrived."""
+
+    id: int
+    position: Position
+    folder: Path
+    files: list[tuple[str, int]]
+    begin: tuple[int, int] = (0, 0)
+    """Where the transfer began last: in which of the files, at which of its bytes."""
+    until: float | None = None
+    """When it is given up, by the event loop's clock, unless it moves on."""
+
+    def head(self, epoch: int) -> pb.SnapshotPart.Begin:
+        number, offset = self.begin
+        return pb.SnapshotPart.Begin(
+            epoch=epoch,
+            position=pb.ReplicaMessage.Position(epoch=self.position.epoch, counter=self.position.counter),
+            bytes=sum(size for _, size in self.files),
+            id=self.id,
+            path=self.files[number][0] if self.begin != (0, 0) else "",
+            offset=offset,
+        )
 
 
 class SnapshotSender:
@@ -81,37 +133,47 @@ class SnapshotSender:
         self._machine, self._folder, self._peers, self._pin, self._on_sent = machine, folder, peers, pin, on_sent
         self._log: SegmentedLog | None = None
         self._tasks: dict[MemberID, asyncio.Task[None]] = {}
-        self._pins: dict[str, asyncio.TimerHandle] = {}
-        self.counts = {"snapshots_sent_total": 0, "snapshots_failed_total": 0, "snapshot_bytes_sent_total": 0}
+        self._made: dict[MemberID, _Made] = {}
+        """On their way, or kept."""
+        self._timers: dict[MemberID, asyncio.TimerHandle] = {}
+        """When what is kept for a member is given up, and the log no longer held for it."""
+        self._giving_up: dict[MemberID, asyncio.Task[None]] = {}
+        self.counts = {
+            "snapshots_sent_total": 0,
+            "snapshots_failed_total": 0,
+            "snapshots_resumed_total": 0,
+            "snapshot_bytes_sent_total": 0,
+        }
 
     def start(self, log: SegmentedLog) -> None:
         """Snapshots are positions of this log."""
         self._log = log
 
     def send(self, member: MemberID, epoch: int) -> None:
-        """Begin; one that is under way to this member goes on instead."""
+        """Begin, or go on with one that broke off; one that is under way to this member goes on instead."""
         if member not in self._tasks:
             self._tasks[member] = asyncio.create_task(self._send(member, epoch))
 
     async def close(self) -> None:
         """Break off what is under way."""
-        for timer in self._pins.values():
+        for timer in self._timers.values():
             timer.cancel()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._giving_up.values(), return_exceptions=True)
+        for member in list(self._made):
+            await self._forget(member)
 
     async def _send(self, member: MemberID, epoch: int) -> None:
-        name = f"snapshot-{hex_id(member)}"
         position: Position | None = None
-        if (timer := self._pins.pop(name, None)) is not None:
+        if (timer := self._timers.pop(member, None)) is not None:
             timer.cancel()
-        self._pin(name, self._machine.applied)
         try:
-            if len(self._tasks) > MAX_SENDING:
-                raise Unavailable(f"{MAX_SENDING} snapshots are being sent already")
-            position = await self._make_and_send(member, epoch)
+            made = await self._resumed(member, epoch) or await self._make(member)
+            await self._peers.send_snapshot(member, self._parts(made, epoch))
+            position = made.position
+            await self._forget(member)
             self.counts["snapshots_sent_total"] += 1
             get_logger().info(SNAPSHOT_SENT, to=hex_id(member), position=str(position))
         except (PixiuError, OSError) as error:
@@ -121,44 +183,85 @@ class SnapshotSender:
             await asyncio.sleep(FAILURE_PAUSE_S)
         finally:
             self._tasks.pop(member, None)
-        self._pins[name] = asyncio.get_running_loop().call_later(PIN_S, self._unpin, name)
+        loop, kept = asyncio.get_running_loop(), self._made.get(member)
+        if kept is not None:
+            kept.until = kept.until or loop.time() + KEPT_S
+        self._timers[member] = loop.call_at(kept.until if kept and kept.until else loop.time() + PIN_S, self._expire, member)
         self._on_sent(SnapshotSent(member, position))
 
-    def _unpin(self, name: str) -> None:
-        self._pins.pop(name, None)
-        self._pin(name, None)
+    def _expire(self, member: MemberID) -> None:
+        del self._timers[member]
+        self._pin(_pin_of(member), None)
+        if (made := self._made.pop(member, None)) is not None:
+            self._giving_up[member] = task = asyncio.create_task(asyncio.to_thread(shutil.rmtree, made.folder, True))
+            task.add_done_callback(lambda _: self._giving_up.pop(member))
 
-    async def _make_and_send(self, member: MemberID, epoch: int) -> Position:
+    async def _forget(self, member: MemberID) -> None:
+        if (made := self._made.pop(member, None)) is not None:
+            await asyncio.to_thread(shutil.rmtree, made.folder, True)
+
+    async def _resumed(self, member: MemberID, epoch: int) -> _Made | None:
+        """The snapshot that broke off, set to go on behind what the receiver has of it; None: another one is to be made."""
+        made = self._made.get(member)
+        if made is None:
+            return None
         assert self._log is not None
+        if self._log.epoch_at(made.position.counter) == made.position.epoch:
+            held = await self._peers.ask_held(member, made.head(epoch))
+            number = next((i for i, (path, _) in enumerate(made.files) if path == held.path), None)
+            if number is not None and await asyncio.to_thread(crc_before, made.folder / held.path, held.offset) == held.crc:
+                if (number, held.offset) > made.begin:
+                    made.until = None  # it has moved on
+                made.begin = number, held.offset
+                self.counts["snapshots_resumed_total"] += 1
+                get_logger().info(SNAPSHOT_RESUMED, to=hex_id(member), path=held.path, offset=held.offset)
+                return made
+        await self._forget(member)
+        return None
+
+    async def _make(self, member: MemberID) -> _Made:
+        assert self._log is not None
+        if len(self._tasks) > MAX_SENDING:
+            raise Unavailable(f"{MAX_SENDING} snapshots are being sent already")
+        for other in [other for other in self._made if other not in self._tasks]:
+            if len(self._made.keys() | self._tasks.keys()) > MAX_SENDING:
+                await self._forget(other)
+        self._pin(_pin_of(member), self._machine.applied)
+        await asyncio.gather(*(task for other, task in self._giving_up.items() if other == member))
         folder = await asyncio.to_thread(self._folder.outgoing, member)
         try:
             counter = await self._machine.snapshot(folder)
             own_epoch = self._log.epoch_at(counter)
             if own_epoch is None:
                 raise StorageError(f"the snapshot is at {counter}, which is not in the log")
-            position = Position(own_epoch, counter)
-            await self._peers.send_snapshot(member, self._parts(folder, epoch, position))
-            return position
+            files = await asyncio.to_thread(_files, folder)
+            if len(files) > MAX_FILES:
+                raise StorageError(f"the snapshot has {len(files)} files: at most {MAX_FILES}")
+            self._made[member] = made = _Made(secrets.randbelow(MAX_ID) + 1, Position(own_epoch, counter), folder, files)
+            return made
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
+            if member not in self._made:
+                await asyncio.to_thread(shutil.rmtree, folder, True)
 
-    async def _parts(self, folder: Path, epoch: int, position: Position) -> AsyncIterator[bytes]:
-        files = await asyncio.to_thread(_files, folder)
-        size = sum(each for _, each in files)
-        begin = pb.SnapshotPart.Begin(
-            epoch=epoch, position=pb.ReplicaMessage.Position(epoch=position.epoch, counter=position.counter), bytes=size
-        )
-        yield pb.SnapshotPart(begin=begin).SerializeToString()
-        for path, _ in files:
-            with open(folder / path, "rb") as file:
-                offset = 0
+    async def _parts(self, made: _Made, epoch: int) -> AsyncIterator[bytes]:
+        number, begin = made.begin
+        yield pb.SnapshotPart(begin=made.head(epoch)).SerializeToString()
+        for path, size in made.files[number:]:
+            with open(made.folder / path, "rb") as file:
+                offset = file.seek(begin)
                 while data := await asyncio.to_thread(file.read, PART_BYTES):
                     yield _data(path, offset, data)
                     offset += len(data)
                     self.counts["snapshot_bytes_sent_total"] += len(data)
-                if offset == 0:
+                if size == 0:
                     yield _data(path, 0, b"")
-        yield pb.SnapshotPart(end=pb.SnapshotPart.End(files=len(files), bytes=size)).SerializeToString()
+            begin = 0
+        size = sum(size for _, size in made.files)
+        yield pb.SnapshotPart(end=pb.SnapshotPart.End(files=len(made.files), bytes=size)).SerializeToString()
+
+
+def _pin_of(member: MemberID) -> str:
+    return f"snapshot-{hex_id(member)}"
 
 
 def _data(path: str, offset: int, data: bytes) -> bytes:
@@ -170,18 +273,31 @@ class _Writer:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._limit = folder, limit
+        self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
         self._path = ""
         self._offset = 0
+        self._crc = 0
         self.files = 0
         self.bytes = 0
 
+    def held(self) -> pb.SnapshotHeld:
+        """How far it is. Call it only when it is closed."""
+        return pb.SnapshotHeld(path=self._path, offset=self._offset, crc=self._crc)
+
     def write(self, part: pb.SnapshotPart.Data) -> None:
         """The next bytes."""
+        with self._lock:
+            self._write(part)
+
+    def _write(self, part: pb.SnapshotPart.Data) -> None:
         if zlib.crc32(part.data) != part.crc:
             raise MalformedData(f"a part of {part.path[:100]!r} has a wrong CRC")
         if part.path != self._path:
             self._open(check_path(part.path))
+        elif self._file is None:
+            self._file = os.fdopen(os.open(self._folder / part.path, os.O_WRONLY), "wb")
+            self._file.seek(self._offset)
         if part.offset != self._offset:
             raise MalformedData(f"a part of {part.path} at {part.offset} follows {self._offset}")
         self.bytes += len(part.data)
@@ -190,26 +306,42 @@ class _Writer:
         assert self._file is not None
         self._file.write(part.data)
         self._offset += len(part.data)
+        self._crc = zlib.crc32(part.data, self._crc)
 
     def _open(self, path: str) -> None:
-        self.close()
+        self._close()
         self.files += 1
         if self.files > MAX_FILES:
             raise MalformedData(f"a snapshot of more than {MAX_FILES} files")
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb")
-        self._path, self._offset = path, 0
+        self._path, self._offset, self._crc = path, 0, 0
 
     def close(self) -> None:
-        """Nothing more of this file comes."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Nothing more comes for now. Waits for a write under way, whose caller was cancelled."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A snapshot of which not everything has come."""
+
+    sender: MemberID
+    id: int
+    position: Position
+    bytes: int
+    writer: _Writer
 
 
 class SnapshotReceiver:
-    """Receives snapshots, one at a time.
+    """Receives snapshots, one at a time, and keeps one that broke off.
 
     Args:
         machine: the state; it looks at what was received before that is taken.
@@ -228,57 +360,123 @@ class SnapshotReceiver:
         self._machine, self._folder, self._busy, self._on_received = machine, folder, busy, on_received
         self._receiving = False
         self._closed = False
+        self._partial: _Partial | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """When the partial one is given up."""
+        self._giving_up: asyncio.Task[None] | None = None
         self.counts = {"snapshots_received_total": 0, "snapshots_broken_off_total": 0}
 
+    async def held(self, member: MemberID, begin: pb.SnapshotPart.Begin) -> pb.SnapshotHeld:
+        """What is here of a snapshot that broke off. Raises Overloaded."""
+        self._check_free()
+        partial = self._partial
+        if partial is None or not begin.id or (partial.sender, partial.id) != (member, begin.id):
+            return pb.SnapshotHeld()
+        self._keep()
+        return partial.writer.held()
+
     async def receive(self, member: MemberID, parts: AsyncIterator[bytes]) -> None:
-        """One snapshot of a peer. Raises MalformedData, Overloaded, StorageError, Unavailable."""
-        if self._receiving or self._busy() or self._closed:
-            raise Overloaded("another snapshot is being received or loaded", int(FAILURE_PAUSE_S * 1000))
+        """One snapshot of a peer, or the rest of one. Raises MalformedData, Overloaded, StorageError, Unavailable."""
+        self._check_free()
         self._receiving = True
+        if self._timer is not None:
+            self._timer.cancel()
+        keeps = False
         try:
-            epoch, position = await self._receive(parts)
+            epoch, partial = await self._begin(member, parts)
+            try:
+                await self._take(partial, parts)
+            finally:
+                await asyncio.to_thread(partial.writer.close)
             await self._machine.check(self._folder.incoming)
-            await asyncio.to_thread(self._folder.accept_incoming, position)
+            self._partial = None
+            await asyncio.to_thread(self._folder.accept_incoming, partial.position)
             if self._closed:
                 raise Unavailable("the process ends")
             self.counts["snapshots_received_total"] += 1
-            self._on_received(SnapshotReceived(epoch, member, position))
+            self._on_received(SnapshotReceived(epoch, member, partial.position))
             if not self._busy():
                 await asyncio.to_thread(self._folder.discard_received)
         except OSError as problem:
             self.counts["snapshots_broken_off_total"] += 1
             raise StorageError(f"{self._folder.path}: {problem.strerror}") from problem
+        except (Unavailable, asyncio.CancelledError):  # of the connection
+            self.counts["snapshots_broken_off_total"] += 1
+            keeps = self._partial is not None and self._partial.id != 0 and not self._closed
+            raise
         except PixiuError:
             self.counts["snapshots_broken_off_total"] += 1
             raise
         finally:
+            if keeps:
+                self._keep()
+            elif self._partial is not None:
+                self._partial = None
+                await asyncio.to_thread(self._folder.discard_incoming)
             self._receiving = False
 
     async def close(self) -> None:
         """Stop: take no more snapshots."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._giving_up is not None:
+            await asyncio.gather(self._giving_up, return_exceptions=True)
 
-    async def _receive(self, parts: AsyncIterator[bytes]) -> tuple[int, Position]:
+    def _check_free(self) -> None:
+        if self._receiving or self._busy() or self._closed:
+            raise Overloaded("another snapshot is being received or loaded", int(FAILURE_PAUSE_S * 1000))
+
+    def _keep(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire)
+
+    def _expire(self) -> None:
+        if self._partial is not None and not self._receiving:
+            self._partial, self._receiving = None, True
+            self._giving_up = asyncio.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        try:
+            await asyncio.to_thread(self._folder.discard_incoming)
+        finally:
+            self._receiving = False
+
+    async def _begin(self, member: MemberID, parts: AsyncIterator[bytes]) -> tuple[int, _Partial]:
+        """The epoch of the sender, and the snapshot that it begins or goes on with."""
         first = await _next(parts)
         if first.WhichOneof("body") != "begin":
             raise MalformedData("a snapshot has no beginning")
-        begin = first.begin
+        begin, partial = first.begin, self._partial
         if not 0 < begin.position.counter <= MAX_ID or begin.epoch == 0 or begin.bytes > MAX_ID:
             raise MalformedData("a snapshot has no position")
+        position = Position(begin.position.epoch, begin.position.counter)
+        if begin.path:
+            if partial is None or (partial.sender, partial.id, partial.position, partial.bytes) != (
+                member, begin.id, position, begin.bytes
+            ):  # fmt: skip
+                raise MalformedData("nothing is here of the snapshot that is to go on")
+            held = partial.writer.held()
+            if (held.path, held.offset) != (begin.path, begin.offset):
+                raise MalformedData(f"the snapshot goes on at {begin.path[:100]!r}, {begin.offset}: here it ends elsewhere")
+            return begin.epoch, partial
+        self._partial = None
         folder = await asyncio.to_thread(self._folder.begin_incoming, begin.bytes)
-        writer = _Writer(folder, begin.bytes)
-        try:
-            while True:
-                part = await _next(parts)
-                kind = part.WhichOneof("body")
-                if kind == "data":
-                    await asyncio.to_thread(writer.write, part.data)
-                elif kind == "end" and (part.end.files, part.end.bytes) == (writer.files, writer.bytes) and not self._closed:
-                    return begin.epoch, Position(begin.position.epoch, begin.position.counter)
-                else:
-                    raise MalformedData(f"a snapshot broke off after {writer.bytes} bytes in {writer.files} files")
-        finally:
-            writer.close()
+        self._partial = partial = _Partial(member, begin.id, position, begin.bytes, _Writer(folder, begin.bytes))
+        return begin.epoch, partial
+
+    async def _take(self, partial: _Partial, parts: AsyncIterator[bytes]) -> None:
+        writer = partial.writer
+        while True:
+            part = await _next(parts)
+            kind = part.WhichOneof("body")
+            if kind == "data":
+                await asyncio.to_thread(writer.write, part.data)
+            elif kind == "end" and (part.end.files, part.end.bytes) == (writer.files, writer.bytes) and not self._closed:
+                return
+            else:
+                raise MalformedData(f"a snapshot broke off after {writer.bytes} bytes in {writer.files} files")
 
 
 async def _next(parts: AsyncIterator[bytes]) -> pb.SnapshotPart:

@@ -6,7 +6,7 @@ Source: docs/replication.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.markup import escape
@@ -15,6 +15,9 @@ from rich.table import Table
 from pixiu.discovery.node import Node
 
 LEADING = "Leading"
+COLUMNS = (
+    "role", "partition", "replica", "member", "state", "epoch", "in sync", "end", "committed", "applied", "lag", "may lead",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,19 @@ class ReplicaStatus:
     lag: dict[str, int]
     """A leader's: member → entries that it has not acknowledged."""
     degraded: str
+    may_not_lead: str = ""
+    """Why it would not be promoted; empty: it leads, or may."""
+    no_room: str = ""
+    """Why it has no space to lead; empty: it has."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """A leader's: member → why it is not in sync."""
 
     def json(self) -> dict[str, object]:
         """The same as JSON values."""
         return {
             "state": self.state, "member": self.member, "leader": self.leader, "epoch": self.epoch, "in_sync": list(self.in_sync),
             "end": self.end, "committed": self.committed, "applied": self.applied, "lag": self.lag, "degraded": self.degraded,
+            "may_not_lead": self.may_not_lead, "no_room": self.no_room, "left_out": self.left_out,
         }  # fmt: skip
 
 
@@ -62,6 +72,9 @@ def read_replica(node: Node, said: dict[str, object]) -> ReplicaStatus | None:
             int(found.get("applied", 0)),
             {str(member): int(lag) for member, lag in dict(found.get("lag", {})).items()},
             str(found.get("degraded") or ""),
+            str(found.get("may_not_lead") or ""),
+            str(found.get("no_room") or ""),
+            {str(member): str(why) for member, why in dict(found.get("left_out", {})).items()},
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -73,15 +86,22 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
     partitions: dict[tuple[str, int], list[ReplicaStatus]] = {}
     for replica in replicas:
         partitions.setdefault((replica.node.role, replica.node.partition), []).append(replica)
+        name = f"{replica.node.role} {replica.node.partition}/{replica.node.replica}"
         if replica.degraded:
-            problems.append(f"{replica.node.role} {replica.node.partition}/{replica.node.replica}: {replica.degraded}")
+            problems.append(f"{name}: {replica.degraded}")
+        if replica.no_room and replica.no_room != replica.degraded:
+            problems.append(f"{name} has no room to lead: {replica.no_room}")
     for (role, partition), found in sorted(partitions.items()):
         leaders = [replica for replica in found if replica.state == LEADING]
         if not leaders:
             problems.append(f"{role} partition {partition}: no leader; writes are refused")
             continue
         leader = max(leaders, key=lambda replica: replica.epoch)
-        out = [replica.member for replica in found if replica.member not in leader.in_sync]
+        out = [
+            replica.member + (f" ({leader.left_out[replica.member]})" if replica.member in leader.left_out else "")
+            for replica in found
+            if replica.member not in leader.in_sync
+        ]
         if out:
             problems.append(f"{role} partition {partition}: {len(out)} of {len(found)} replicas are not in sync: {', '.join(out)}")
     return problems
@@ -94,7 +114,20 @@ def replica_table(replicas: Iterable[ReplicaStatus]) -> Table | None:
         return None
     table = Table(box=None, pad_edge=False)
     right = ("partition", "replica", "epoch", "end", "committed", "applied", "lag")
-    for name in ("role", "partition", "replica", "member", "state", "epoch", "in sync", "end", "committed", "applied", "lag"):
+    for name in (
+        "role",
+        "partition",
+        "replica",
+        "member",
+        "state",
+        "epoch",
+        "in sync",
+        "end",
+        "committed",
+        "applied",
+        "lag",
+        "may lead",
+    ):
         table.add_column(name, justify="right" if name in right else "left")
     for replica in found:
         leads = [
@@ -116,5 +149,6 @@ def replica_table(replicas: Iterable[ReplicaStatus]) -> Table | None:
             f"{replica.committed:,}",
             f"{replica.applied:,}",
             "" if lag is None else f"{lag:,}",
+            escape(f"no: {replica.may_not_lead}") if replica.may_not_lead else "yes",
         )
     return table

@@ -36,13 +36,28 @@ def test_a_leader_with_all_in_sync_has_no_problems_and_is_shown() -> None:
     assert table is not None
     Console(file=out, width=200).print(table)
     first, second = (line.split() for line in out.getvalue().splitlines()[1:])
-    assert first == ["xiu", "0", "0", A, "Leading", "4", "yes", "1,234", "1,200", "1,190"]
-    assert second[-1] == "34"
+    assert first == ["xiu", "0", "0", A, "Leading", "4", "yes", "1,234", "1,200", "1,190", "yes"]
+    assert second[-2:] == ["34", "yes"]
 
 
 def test_who_is_not_in_sync_is_named() -> None:
     found = [replica(0, A, "Leading", A), replica(1, B, "Repairing", A)]
     assert replica_problems(found) == [f"xiu partition 0: 1 of 2 replicas are not in sync: {B}"]
+
+
+def test_why_a_replica_may_not_lead_is_shown() -> None:
+    leader = {"state": "Leading", "member": A, "in_sync": [A], "left_out": {B: "its disk is full"}}
+    full = {"state": "Following", "member": B, "may_not_lead": "it is not in sync", "no_room": "3 MiB are free"}
+    found = [read_replica(node(number), {"service": {"replication": said}}) for number, said in enumerate((leader, full))]
+    whole = [each for each in found if each is not None]
+    assert replica_problems(whole) == [
+        "xiu 0/1 has no room to lead: 3 MiB are free",
+        f"xiu partition 0: 1 of 2 replicas are not in sync: {B} (its disk is full)",
+    ]
+    out = io.StringIO()
+    Console(file=out, width=200).print(replica_table(whole))
+    assert out.getvalue().splitlines()[-1].rstrip().endswith("no: it is not in sync")
+    assert whole[1].json()["no_room"] == "3 MiB are free"
 
 
 def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> None:

@@ -218,7 +218,7 @@ Global___ReplicaMessage: _TypeAlias = ReplicaMessage  # noqa: Y015
 
 @_typing.final
 class SnapshotPart(_message.Message):
-    """Of a snapshot: a `begin`, the files' bytes in order, an `end`."""
+    """Of a snapshot: a `begin`, the files' bytes in order, an `end`. One that broke off goes on behind what its receiver holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -229,8 +229,16 @@ class SnapshotPart(_message.Message):
         EPOCH_FIELD_NUMBER: _builtins.int
         POSITION_FIELD_NUMBER: _builtins.int
         BYTES_FIELD_NUMBER: _builtins.int
+        ID_FIELD_NUMBER: _builtins.int
+        PATH_FIELD_NUMBER: _builtins.int
+        OFFSET_FIELD_NUMBER: _builtins.int
         epoch: _builtins.int
         bytes: _builtins.int
+        id: _builtins.int
+        """Drawn by the sender when the snapshot was made; 0: it cannot go on when it breaks off."""
+        path: _builtins.str
+        """Where it goes on, as `SnapshotHeld` said; empty: from the beginning."""
+        offset: _builtins.int
         @_builtins.property
         def position(self) -> Global___ReplicaMessage.Position:
             """The committed position that the state is at."""
@@ -241,10 +249,13 @@ class SnapshotPart(_message.Message):
             epoch: _builtins.int = ...,
             position: Global___ReplicaMessage.Position | None = ...,
             bytes: _builtins.int = ...,
+            id: _builtins.int = ...,
+            path: _builtins.str = ...,
+            offset: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "epoch", b"epoch", "position", b"position"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "epoch", b"epoch", "id", b"id", "offset", b"offset", "path", b"path", "position", b"position"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,6 +347,34 @@ class SnapshotReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SnapshotReceipt: _TypeAlias = SnapshotReceipt  # noqa: Y015
+
+@_typing.final
+class SnapshotHeld(_message.Message):
+    """What is there of a snapshot that broke off: every file before `path`, and so many bytes of that one. Empty: nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    CRC_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    offset: _builtins.int
+    crc: _builtins.int
+    """CRC-32 of the file's bytes before `offset`."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        crc: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "offset", b"offset", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotHeld: _TypeAlias = SnapshotHeld  # noqa: Y015
 
 @_typing.final
 class OperatorRequest(_message.Message):

@@ -46,6 +46,11 @@ class ReplicationStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
                 _registered_method=True)
+        self.ResumeSnapshot = channel.unary_unary(
+                '/pixiu.v1.Replication/ResumeSnapshot',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
+                _registered_method=True)
         self.Promote = channel.unary_unary(
                 '/pixiu.v1.Replication/Promote',
                 request_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.OperatorRequest.SerializeToString,
@@ -70,6 +75,12 @@ class ReplicationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSnapshot(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +112,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.SerializeToString,
+            ),
+            'ResumeSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSnapshot,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.SerializeToString,
             ),
             'Promote': grpc.unary_unary_rpc_method_handler(
                     servicer.Promote,
@@ -169,6 +185,33 @@ class Replication(object):
             '/pixiu.v1.Replication/Snapshot',
             pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Replication/ResumeSnapshot',
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotPart.Begin.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_replication__pb2.SnapshotHeld.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,7 @@ class ReplicationStub:
     def __new__(cls, channel: _aio.Channel) -> ReplicationAsyncStub: ...
     Exchange: _grpc.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]
     Snapshot: _grpc.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]
+    ResumeSnapshot: _grpc.UnaryUnaryMultiCallable[_replication_pb2.SnapshotPart.Begin, _replication_pb2.SnapshotHeld]
     Promote: _grpc.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]
     """An operator's word: lead with what is here, whatever is missing."""
     SetClock: _grpc.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]
@@ -51,6 +52,7 @@ class ReplicationAsyncStub(ReplicationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Exchange: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicaMessage, _replication_pb2.ReplicaMessage]  # type: ignore[assignment]
     Snapshot: _aio.StreamUnaryMultiCallable[_replication_pb2.SnapshotPart, _replication_pb2.SnapshotReceipt]  # type: ignore[assignment]
+    ResumeSnapshot: _aio.UnaryUnaryMultiCallable[_replication_pb2.SnapshotPart.Begin, _replication_pb2.SnapshotHeld]  # type: ignore[assignment]
     Promote: _aio.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]  # type: ignore[assignment]
     """An operator's word: lead with what is here, whatever is missing."""
     SetClock: _aio.UnaryUnaryMultiCallable[_replication_pb2.OperatorRequest, _replication_pb2.OperatorReply]  # type: ignore[assignment]
@@ -74,6 +76,13 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_replication_pb2.SnapshotPart],
         context: _ServicerContext,
     ) -> _typing.Union[_replication_pb2.SnapshotReceipt, _abc.Awaitable[_replication_pb2.SnapshotReceipt]]: ...
+
+    @_abc_1.abstractmethod
+    def ResumeSnapshot(
+        self,
+        request: _replication_pb2.SnapshotPart.Begin,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replication_pb2.SnapshotHeld, _abc.Awaitable[_replication_pb2.SnapshotHeld]]: ...
 
     @_abc_1.abstractmethod
     def Promote(

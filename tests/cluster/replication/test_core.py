@@ -10,7 +10,7 @@ import pytest
 from cluster.replication import events as ev
 from cluster.replication.core import TABLE
 from cluster.replication.messages import Append, Appended, Mismatch, Refused
-from cluster.replication.model import NOBODY, Damage, Position, Presence
+from cluster.replication.model import NOBODY, Damage, EntryKind, Position, Presence
 from cluster.replication.options import ReplicationOptions
 from cluster.replication.states import Cause, State
 from pixiu.errors import ConfigurationError, DiskFull, LogDamaged
@@ -691,6 +691,32 @@ def test_a_log_that_turns_out_to_be_damaged_ends_all_promises(monkeypatch: pytes
 
 
 # --- ZooKeeper's data is lost
+
+
+def _write_at(replica: Replica, wall_us: int) -> list[ev.Effect]:
+    return replica.step(ev.Propose(1, [(int(EntryKind.DATA), b"x")], wall_us))
+
+
+def test_a_leader_alone_in_sync_asks_who_is_there_for_the_time() -> None:
+    replica = Replica(A)
+    replica.lead()
+    replica.present(B)
+    ahead, right = 3_000_000_000, 2_000_000_000
+    assert _write_at(replica, ahead) == [ev.Rejected(1, ev.Rejection.NO_TIME)]
+    replica.step(ev.Received(Appended(replica.core.epoch, B, 1, 0, replica.now, wall_us=right)))
+    only(ev.Accepted, _write_at(replica, ahead))
+    assert replica.log.entries[-1].at_us == right
+
+
+def test_a_leader_alone_in_sync_does_not_wait_for_the_time_of_one_that_is_silent() -> None:
+    replica = Replica(A)
+    replica.lead()
+    replica.present(B)
+    replica.wait(OPTIONS.silence_s - 0.5)
+    assert _write_at(replica, 3_000_000_000) == [ev.Rejected(1, ev.Rejection.NO_TIME)]
+    replica.wait(1.0)
+    only(ev.Accepted, _write_at(replica, 3_000_000_000))
+    assert replica.log.entries[-1].at_us == 3_000_000_000
 
 
 def test_an_empty_replica_makes_no_state_beside_one_that_has_data() -> None:

@@ -13,85 +13,16 @@ import grpc.aio
 import pytest
 
 from cluster.replication.events import SnapshotReceived, SnapshotSent
-from cluster.replication.folder import DataFolder
-from cluster.replication.log import SegmentedLog
-from cluster.replication.messages import Append, Appended, Message, Refused
+from cluster.replication.messages import Append, Appended, Refused
 from cluster.replication.model import Entry, EntryKind, MemberID, Position
-from cluster.replication.options import ReplicationOptions
-from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, Peers, new_outbox
-from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
+from cluster.replication.peers import MAX_MESSAGE_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES, new_outbox
 from cluster.replication.wire import encode_message
 from cluster.runtime.options import ClusterOptions
 from cluster.runtime.server import server_options
-from pixiu.errors import NotLeader, StateDamaged, Unavailable
+from pixiu.errors import Unavailable
 from pixiu.wire.v1 import replication_pb2 as pb
+from tests.cluster.replication.sides import OPTIONS, A, B, Side, begin, data, end, log_of, parts_of
 from tests.support.waiting import until
-
-A, B = MemberID(0xA), MemberID(0xB)
-OPTIONS = ReplicationOptions()
-
-
-class Machine:
-    """A state of one file."""
-
-    applied = flushed = 7
-    rotten = False
-
-    def apply(self, entries: Any) -> Any:
-        raise AssertionError
-
-    @property
-    def clock_us(self) -> int:
-        return 0
-
-    async def snapshot(self, folder: Path) -> int:
-        (folder / "sub").mkdir()
-        (folder / "sub/state").write_bytes(b"x" * 700_000)
-        (folder / "empty").write_bytes(b"")
-        return 7
-
-    async def check(self, folder: Path) -> None:
-        if self.rotten:
-            raise StateDamaged("a value has a wrong CRC")
-
-    async def load(self, folder: Path) -> None:
-        raise AssertionError
-
-
-class Side:
-    """One replica: its streams, its snapshots, and what it heard."""
-
-    def __init__(self, member: MemberID, folder: Path) -> None:
-        self.heard: list[Message] = []
-        self.snapshots: list[SnapshotReceived] = []
-        self.promotions: list[tuple[str, str]] = []
-        self.sent: list[SnapshotSent] = []
-        self.installing = False
-        self.folder = DataFolder(folder, 1 << 20)
-        folder.mkdir()
-        self.server = grpc.aio.server(options=server_options(ClusterOptions()))
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
-        context: Any = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=self.server)
-        self.peers = Peers(context, OPTIONS, self.heard.append, lambda: member)
-        self.machine = Machine()
-        self.receiver = SnapshotReceiver(self.machine, self.folder, lambda: self.installing, self._received)
-        self.sender = SnapshotSender(self.machine, self.folder, self.peers, lambda _name, _counter: None, self.sent.append)
-        self.peers.serve(self.receiver.receive, self._promoted, self._clock_set)
-
-    async def _promoted(self, operator: str, reason: str) -> None:
-        self.promotions.append((operator, reason))
-
-    async def _clock_set(self, operator: str, reason: str) -> None:
-        raise NotLeader("the leader is elsewhere", "")
-
-    def _received(self, event: SnapshotReceived) -> None:
-        self.snapshots.append(event)
-        self.installing = True
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
 
 Pair = tuple[Side, Side]
 
@@ -133,12 +64,12 @@ async def test_a_peer_that_was_away_is_reached_again(pair: Pair) -> None:
     await until(lambda: two.heard)
     await two.server.stop(None)
     with pytest.raises(Unavailable):
-        await one.peers.send_snapshot(B, _bytes(b""))
+        await one.peers.send_snapshot(B, parts_of(b""))
     again = grpc.aio.server(options=server_options(ClusterOptions()))
     two.server = again
     assert again.add_insecure_port(two.address) == two.port
     two.peers._context = SimpleNamespace(role="xiu", options=SimpleNamespace(partition=3), server=again)  # type: ignore[assignment]
-    two.peers.serve(two.receiver.receive, two._promoted, two._clock_set)
+    two.peers.serve(two.receiver.receive, two.receiver.held, two._promoted, two._clock_set)
     await again.start()
 
     def heard() -> bool:
@@ -193,8 +124,8 @@ async def test_a_stream_that_is_meant_for_another_replica_is_refused(pair: Pair,
 async def test_bytes_that_are_no_message_are_counted_and_the_stream_goes_on(pair: Pair) -> None:
     one, two = pair
     foreign = encode_message(Refused(9, MemberID(0xC)))
-    for data in (b"\xff\xff", b"", foreign, encode_message(append(A, 1))):
-        one.peers.send(B, data)
+    for sent in (b"\xff\xff", b"", foreign, encode_message(append(A, 1))):
+        one.peers.send(B, sent)
     await until(lambda: two.heard)
     assert two.heard == [append(A, 1)]
     assert two.peers.counts["messages_malformed_total"] == 3
@@ -226,33 +157,9 @@ async def test_an_operator_must_say_who_and_why_and_name_the_member(pair: Pair) 
 # --- snapshots
 
 
-async def _bytes(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
-
-
-def part(**body: Any) -> bytes:
-    return pb.SnapshotPart(**body).SerializeToString()
-
-
-def begin(size: int = 3) -> bytes:
-    position = pb.ReplicaMessage.Position(epoch=1, counter=7)
-    return part(begin=pb.SnapshotPart.Begin(epoch=2, position=position, bytes=size))
-
-
-def data(path: str = "state", offset: int = 0, content: bytes = b"abc", crc: int = 0x352441C2) -> bytes:
-    return part(data=pb.SnapshotPart.Data(path=path, offset=offset, data=content, crc=crc))
-
-
-def end(files: int = 1, size: int = 3) -> bytes:
-    return part(end=pb.SnapshotPart.End(files=files, bytes=size))
-
-
 async def test_a_snapshot_arrives_whole(pair: Pair, tmp_path: Path) -> None:
     one, two = pair
-    log = SegmentedLog(tmp_path / "log")
-    log.append([Entry(1, counter, EntryKind.DATA, 0, b"") for counter in range(1, 9)])
-    one.sender.start(log)
+    one.sender.start(log_of(tmp_path))
     one.sender.send(B, 2)
     one.sender.send(B, 2)  # the one under way goes on instead
     await until(lambda: one.sent)
@@ -266,18 +173,12 @@ async def test_a_snapshot_arrives_whole(pair: Pair, tmp_path: Path) -> None:
 
 async def test_a_snapshot_of_a_broken_state_is_refused(pair: Pair, tmp_path: Path) -> None:
     one, two = pair
-    one.sender.start(SegmentedLog(tmp_path / "log"))
+    one.sender.start(log_of(tmp_path))
     two.machine.rotten = True
     with pytest.raises(Unavailable, match="wrong CRC"):
-        await one.peers.send_snapshot(B, one.sender._parts(await _made(one), 1, Position(1, 7)))
+        await one.peers.send_snapshot(B, one.sender._parts(await one.sender._make(B), 1))
     assert two.snapshots == []
     assert two.folder.received_position() is None
-
-
-async def _made(side: Side) -> Path:
-    folder = side.folder.outgoing(B)
-    await side.machine.snapshot(folder)
-    return folder
 
 
 class Jumps:
@@ -318,7 +219,7 @@ async def test_a_receiver_that_takes_nothing_of_a_snapshot_any_more_is_given_up(
 
     two.machine.check = checks_for_ever  # type: ignore[method-assign, assignment]
     with pytest.raises(Unavailable, match="took nothing of the snapshot"):
-        await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))
+        await one.peers.send_snapshot(B, parts_of(begin(), data(), end()))
     assert two.snapshots == []
 
 
@@ -326,7 +227,7 @@ async def test_a_second_snapshot_is_refused_while_one_is_loaded(pair: Pair) -> N
     one, two = pair
     two.installing = True
     with pytest.raises(Unavailable, match="another snapshot"):
-        await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))
+        await one.peers.send_snapshot(B, parts_of(begin(), data(), end()))
     assert two.snapshots == []
 
 
@@ -355,10 +256,10 @@ async def test_a_second_snapshot_is_refused_while_one_is_loaded(pair: Pair) -> N
 async def test_a_snapshot_that_is_not_whole_or_not_one_is_refused(pair: Pair, parts: list[bytes]) -> None:
     one, two = pair
     with pytest.raises(Unavailable):
-        await one.peers.send_snapshot(B, _bytes(*parts))
+        await one.peers.send_snapshot(B, parts_of(*parts))
     assert two.snapshots == []
     assert two.folder.received_position() is None
-    await one.peers.send_snapshot(B, _bytes(begin(), data(), end()))  # and the next one is taken
+    await one.peers.send_snapshot(B, parts_of(begin(), data(), end()))  # and the next one is taken
     assert len(two.snapshots) == 1
 
 

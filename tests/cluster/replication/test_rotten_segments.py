@@ -12,8 +12,9 @@ from cluster.replication.log import SegmentedLog
 from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Position, Presence
 from cluster.replication.scrub import Scrub
+from cluster.replication.segment import Segment
 from cluster.replication.states import State
-from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, state
+from tests.cluster.replication.replica import OPTIONS, A, B, Replica, entries, sent, state
 from tests.support.waiting import until
 
 END = 60
@@ -48,6 +49,8 @@ def flip(path: Path, offset: int = 100) -> None:
 class OnDisk(Replica):
     """A core over a log in files, whose state is flushed."""
 
+    scans = True
+
     def __init__(self, folder: Path, flushed: int = END) -> None:
         super().__init__(A)
         self.log = log = DiskLog(folder, segment_bytes=250, verify_from=flushed)  # type: ignore[assignment]
@@ -56,6 +59,17 @@ class OnDisk(Replica):
         self.step(ev.SessionStarted(1, 1))
         self.step(ev.PresenceChanged((Presence(1, A, 1),)))
 
+    def step(self, event: ev.Event) -> list[ev.Effect]:
+        """Old segments are read when that is asked for, unless the test has it later."""
+        done = super().step(event)
+        asked = [effect.counter for effect in done if isinstance(effect, ev.ScanSegment)]
+        return done + self.scan(asked[0]) if asked and self.scans else done
+
+    def scan(self, counter: int) -> list[ev.Effect]:
+        assert isinstance(self.log, SegmentedLog)
+        rotten = self.log.scan(counter)
+        return self.step(ev.SegmentScanned() if rotten is None else ev.SegmentRotten(rotten))
+
 
 @pytest.fixture
 def leader(tmp_path: Path) -> OnDisk:
@@ -63,7 +77,11 @@ def leader(tmp_path: Path) -> OnDisk:
     files = written(tmp_path / "log")
     assert len(files) > 6
     flip(files[1])
-    replica = OnDisk(tmp_path / "log")
+    return leading(tmp_path / "log")
+
+
+def leading(folder: Path) -> OnDisk:
+    replica = OnDisk(folder)
     replica.read(5, state(1, B, A))
     replica.wait(3.0)
     replica.step(ev.Swapped(1, ev.Outcome.OK))
@@ -81,6 +99,44 @@ def test_a_leader_whose_old_segment_is_broken_sends_a_snapshot_instead_of_it(lea
     assert [effect for effect in said if isinstance(effect, ev.LogDropped)]
     assert leader.log.first.counter > 12
     assert any(isinstance(effect, ev.Accepted) for effect in leader.propose(b"x"))
+
+
+def test_a_leader_has_an_old_segment_read_beside_its_work_before_it_sends_from_it(tmp_path: Path) -> None:
+    written(tmp_path / "log")
+    leader = leading(tmp_path / "log")
+    leader.scans = False
+    leader.present(B)
+    leader.wait(1.0)
+    said = leader.step(ev.Received(Mismatch(leader.core.epoch, B, 1, 12, leader.now)))
+    assert ev.ScanSegment(12) in said
+    assert [message.previous for message in sent(said, Append)] == [None], "a heartbeat that needs nothing of the log"
+    leader.appended(B, 0)
+    later = leader.wait(1.0)
+    assert {message.previous for message in sent(later, Append)} == {None}
+    assert not any(segment.scanned for segment in leader.log._segments[:-2])  # type: ignore[attr-defined]
+    said = leader.scan(12)
+    assert [message.previous for message in sent(said, Append)] == [Position(1, 12)]
+    assert leader.log.is_ready(12)
+    leader.scans = True
+    said = leader.appended(B, 12)
+    got = [entry.counter for message in sent(said, Append) for entry in message.entries]
+    assert got == list(range(13, leader.log.last.counter + 1))
+
+
+def test_a_segment_that_is_trimmed_while_it_is_read_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "log")
+    log = OnDisk(tmp_path / "log").log
+    assert isinstance(log, SegmentedLog)
+    whole = Segment.scan
+
+    def trimmed(segment: Segment) -> str | None:
+        log.trim(30)
+        return whole(segment)
+
+    monkeypatch.setattr(Segment, "scan", trimmed)
+    assert log.scan(12) is None
+    assert log.first.counter > 12
+    assert log.scan(12) is None
 
 
 def test_a_follower_whose_old_segment_is_broken_answers_for_what_is_behind_it(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ class MemoryLog:
         self._operations: list[tuple[str, Any]] = []
         self.issued = 0
         """Operations so far."""
+        self.cold_to = 0
+        """What lies before this was not read since the start."""
         self._durable = 0
 
     # --- the protocol
@@ -136,6 +138,9 @@ class MemoryLog:
     @property
     def entries(self) -> list[Entry]:
         return self._now.entries
+
+    def is_ready(self, counter: int) -> bool:
+        return counter >= self.cold_to
 
     def epoch_at(self, counter: int) -> int | None:
         index = counter - self._now.first.counter

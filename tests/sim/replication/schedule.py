@@ -51,6 +51,7 @@ class Schedule:
         rng = world.rng
         self.faults = [fault for fault in FAULTS if rng.random() < 0.5] or list(FAULTS)
         self.mean_s = rng.choice((0.5, 1.0, 2.0))
+        world.cold = rng.random() < 0.5
 
     def begin(self) -> None:
         for node in self.world.nodes:

@@ -104,6 +104,8 @@ class World(Simulation):
         self.calm = False
         """No more faults."""
         self.clients = True
+        self.cold = False
+        """What was flushed before a start is not at hand at once."""
         self.loss = self.rng.choice((0.0, 0.02, 0.1))
         self.unknown = self.rng.choice((0.02, 0.1, 0.4))
         """How often the answer of a compare-and-set is lost."""
@@ -136,6 +138,7 @@ class World(Simulation):
         if node.log.last.counter < node.disk.flushed and not node.log.unclean and not node.disk.rotten:
             position = self.history.position(node.disk.flushed)  # a crash between a snapshot's two halves
             node.log.reset(position)
+        node.log.cold_to = node.disk.flushed if self.cold else 0
         node.seen_presence = node.seen_state = -1
         node.writes.clear()
         node.core = self.core_class(
@@ -307,6 +310,15 @@ class World(Simulation):
             self.after(delay, self.deliver, target, target.start, ev.SnapshotReceived(effect.epoch, node.member, position))
         event = ev.SnapshotSent(effect.member, position if sent else None)
         self.after(delay + 0.05, self.deliver, node, node.start, event)
+
+    def _do_ScanSegment(self, node: Node, effect: ev.ScanSegment) -> None:
+        self.counts["scans"] += 1
+        self.after(self.rng.uniform(0.01, 0.5), self._scanned, node, node.start)
+
+    def _scanned(self, node: Node, start: int) -> None:
+        if node.start == start and node.log is not None:
+            node.log.cold_to = 0
+            self.deliver(node, start, ev.SegmentScanned())
 
     def _do_InstallSnapshot(self, node: Node, effect: ev.InstallSnapshot) -> None:
         node.applied = node.disk.flushed = effect.position.counter
