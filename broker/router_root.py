@@ -15,6 +15,8 @@ from typing import Final
 
 from broker.options import Options
 from cluster.runtime.context import Context
+from pixiu.discovery.agreement import disagreement
+from pixiu.discovery.node import Node
 from pixiu.discovery.view import Layout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.errors import ConfigurationError
@@ -45,26 +47,28 @@ class RouterRoot:
         self._context = context
         self._on_view = on_view
         self._own: View | None = None
-        self._expected = ""
+        self._node: Node | None = None
+        """The broker's, as it would be in the other cluster."""
         self._discovery = Discovery(
             context.zookeeper, context.router_root, self._changed, context.options.poll_interval_s, roles=ROLES
         )
 
     async def start(self) -> None:
         """Read the other root. Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`."""
-        self._expected = replace(self._context.cluster, router_root="").settings_hash()
+        own, there = self._context.membership.node, replace(self._context.cluster, router_root="")
+        assert own is not None
+        self._node = replace(own, settings_hash=there.settings_hash(), wire_hash=there.wire_hash())
         await self._discovery.start()
         self._check()
 
     def _check(self) -> None:
         """Raises `ConfigurationError`. Also for processes that come later."""
-        expected = self._expected
+        assert self._node is not None
         for node in self._discovery.view.nodes:
-            if node.role in ROLES and node.settings_hash != expected:
+            if node.role in ROLES and (problem := disagreement(self._node, node)):
                 raise ConfigurationError(
-                    f"but for router_root the cluster settings of this broker have hash {expected!r}, and {node.role} at "
-                    f"{node.address}, registered at {self._context.router_root}, has {node.settings_hash!r}: clusters that share "
-                    "routers have the same [cluster] table, but for router_root, which the one with the routers leaves empty"
+                    f"{problem}; {node.role} is registered at {self._context.router_root}: clusters that share routers have the "
+                    "same [cluster] table, but for router_root, which the one with the routers leaves empty"
                 )
 
     async def close(self) -> None:

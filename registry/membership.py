@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from pixiu.discovery import paths
+from pixiu.discovery.agreement import disagreement
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import (
     Create,
@@ -33,7 +34,7 @@ from registry.restorer import Restorer
 MAX_TRIES: Final = 10
 """How often a registration is tried again because the registry changed under it."""
 MAX_COMPARED: Final = 64
-"""With how many registered nodes the hash of the settings is compared: all of them agree with each other already."""
+"""With how many registered nodes a new one is compared: all of them agree with each other already."""
 MAX_BACKOFF_S: Final = 5.0
 """The longest back-off of registering again, while connected."""
 CONFLICT_POLL_S: Final = 0.2
@@ -48,7 +49,7 @@ class Membership:
         zookeeper: the process's session; must be connected when `register` is called.
         root: below which everything lies.
         on_registered: called in the event loop with the node after each time that it was registered anew.
-        conflict_wait_s: how long `register` waits for nodes with other settings to go (an earlier run of the cluster, whose
+        conflict_wait_s: how long `register` waits for nodes that it cannot work with to go (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
 
     Source: docs/registry.md.
@@ -88,8 +89,8 @@ class Membership:
     async def register(self, node: Node) -> Node:
         """Register the process; the node with its replica ID and incarnation.
 
-        Raises `ConfigurationError` when registered processes have other cluster settings, `InvalidArgument` when it is
-        registered already or the node cannot be, `Unavailable`, `RegistryUnavailable`.
+        Raises `ConfigurationError` when registered processes have other cluster settings or protocol versions,
+        `InvalidArgument` when it is registered already or the node cannot be, `Unavailable`, `RegistryUnavailable`.
         """
         async with self._lock:
             if self._node is not None:
@@ -101,7 +102,7 @@ class Membership:
                 stat = await self._zookeeper.exists(self._path, self._restorer.on_watch)
                 if stat is not None:
                     # Two that start at once do not see each other above; here the later one does.
-                    self._refuse(node, await self._other_settings(node, created_before=stat.created_zxid))
+                    self._refuse(await self._disagreement(node, created_before=stat.created_zxid))
             except BaseException:
                 await self._forget(self._path)
                 raise
@@ -213,8 +214,8 @@ class Membership:
             found += [f"{directory}/{name}" for name in names if paths.partition_of(name) is not None]
         return found
 
-    async def _other_settings(self, node: Node, created_before: int | None = None) -> Node | None:
-        """A registered process whose settings differ; None when all that were compared agree."""
+    async def _disagreement(self, node: Node, created_before: int | None = None) -> str:
+        """What keeps the node from working with a registered process; empty when it can work with all that were compared."""
         left = MAX_COMPARED
         for directory in await self._directories():
             for _, other, stat in await self._nodes_in(directory, limit=left):
@@ -222,26 +223,25 @@ class Membership:
                 # What is at our address, or is us, is an earlier run of this process, and over.
                 same_place = node.port != 0 and (other.host, other.port) == (node.host, node.port)
                 earlier = created_before is None or stat.created_zxid < created_before
-                if other.settings_hash != node.settings_hash and not same_place and other.endpoint != node.endpoint and earlier:
-                    return other
+                if same_place or other.endpoint == node.endpoint or not earlier:
+                    continue
+                if problem := disagreement(node, other):
+                    return problem
             if left <= 0:
                 break
-        return None
+        return ""
 
     async def _wait_for_agreement(self, node: Node) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._conflict_wait_s
-        while (other := await self._other_settings(node)) is not None:
+        while problem := await self._disagreement(node):
             if loop.time() >= until:
-                self._refuse(node, other)
+                self._refuse(problem)
             await asyncio.sleep(CONFLICT_POLL_S)
 
-    def _refuse(self, node: Node, other: Node | None) -> None:
-        if other is not None:
-            raise ConfigurationError(
-                f"the cluster settings of this {node.role} have hash {node.settings_hash!r}, but {other.role} at {other.address}, "
-                f"registered at {self._root}, has {other.settings_hash!r}: give both the same [cluster] table, or another root"
-            )
+    def _refuse(self, problem: str) -> None:
+        if problem:
+            raise ConfigurationError(f"{problem}; another cluster needs another root than {self._root}")
 
     async def _restore(self) -> None:
         async with self._lock:

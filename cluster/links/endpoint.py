@@ -55,18 +55,28 @@ class Endpoint(Links):
         handler: LinkHandler,
         *,
         secret: bytes | None = None,
+        accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
         udp_address_of: Callable[[EndpointID], tuple[str, int] | None] = lambda _id: None,
     ) -> None:
-        """`secret` is the cluster's; None: datagrams are not authenticated. `on_warning(event, **fields)` logs.
+        """`secret` is the cluster's, `accepted_secret` a second one that peers may have while it is changed; None: datagrams are
+        not authenticated. `on_warning(event, **fields)` logs.
         `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
 
         Raises `ConfigurationError` and `InvalidArgument`.
         """
         options.validate()
         self._options = options
-        self._core = LinkCore(endpoint, options, handler, secret=secret, layout_version=layout_version, on_warning=on_warning)
+        self._core = LinkCore(
+            endpoint,
+            options,
+            handler,
+            secret=secret,
+            accepted_secret=accepted_secret,
+            layout_version=layout_version,
+            on_warning=on_warning,
+        )
         self._on_warning = on_warning
         self._udp_address_of = udp_address_of
         self._socket: socket.socket | None = None

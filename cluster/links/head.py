@@ -4,12 +4,13 @@
     0       2s    "PX"                                         8       u64   sender's EndpointID
     2       u8    version                                      16      u64   sequence of the first item
     3       u8    type                                         24      u32   layout version
-    4       u8    key id: 0 no secret, 1 the cluster's secret  28      u32   low half of the destination's EndpointID
+    4       u8    key id: 0 no secret, 1 a secret              28      u32   low half of the destination's EndpointID
     5       u8    flags                                        32            items or body
     6       u16   count of items                               end-16        tag (key id 1)
 
 Little-endian. The tag is a keyed BLAKE2b over everything before it and the destination's whole EndpointID, which is
 not sent: what was recorded for one process is refused by every other, its successor at the same port included.
+While the cluster's secret is being changed a second one is accepted; what is sent is always signed with the first.
 A heartbeat must be understood by a successor, so that it can say that it is another one: it carries flag
 `ANY_DESTINATION`, its tag covers no destination, and its body names the target.
 
@@ -101,10 +102,22 @@ FieldsOfHead = tuple[bytes, int, int, int, int, int, int, int, int, int]
 class Codec:
     """Builds and checks the datagrams of one process."""
 
-    def __init__(self, own: EndpointID, secret: bytes | None, max_datagram_bytes: int, max_frame_bytes: int) -> None:
-        """`own` is the process's EndpointID; sizes include head and tag. Raises `InvalidArgument` for an empty secret."""
-        if secret is not None and not secret:
+    def __init__(
+        self,
+        own: EndpointID,
+        secret: bytes | None,
+        max_datagram_bytes: int,
+        max_frame_bytes: int,
+        accepted_secret: bytes | None = None,
+    ) -> None:
+        """`own` is the process's EndpointID; sizes include head and tag. `accepted_secret`: what others may sign with as well.
+
+        Raises `InvalidArgument` for an empty secret, and for an accepted one without one to sign with.
+        """
+        if b"" in (secret, accepted_secret):
             raise InvalidArgument("the cluster's secret is empty: leave it out, or use at least 16 random bytes")
+        if accepted_secret and not secret:
+            raise InvalidArgument("a second secret is accepted beside one to sign with, and there is none")
         if not 0 < own <= MAX_ID:
             raise InvalidArgument("an EndpointID is from 1 to 2^63-1")
         self.own = own
@@ -115,9 +128,9 @@ class Codec:
         self._own_word = own & 0xFFFFFFFF
         self._own_bytes = own.to_bytes(8, "little")
         self._no_destination = bytes(8)
-        key = b"" if secret is None else secret if len(secret) <= 64 else hashlib.blake2b(secret).digest()
         # Built once: copying a keyed state is a third of making one.
-        self._state = hashlib.blake2b(digest_size=TAG_SIZE, key=key, person=b"pixiu-link")
+        self._state = _keyed(secret or b"")
+        self._accepted_state = _keyed(accepted_secret) if accepted_secret else None
 
     def pack(
         self, type_: int, flags: int, count: int, sequence: int, layout_version: int, destination: int, parts: list[bytes]
@@ -129,13 +142,7 @@ class Codec:
         if not self.tag_size:
             return data
         covered = self._no_destination if flags & FLAG_ANY_DESTINATION else destination.to_bytes(8, "little")
-        return data + self._tag(data, covered)
-
-    def _tag(self, data: bytes | memoryview, destination: bytes) -> bytes:
-        state = self._state.copy()
-        state.update(data)
-        state.update(destination)
-        return state.digest()
+        return data + _tag(self._state, data, covered)
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
         """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
@@ -152,7 +159,10 @@ class Codec:
             return Refusal.KEY
         if self.tag_size:
             covered = self._no_destination if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
-            if not hmac.compare_digest(self._tag(memoryview(data)[:-TAG_SIZE], covered), data[-TAG_SIZE:]):
+            signed, tag, other = memoryview(data)[:-TAG_SIZE], data[-TAG_SIZE:], self._accepted_state
+            if not hmac.compare_digest(_tag(self._state, signed, covered), tag) and not (
+                other is not None and hmac.compare_digest(_tag(other, signed, covered), tag)
+            ):
                 return Refusal.TAG
         head: FieldsOfHead = HEAD.unpack_from(data)
         magic, version, type_, _, flags, count, sender, sequence, _, word = head
@@ -180,6 +190,19 @@ class Codec:
         if not 0 < sender <= MAX_ID or sender == self.own:
             return Refusal.SENDER
         return head
+
+
+def _keyed(secret: bytes) -> hashlib.blake2b:
+    """The state of a tag before its data."""
+    key = secret if len(secret) <= 64 else hashlib.blake2b(secret).digest()
+    return hashlib.blake2b(digest_size=TAG_SIZE, key=key, person=b"pixiu-link")
+
+
+def _tag(keyed: hashlib.blake2b, data: bytes | memoryview, destination: bytes) -> bytes:
+    state = keyed.copy()
+    state.update(data)
+    state.update(destination)
+    return state.digest()
 
 
 def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:

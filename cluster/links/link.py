@@ -64,13 +64,14 @@ class LinkCore:
         handler: LinkHandler,
         *,
         secret: bytes | None = None,
+        accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
     ) -> None:
-        """Raises `InvalidArgument` for an empty secret."""
+        """Raises `InvalidArgument` for an empty secret, and for an accepted one alone."""
         largest = max(options.stream_frame_bytes, options.max_record_bytes + 4) + HEAD_SIZE + TAG_SIZE
         self.max_datagram_bytes = max(options.mtu_bytes, options.loopback_mtu_bytes)
-        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest)
+        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest, accepted_secret)
         self.endpoint = endpoint
         self.outputs = Outputs()
         self._shares = Shares(options.receive_buffer_bytes)

@@ -14,7 +14,8 @@ import ipaddress
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,25 @@ MAX_FILE_BYTES = 1 << 20
 """Of a configuration file."""
 ROLES_OF_ROUTER_ROOT = ("router", "relay", "gateway")
 """What a cluster with a `router_root` has not."""
+WIRE_DEFAULTS: Mapping[str, Any] = {
+    "heartbeat_interval_ms": 1000,
+    "dead_after": 4,
+    "max_record_bytes": 1 << 20,
+    "mtu_bytes": 1400,
+    "loopback_mtu_bytes": 8192,
+    "push_back_ms": 200,
+    "fanout": "gateway",
+    "login_policy": "all",
+    "big_rooms": (0, 0),
+    "router_root": "",
+}
+"""The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
+key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
+RELEASED = (
+    "heartbeat_interval_ms", "suspect_after", "dead_after", "max_record_bytes", "mtu_bytes", "loopback_mtu_bytes", "push_back_ms",
+    "transport", "fanout", "login_policy", "big_rooms", "weighted_routing", "router_root", "trace_fraction",
+)  # fmt: skip
+"""The cluster settings that processes of protocol version 1 have and hash, all of them. Nothing is added here."""
 DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
 
 
@@ -54,9 +74,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
-    """The [cluster] table: what all processes of a cluster must agree on.
+    """The [cluster] table: what concerns a whole cluster. Processes must agree on those in `WIRE_DEFAULTS`, and on the secret.
 
-    Source: docs/protocol.md, "Record", docs/links.md, docs/registry.md, docs/routing.md.
+    Source: docs/protocol.md, "Record", docs/links.md, docs/registry.md, docs/routing.md, docs/operations.md, "Every setting".
     """
 
     heartbeat_interval_ms: int = bounded(1000, 20, 60_000)
@@ -93,6 +113,9 @@ class ClusterOptions(Options):
     secret_file: str = ""
     """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
     Empty: datagrams are not signed."""
+    accepted_secret_file: str = ""
+    """File with a second secret, which others may sign with: the next or the last one, while the cluster's secret is changed one
+    process at a time. Empty: only the one in secret_file is accepted."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
@@ -116,39 +139,35 @@ class ClusterOptions(Options):
                 check_root(self.router_root)
             except InvalidArgument as error:
                 yield "router_root", f"empty, or where the other cluster is: {error}"
+        if self.accepted_secret_file and not self.secret_file:
+            yield "accepted_secret_file", "empty without a secret_file: there is no secret to change"
 
     def secret(self) -> bytes | None:
         """The cluster's secret, 16 to 64 bytes; None when there is none. Raises ConfigurationError on a file that does not do."""
-        if not self.secret_file:
-            return None
-        try:
-            with open(self.secret_file, "rb") as file:
-                secret = file.read(SECRET_MAX_BYTES + 64).rstrip()
-        except OSError as error:
-            raise ConfigurationError(
-                f"[cluster] secret_file = {show(self.secret_file)}: cannot be read: {error.strerror}"
-            ) from None
-        if not SECRET_MIN_BYTES <= len(secret) <= SECRET_MAX_BYTES:
-            size = str(len(secret)) if len(secret) <= SECRET_MAX_BYTES else f"more than {SECRET_MAX_BYTES}"
-            raise ConfigurationError(
-                f"[cluster] secret_file = {show(self.secret_file)}: holds {size} bytes: "
-                f"must be {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes (make one with: openssl rand -hex 24)"
-            )
-        return secret
+        return _secret("secret_file", self.secret_file)
+
+    def accepted_secret(self) -> bytes | None:
+        """The second secret that others may sign with. As `secret`."""
+        return _secret("accepted_secret_file", self.accepted_secret_file)
+
+    def wire_settings(self) -> dict[str, Any]:
+        """What must agree with other processes and is not as in one that does not know the key."""
+        return {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
+
+    def wire_hash(self) -> str:
+        """16 hex digits over `wire_settings`. Source: docs/registry.md, "Who may join"."""
+        return _hash(self.wire_settings())
 
     def settings_hash(self) -> str:
-        """16 hex digits over everything that must agree, the secret's digest among it (never the secret or its file's name).
+        """The hash that processes of protocol version 1 make and compare: 16 hex digits over every cluster setting that they
+        have, over newer ones that must agree and are not at their default, and over the secret's digest.
 
-        The digest is scrypt's, so that what stands in the registry is a poor help for guessing a weak secret.
         Raises ConfigurationError as `secret` does.
 
-        Source: docs/registry.md.
+        Source: docs/registry.md, "Who may join".
         """
-        values: dict[str, Any] = asdict(self)
-        secret = self.secret()
-        del values["secret_file"]
-        values["secret"] = hashlib.scrypt(secret, salt=b"pixiu settings", n=1 << 14, r=8, p=1, dklen=16).hex() if secret else ""
-        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+        values = self.wire_settings() | {key: getattr(self, key) for key in RELEASED}
+        return _hash(values | {"secret": secret_digest(self.secret())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +271,33 @@ def are_big_rooms(low: int, high: int) -> bool:
     return low == high == 0 or (0 < low < high <= VROOMS * low and VROOMS * high <= PROBE_ROOM)
 
 
+@lru_cache(maxsize=4)
+def secret_digest(secret: bytes | None) -> str:
+    """32 hex digits that stand for a secret in the registry; empty for none. Of scrypt, a poor help for guessing a weak one."""
+    return hashlib.scrypt(secret, salt=b"pixiu settings", n=1 << 14, r=8, p=1, dklen=16).hex() if secret else ""
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _secret(key: str, path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            secret = file.read(SECRET_MAX_BYTES + 64).rstrip()
+    except OSError as error:
+        raise ConfigurationError(f"[cluster] {key} = {show(path)}: cannot be read: {error.strerror}") from None
+    if not SECRET_MIN_BYTES <= len(secret) <= SECRET_MAX_BYTES:
+        size = str(len(secret)) if len(secret) <= SECRET_MAX_BYTES else f"more than {SECRET_MAX_BYTES}"
+        raise ConfigurationError(
+            f"[cluster] {key} = {show(path)}: holds {size} bytes: "
+            f"must be {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes (make one with: openssl rand -hex 24)"
+        )
+    return secret
+
+
 def is_wildcard(host: str) -> bool:
     """Whether a host means «every address of this machine»."""
     try:
@@ -343,7 +389,8 @@ def load_options(
         )
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
-    cluster_options.secret()  # a file that does not do is found here, before any socket opens
+    for secret in (cluster_options.secret, cluster_options.accepted_secret):
+        secret()  # a file that does not do is found here, before any socket opens
     return cluster_options, role_options
 
 

@@ -33,9 +33,18 @@ from cluster.runtime.handler import Handler
 from cluster.runtime.http import HttpServer
 from cluster.runtime.layout_notices import LayoutRefresh
 from cluster.runtime.metrics import Metrics, link_samples
-from cluster.runtime.options import ClusterOptions, PartitionedOptions, RoleOptions, example_toml, link_options, load_options
+from cluster.runtime.options import (
+    ClusterOptions,
+    PartitionedOptions,
+    RoleOptions,
+    example_toml,
+    link_options,
+    load_options,
+    secret_digest,
+)
 from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
+from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import NO_PARTITION
 from pixiu.discovery.target import parse_address
@@ -188,6 +197,7 @@ class Process(Generic[OptionsT]):
                 links,
                 self._handler,
                 secret=secret,
+                accepted_secret=self._cluster.accepted_secret(),
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
                 udp_address_of=self._udp_address_of,
@@ -243,6 +253,11 @@ class Process(Generic[OptionsT]):
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
             udp_port=self._options.advertised_udp_port,
+            protocol_min=MIN_PROTOCOL,
+            protocol_max=MAX_PROTOCOL,
+            wire_hash=self._cluster.wire_hash(),
+            secret_digest=secret_digest(self._cluster.secret()),
+            accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
         )
 
     async def _drain(self) -> None:
@@ -463,8 +478,9 @@ def run_role(
     log.bind_identity(role=role, partition=_partition(options))
     logger = log.get_logger()
     logger.info(log.STARTING, version=__version__, pid=os.getpid(), registry=options.registry, config=wanted.config)
-    if cluster.secret_file and os.stat(cluster.secret_file).st_mode & stat.S_IROTH:
-        logger.warning(log.FILE_OPEN_TO_ALL, path=cluster.secret_file)
+    for path in filter(None, (cluster.secret_file, cluster.accepted_secret_file)):
+        if os.stat(path).st_mode & stat.S_IROTH:
+            logger.warning(log.FILE_OPEN_TO_ALL, path=path)
 
     async def main() -> int:
         return await Process(role, cluster, options, service_factory, membership).run()

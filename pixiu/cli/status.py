@@ -19,6 +19,7 @@ from pixiu.cli.http import fetch, samples
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
+from pixiu.discovery.agreement import spoken
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
 from pixiu.discovery.target import parse_address
@@ -171,6 +172,7 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
     layout = status.view.layout
     return {
         "healthy": status.healthy,
+        "protocol": spoken(status.view.nodes),
         "problems": status.problems,
         "registry": status.target,
         "layout": {
@@ -194,6 +196,7 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
                 "endpoint": f"{process.node.endpoint:016x}",
                 "instance": process.node.instance,
                 "version": process.node.version,
+                "protocol": [process.node.protocol_min, process.node.protocol_max],
                 "age_s": max(now_ms - process.node.started_ms, 0) // 1000,
                 "registry_connected": process.registry_connected,
                 "links": {"lost": process.lost, "queue_drops": process.queue_drops, "refused": process.refused},
@@ -239,7 +242,9 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
             f"{process.queue_drops:,}",
         )
     verdict = "[green]✓ healthy[/]" if status.healthy else "[red]✗ not healthy[/]"
-    head = f"{escape(status.target)}  layout version {layout.version}: {said or 'none'}"
+    protocol, newest = spoken(status.view.nodes), max((node.protocol_max for node in status.view.nodes), default=0)
+    upgrading = f" (some processes speak {newest}: an upgrade is under way)" if newest > protocol else ""
+    head = f"{escape(status.target)}  layout version {layout.version}: {said or 'none'}  protocol {protocol}{upgrading}"
     replicas = replica_table(process.replica for process in status.processes if process.replica is not None)
     tables = [table, "", replicas] if replicas is not None else [table]
     return Group(head, "", *tables, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))

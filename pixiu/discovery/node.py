@@ -2,6 +2,7 @@
 
     {"role": "router", "partition": 0, "state": "Running", "host": "10.0.0.5", "port": 7010, "http_port": 7011,
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
+     "protocol_min": 1, "protocol_max": 2, "wire_hash": "c4…", "secret_digest": "", "accepted_secret_digest": "",
      "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
@@ -28,6 +29,7 @@ MAX_NODE_BYTES: Final = 16_384
 MAX_TEXT: Final = 256
 """Characters of a host, a version, a hash."""
 MAX_PORT: Final = 65_535
+LAST_PROTOCOL: Final = 1_000_000
 MAX_REPLICA: Final = (1 << 31) - 1
 
 
@@ -103,7 +105,7 @@ class Node:
     """63 random bits, new with every registration and so with every ZooKeeper session."""
     version: str
     settings_hash: str
-    """Of the settings that all processes of a cluster must agree on."""
+    """Of all cluster settings, as releases before protocol version 2 made and compared it."""
     started_ms: int
     """Unix milliseconds."""
     pid: int = 0
@@ -123,6 +125,16 @@ class Node:
     """Which of the member's registrations this is; kept with its log."""
     member_end: int = 0
     """The counter of the member's last entry when it registered; 0: it has no data."""
+    protocol_min: int = 1
+    """The oldest protocol version that the process speaks."""
+    protocol_max: int = 1
+    """The newest. A release that said nothing of it spoke version 1."""
+    wire_hash: str = ""
+    """Of the cluster settings that must agree on the wire; empty: an older release."""
+    secret_digest: str = ""
+    """Of the secret that it signs with; empty: it has none."""
+    accepted_secret_digest: str = ""
+    """Of the second secret that it accepts; empty: there is none."""
 
     @property
     def udp_address(self) -> tuple[str, int]:
@@ -158,6 +170,11 @@ class Node:
             "member": hex_id(self.member),
             "member_incarnation": self.member_incarnation,
             "member_end": self.member_end,
+            "protocol_min": self.protocol_min,
+            "protocol_max": self.protocol_max,
+            "wire_hash": self.wire_hash,
+            "secret_digest": self.secret_digest,
+            "accepted_secret_digest": self.accepted_secret_digest,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -183,6 +200,7 @@ class Node:
         host = text(fields, "host")
         if not host:
             raise MalformedData("host is empty")
+        oldest = integer(fields, "protocol_min", 1, LAST_PROTOCOL, 1)
         return cls(
             role=role,
             partition=partition,
@@ -206,4 +224,9 @@ class Node:
             member=_hex(fields, "member", "0" * 16),
             member_incarnation=integer(fields, "member_incarnation", 0, MAX_ID, 0),
             member_end=integer(fields, "member_end", 0, MAX_ID, 0),
+            protocol_min=oldest,
+            protocol_max=integer(fields, "protocol_max", oldest, LAST_PROTOCOL, 1),
+            wire_hash=text(fields, "wire_hash", ""),
+            secret_digest=text(fields, "secret_digest", ""),
+            accepted_secret_digest=text(fields, "accepted_secret_digest", ""),
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from pixiu.cli.status import ClusterStatus, ProcessStatus, age_text, judge, missing_processes, read_pages, render, status_json
+from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
@@ -112,6 +115,23 @@ def test_the_status_as_json_has_every_process_and_the_layout() -> None:
     assert len(report["processes"]) == 6
     assert report["layout"]["broker"] == {"n": 2, "next": 2, "replicas": 2}
     assert {process["age_s"] for process in report["processes"]} == {60}
+
+
+def test_the_status_as_json_says_what_protocol_all_speak() -> None:
+    old, new = node("router", 0, 0, 1), replace(node("broker", 0, 0, 2), protocol_max=MAX_PROTOCOL)
+    for nodes, spoken in (((old, new), 1), ((new,), MAX_PROTOCOL)):
+        report = status_json(judge(TARGET, View(Layout(), nodes), [ProcessStatus(one, True) for one in nodes]), 61_000)
+        assert report["protocol"] == spoken
+        processes: Any = report["processes"]
+        assert [process["protocol"] for process in processes] == [[1, one.protocol_max] for one in nodes]
+
+
+def test_the_table_says_while_an_upgrade_is_under_way() -> None:
+    old, new = node("router", 0, 0, 1), replace(node("broker", 0, 0, 2), protocol_max=MAX_PROTOCOL)
+    for nodes, under_way in (((old, new), True), ((new,), False), ((), False)):
+        out = io.StringIO()
+        Console(file=out, width=200).print(render(judge(TARGET, View(Layout(), nodes), []), 61_000))
+        assert (f"protocol 1 (some processes speak {MAX_PROTOCOL}: an upgrade is under way)" in out.getvalue()) is under_way
 
 
 def test_the_table_says_healthy_or_why_not() -> None:

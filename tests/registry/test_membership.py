@@ -182,6 +182,38 @@ async def test_a_process_with_other_cluster_settings_is_refused_and_both_are_nam
     await here.unregister()
 
 
+async def test_settings_of_one_process_differ_freely_between_new_processes_and_not_beside_one_of_protocol_version_1(
+    zookeeper: ZooKeeper, root: str
+) -> None:
+    released = make_node("broker", 1, port=7000)
+    traced = make_node("proxy", port=7100, settings_hash="with traces", wire_hash="w", protocol_max=2)
+    same, other = (make_node("gateway", port=7200 + n, wire_hash=wire, protocol_max=2) for n, wire in enumerate("wx"))
+    members = [Membership(zookeeper, root) for _ in range(4)]
+    # The released one comes first, and a new one with the same table beside it; then the other way round.
+    await members[0].register(released)
+    await members[1].register(same)
+    with pytest.raises(ConfigurationError, match="older release, the whole table must be the same"):
+        await members[2].register(traced)
+    await members[0].unregister()
+    await members[0].register(released)
+    await members[0].unregister()
+    await members[2].register(traced)
+    with pytest.raises(ConfigurationError, match="cluster settings that must agree have hash 'x'"):
+        await members[3].register(other)
+    for member in members:
+        await member.unregister()
+
+
+async def test_a_process_whose_protocol_versions_nobody_speaks_is_refused(zookeeper: ZooKeeper, root: str) -> None:
+    there, here = Membership(zookeeper, root), Membership(zookeeper, root)
+    await there.register(make_node("broker", 1, port=7000))
+    with pytest.raises(ConfigurationError, match=r"versions 2 to 3, and broker at 127\.0\.0\.1:7000 speaks 1 to 1: upgrade"):
+        await here.register(make_node("gateway", port=7100, protocol_min=2, protocol_max=3))
+    await here.register(make_node("gateway", port=7100, protocol_max=2))
+    for member in (there, here):
+        await member.unregister()
+
+
 async def test_the_earlier_run_at_the_same_address_is_no_reason_to_refuse(zookeeper: ZooKeeper, root: str) -> None:
     before, after = Membership(zookeeper, root), Membership(zookeeper, root)
     await before.register(make_node(settings_hash="aaaa"))

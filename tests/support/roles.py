@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,8 @@ class Roles:
 
     def __init__(self, folder: Path, server: EmbeddedZooKeeper, zookeeper: ZooKeeper) -> None:
         self.folder, self.server, self.zookeeper = folder, server, zookeeper
+        self.fork: Callable[[str, Sequence[str], Path], Forked] = fork
+        """What starts a process: of this tree, unless a test says otherwise."""
         self._processes: dict[str, Forked] = {}
         self._places: dict[str, tuple[str, str, int]] = {}
         self._refused: set[str] = set()
@@ -56,7 +58,7 @@ class Roles:
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
         arguments = [part for key, value in wanted.items() for part in ("--set", f"{key}={value}")]
         module, arguments = ("tests.support.deaf_role", [role, *arguments]) if deaf else (role, arguments)
-        self._processes[name] = fork(module, arguments, self.folder / f"{name}.log")
+        self._processes[name] = self.fork(module, arguments, self.folder / f"{name}.log")
         self._places[name] = (root, role, partition)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:

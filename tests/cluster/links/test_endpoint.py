@@ -25,10 +25,12 @@ WAIT_S = 30.0
 class Process:
     """An endpoint with a gRPC server on the same port number, as a role's process has it."""
 
-    def __init__(self, options: LinkOptions | None = None, secret: bytes | None = SECRET) -> None:
+    def __init__(
+        self, options: LinkOptions | None = None, secret: bytes | None = SECRET, accepted_secret: bytes | None = None
+    ) -> None:
         self.id = EndpointID(secrets.randbits(62) | 1)
         self.handler = Recorder()
-        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, secret=secret)
+        self.endpoint = Endpoint(self.id, options or LinkOptions(), self.handler, secret=secret, accepted_secret=accepted_secret)
         self.server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -186,6 +188,24 @@ async def test_transport_stream_carries_records_in_order(processes: list[Process
     assert all(handled for _, handled in alice.handler.settled)
     assert bob.handler.records == records
     assert alice.handler.records == records
+
+
+async def test_processes_differ_in_what_need_not_agree_and_in_the_secret_that_signs(processes: list[Process]) -> None:
+    next_secret = b"the next secret of the cluster"
+    processes.append(await Process(LinkOptions(transport="stream", suspect_after=3), SECRET, next_secret).start())
+    processes.append(await Process(LinkOptions(), next_secret, SECRET).start())
+    alice, bob = processes
+    for one, other in ((alice, bob), (bob, alice)):
+        one.endpoint.set_peers([other.peer])
+    await until(lambda: alice.endpoint.state(bob.id) is PeerState.ALIVE and bob.endpoint.state(alice.id) is PeerState.ALIVE)
+    records = [make_record(number) for number in range(1000)]
+    for one, other in ((alice, bob), (bob, alice)):
+        one.endpoint.send_records(other.id, records, token=1)
+    await until(lambda: alice.handler.settled and bob.handler.settled)
+    for one in processes:
+        assert one.handler.settled == [(1, True)]
+        assert one.handler.records == records
+        assert one.endpoint.stats().refused == {}
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 
 ALICE, BOB, CAROL = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
+DAVE = EndpointID(0x7777777788888888)
 SECRET = b"a secret of the cluster"
 ITEM = bytes(40)
 
@@ -70,6 +71,26 @@ def test_a_forged_tag_and_another_clusters_secret_are_refused() -> None:
     data = codec(ALICE, b"another secret").pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
     assert codec(BOB).unpack(data, False) == Refusal.TAG
     assert codec(BOB).unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == Refusal.TAG
+
+
+def test_while_the_secret_changes_both_are_accepted_and_the_first_one_signs() -> None:
+    old, new = SECRET, b"the next secret!"
+    before, prepared, changed, after = (
+        Codec(own, secret, 9000, 300_000, accepted)
+        for own, secret, accepted in ((ALICE, old, None), (BOB, old, new), (CAROL, new, old), (DAVE, new, None))
+    )
+
+    def understands(reader: Codec, sender: Codec) -> bool:
+        said = reader.unpack(sender.pack(RECORDS, 0, 1, 7, 3, reader.own, [ITEM]), False)
+        assert said == Refusal.TAG or not isinstance(said, str)
+        return not isinstance(said, str)
+
+    steps = (before, prepared, changed, after)
+    talking = [[understands(reader, sender) for sender in steps if sender is not reader] for reader in steps]
+    # Whoever is a step away is understood both ways; who is two steps away is not.
+    assert talking == [[True, False, False], [True, True, True], [True, True, True], [False, False, True]]
+    with pytest.raises(InvalidArgument, match="beside one to sign with"):
+        Codec(ALICE, None, 9000, 300_000, new)
 
 
 def test_with_and_without_a_secret_do_not_talk() -> None:

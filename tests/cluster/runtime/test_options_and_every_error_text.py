@@ -5,12 +5,14 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from cluster.runtime.fields import bounded, choice, choices, specs
 from cluster.runtime.options import (
+    RELEASED,
+    WIRE_DEFAULTS,
     ClusterOptions,
     PartitionedOptions,
     RoleOptions,
@@ -200,33 +202,87 @@ def test_a_secret_of_a_wrong_size_is_refused_and_never_shown(tmp_path: Path, siz
     assert "ssss" not in str(caught.value)
 
 
-def test_the_hash_of_settings_covers_every_cluster_value_and_the_secret_but_not_its_file(tmp_path: Path) -> None:
-    base = ClusterOptions()
-    others = [
-        replace(base, heartbeat_interval_ms=500),
-        replace(base, suspect_after=1),
-        replace(base, dead_after=5),
-        replace(base, max_record_bytes=2048),
-        replace(base, mtu_bytes=1300),
-        replace(base, loopback_mtu_bytes=9000),
-        replace(base, push_back_ms=100),
-        replace(base, transport="stream"),
-        replace(base, fanout="relay"),
-        replace(base, login_policy="newest"),
-        replace(base, big_rooms=(10, 20)),
-        replace(base, router_root="/pubsub"),
-        replace(base, weighted_routing=True),
-        replace(base, trace_fraction=0.5),
-    ]
-    assert len(others) == len(specs(ClusterOptions)) - 1  # all but secret_file, below
+OTHER_CLUSTERS = (
+    ("heartbeat_interval_ms", 500), ("suspect_after", 1), ("dead_after", 5), ("max_record_bytes", 2048), ("mtu_bytes", 1300),
+    ("loopback_mtu_bytes", 9000), ("push_back_ms", 100), ("transport", "stream"), ("fanout", "relay"), ("login_policy", "newest"),
+    ("big_rooms", (10, 20)), ("weighted_routing", True), ("router_root", "/pubsub"), ("trace_fraction", 0.5),
+)  # fmt: skip
+"""Every cluster setting but the secrets, with another value than its default."""
+
+
+def secret_files(folder: Path) -> tuple[str, str, str]:
+    """Files of one secret, twice, and of another."""
     for name, secret in (("one", "0123456789abcdef"), ("two", "0123456789abcdef\n"), ("three", "fedcba9876543210")):
-        (tmp_path / name).write_text(secret)
-    one, two, three = (replace(base, secret_file=str(tmp_path / name)) for name in ("one", "two", "three"))
+        (folder / name).write_text(secret)
+    return str(folder / "one"), str(folder / "two"), str(folder / "three")
+
+
+@pytest.mark.parametrize(
+    ("changes", "released"),
+    [
+        ({}, "59d6fcc8f38d316d"),
+        ({"secret_file": "one", "trace_fraction": 0.5, "big_rooms": (10, 20)}, "486d4398a77418c4"),
+    ],
+)
+def test_the_settings_hash_is_the_one_that_processes_of_protocol_version_1_make(
+    tmp_path: Path, changes: dict[str, Any], released: str
+) -> None:
+    one, _, _ = secret_files(tmp_path)
+    options = ClusterOptions(**changes | ({"secret_file": one} if "secret_file" in changes else {}))
+    assert options.settings_hash() == released
+
+
+def test_the_settings_hash_covers_every_released_value_and_the_secret_but_not_its_file(tmp_path: Path) -> None:
+    base = ClusterOptions()
+    others = [replace(base, **{key: value}) for key, value in OTHER_CLUSTERS]  # type: ignore[arg-type]
+    assert {key for key, _ in OTHER_CLUSTERS} == set(RELEASED)
+    one, two, three = (replace(base, secret_file=path) for path in secret_files(tmp_path))
     hashes = {options.settings_hash() for options in [base, *others, one, three]}
     assert len(hashes) == len(others) + 3
     assert one.settings_hash() == two.settings_hash()
     assert all(len(digits) == 16 and int(digits, 16) >= 0 for digits in hashes)
     assert one.secret() == two.secret() == b"0123456789abcdef"
+
+
+def test_the_wire_hash_covers_what_must_agree_and_nothing_else(tmp_path: Path) -> None:
+    base = ClusterOptions()
+    one, _, three = secret_files(tmp_path)
+    assert {key for key, _ in OTHER_CLUSTERS} | {"secret_file", "accepted_secret_file"} == set(specs(ClusterOptions))
+    changing = {key for key, value in OTHER_CLUSTERS if replace(base, **{key: value}).wire_hash() != base.wire_hash()}  # type: ignore[arg-type]
+    assert changing == set(WIRE_DEFAULTS)
+    assert len({replace(base, **{key: value}).wire_hash() for key, value in OTHER_CLUSTERS}) == len(WIRE_DEFAULTS) + 1  # type: ignore[arg-type]
+    assert replace(base, secret_file=one, accepted_secret_file=three).wire_hash() == base.wire_hash()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextRelease(ClusterOptions):
+    """With a key that this release does not have."""
+
+    new_key: str = "as before"
+
+
+def test_a_new_key_changes_no_hash_until_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, after = ClusterOptions(big_rooms=(10, 20)), NextRelease(big_rooms=(10, 20))
+    before = now.settings_hash(), now.wire_hash()
+    assert (after.settings_hash(), after.wire_hash()) == before
+    monkeypatch.setattr("cluster.runtime.options.WIRE_DEFAULTS", {**WIRE_DEFAULTS, "new_key": "as before"})
+    assert (after.settings_hash(), after.wire_hash()) == before
+    used = replace(after, new_key="otherwise")
+    assert used.settings_hash() != before[0]
+    assert used.wire_hash() != before[1]
+
+
+def test_a_second_secret_needs_a_first_and_its_file_is_read_at_the_start(tmp_path: Path) -> None:
+    one, _, three = secret_files(tmp_path)
+    both = {"cluster.secret_file": one, "cluster.accepted_secret_file": three}
+    cluster, _ = load_options("router", RoleOptions, None, {}, both)
+    assert (cluster.secret(), cluster.accepted_secret()) == (b"0123456789abcdef", b"fedcba9876543210")
+    for changes, text in (
+        ({"cluster.secret_file": ""}, r"accepted_secret_file = .*: must be empty without a secret_file"),
+        ({"cluster.accepted_secret_file": str(tmp_path / "no")}, r"accepted_secret_file = .*/no.*: cannot be read: No such file"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            load_options("router", RoleOptions, None, {}, both | changes)
 
 
 def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""Every process of a cluster is replaced, one after the other, while rooms and mail flow: by the next release, and then again
+with other settings.
+
+    before     processes of the tree at the commit BEFORE, with its code, which know no protocol version
+    upgraded   this tree: the first machine's one after the other, beside old ones of every role; then the other machine's
+    back       the first machine's of the tree before, beside new ones of every role
+    prepared   this tree, machine by machine: another trace fraction, and a second secret is accepted
+    changed    this tree, machine by machine: the second secret signs, the first one is still accepted
+
+A process is told to end (SIGTERM), and its successor starts in its place; the next one follows when the cluster is healthy. A
+"machine" has one replica of each role; where it is said so they end together. The SDK is today's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pixiu
+from pixiu.cli.status import read_status
+from pixiu.discovery.agreement import MAX_PROTOCOL
+from pixiu.discovery.view import RoleLayout
+from registry.layout import ensure_layout
+from tests.history.checker import check, counts, report
+from tests.history.record import Fault, History
+from tests.history.violation import Limits
+from tests.support.forks import fork
+from tests.support.mail_history import Traffic
+from tests.support.releases import Release, release
+from tests.support.roles import WAIT_S, Roles
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+BEFORE = "9d85a78bd47d3b8de8d8f4eb0516385a58df15cd"
+"""The last commit whose processes have no protocol version."""
+ORDER = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")
+"""In which docs/operations.md, "Upgrade", says it is done."""
+REPLICAS = 2
+ROOMS = range(1, 5)
+PACE_S = 0.04
+
+
+def machine(number: int) -> list[str]:
+    """One replica of each role, by name."""
+    return [f"{role}-{number}" for role in ORDER]
+
+
+class Rooms:
+    """A back end that sends numbered messages to rooms, and subscribers that look at their order."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.sent: Counter[int] = Counter()
+        self.got: Counter[tuple[int, int]] = Counter()
+        """(subscriber, room) → messages."""
+        self.last: Counter[tuple[int, int]] = Counter()
+        """(subscriber, room) → the newest number."""
+        self.gaps: list[str] = []
+        """What the SDK said when messages may have been missed."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def lost(self) -> int:
+        """How many of the accepted messages did not come, of those before the newest that came."""
+        return self.last.total() - self.got.total()
+
+    async def _send(self, px: pixiu.Client, room: int) -> None:
+        while True:
+            await px.room(room).send(b"%d" % (self.sent[room] + 1))
+            self.sent[room] += 1
+            await asyncio.sleep(PACE_S)
+
+    async def _take(self, number: int, subscription: pixiu.Subscription) -> None:
+        async for message in subscription:
+            key, said = (number, message.room), int(message.payload)
+            assert said > self.last[key], f"subscriber {number}, room {message.room}: {said} after {self.last[key]}"
+            self.last[key] = said
+            self.got[key] += 1
+
+    def check(self) -> None:
+        """Nothing has failed so far. Raises what did."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def flow(self) -> None:
+        """What is sent from now on arrives everywhere."""
+        from_here = {room: self.sent[room] + 1 for room in ROOMS}
+
+        def arrived() -> bool:
+            self.check()
+            return all(self.last[number, room] > from_here[room] for number in range(REPLICAS) for room in ROOMS)
+
+        await until(arrived, lambda: f"what is sent after {from_here} at {dict(self.last)}")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send and take while the block lasts."""
+        async with contextlib.AsyncExitStack() as stack:
+            sender = await stack.enter_async_context(pixiu.connect(self._target, client="sender", connect_timeout_s=WAIT_S))
+            for number in range(REPLICAS):
+                connecting = pixiu.connect(self._target, client=f"taker-{number}", connect_timeout_s=WAIT_S)
+                px = await stack.enter_async_context(connecting)
+                taker = px.subscribe(rooms=ROOMS, on_gap=self.gaps.append)
+                await taker.ready(timeout_s=WAIT_S)
+                self._tasks.append(asyncio.create_task(self._take(number, taker)))
+            self._tasks += [asyncio.create_task(self._send(sender, room)) for room in ROOMS]
+            stack.push_async_callback(self._end)
+            yield
+            self.check()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Rolling:
+    """The processes of a cluster, and what each of them is started with."""
+
+    def __init__(self, roles: Roles, old: Release) -> None:
+        self.roles, self.old = roles, old
+        self.names = [name for number in range(REPLICAS) for name in machine(number)]
+        self.settings: dict[str, Any] = {"drain_timeout_s": 10, "cluster_trace_fraction": 0.01}
+
+    def start(self, name: str, *, old: bool = False) -> None:
+        """Start one: of the tree before, or of this one."""
+        settings = self.settings | ({"drain_jitter_s": 0.2} if name.startswith("gateway") else {})
+        partition = -1 if name.startswith(("gateway", "proxy")) else 0
+        self.roles.fork = self.old.fork if old else fork
+        self.roles.start(name, partition=partition, **settings)
+
+    async def healthy(self) -> None:
+        """Until `pixiu status` would say so."""
+        problems: list[str] = []
+
+        async def none() -> bool:
+            problems[:] = (await read_status(self.roles.target())).problems
+            return not problems
+
+        await until(none, lambda: f"a healthy cluster: {problems}")
+
+    async def replace(self, *names: str, history: History, rooms: Rooms, old: bool = False) -> None:
+        """Some processes, together, by such that have the settings of now."""
+        began = time.monotonic()
+        for name in names:
+            history.fault(Fault("restart", name))
+        await asyncio.gather(*map(self.roles.end, names))
+        for name in names:
+            self.start(name, old=old)
+        await self.roles.running(*names)
+        await self.healthy()
+        for name in names:
+            history.fault(Fault("restart", name, heals=True))
+        await rooms.flow()
+        print(f"{', '.join(names)}: {time.monotonic() - began:.1f} s; lost {rooms.lost}, {len(rooms.gaps)} gaps", flush=True)
+
+    async def protocols(self) -> Counter[int]:
+        """How many processes speak up to which protocol version, as the registry says."""
+        return Counter(node.protocol_max for node in await self.roles.running(*self.names))
+
+
+async def test_every_process_is_upgraded_and_then_changed_while_rooms_and_mail_flow(roles: Roles, tmp_path: Path) -> None:
+    history = History(path=tmp_path / "history.jsonl")
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(f"the {name} of two secrets")
+        (tmp_path / name).chmod(0o600)
+    old = release(BEFORE, tmp_path)
+    began = time.monotonic()
+    try:
+        rolling = Rolling(roles, old)
+        rolling.settings["cluster_secret_file"] = tmp_path / "first"
+        await ensure_layout(roles.zookeeper, "/pubsub", {role: RoleLayout(1, 1, REPLICAS) for role in ORDER})
+        for name in rolling.names:
+            rolling.start(name, old=True)
+        assert await rolling.protocols() == {1: len(rolling.names)}
+        await rolling.healthy()
+        rooms = Rooms(roles.target())
+        async with rooms.running(), Traffic(roles.target(), history, seed=1, users=4, senders=2, pace_s=0.05) as traffic:
+            await traffic.more(50)
+            happens: dict[str, Any] = {"history": history, "rooms": rooms}
+            for name in machine(0):
+                await rolling.replace(name, **happens)
+            await rolling.replace(*machine(1), **happens)
+            assert await rolling.protocols() == {MAX_PROTOCOL: len(rolling.names)}
+            print(f"upgraded after {time.monotonic() - began:.1f} s", flush=True)
+            await rolling.replace(*machine(0), **happens, old=True)
+            assert await rolling.protocols() == {1: len(ORDER), MAX_PROTOCOL: len(ORDER)}
+
+            for secret, accepted in (("first", "second"), ("second", "first")):
+                rolling.settings["cluster_secret_file"] = tmp_path / secret
+                rolling.settings["cluster_accepted_secret_file"] = tmp_path / accepted
+                rolling.settings["cluster_trace_fraction"] = 0.5
+                for number in range(REPLICAS):
+                    await rolling.replace(*machine(number), **happens)
+                    await traffic.more(20)
+            await traffic.settle()
+    finally:
+        await asyncio.to_thread(roles.stop)  # before the server that forked some of them ends
+        old.close()
+        history.close()
+    failed = {what: number for what, number in traffic.counts.items() if what.startswith("unconfirmed")}
+    print(f"{time.monotonic() - began:.1f} s; {dict(traffic.counts)}; {counts(history)}; {rooms.sent.total()} to rooms")
+    assert not failed
+    found = check(history, Limits(sends=100, deliveries=100, acknowledgements=100, faults=2 * len(rolling.names)))
+    assert not found, report(history, found)
