@@ -36,6 +36,7 @@ from cluster.runtime.metrics import Metrics, link_samples
 from cluster.runtime.options import ClusterOptions, PartitionedOptions, RoleOptions, example_toml, link_options, load_options
 from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
+from pixiu.discovery.lacks import waits_for
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import NO_PARTITION
 from pixiu.discovery.target import parse_address
@@ -52,7 +53,7 @@ EXIT_ENVIRONMENT: Final = 2
 CLOSE_TIMEOUT_S: Final = 10.0
 """Seconds that the end of one part may take; then the next one is ended."""
 QUIET_S: Final = 3.0
-"""A start that has waited so long for the registry says so."""
+"""A start that has waited so long for the registry, or for members of the cluster, says so; of members again and again."""
 CONFLICT_MARGIN_S: Final = 2.0
 """Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
 REGISTRY_TIMEOUT_S: Final = 5.0
@@ -155,7 +156,11 @@ class Process(Generic[OptionsT]):
         self._watchdog.start()
         self._takes_views = True
         self._give_view(self._discovery.view)
-        await service.start()
+        says = asyncio.create_task(self._say_what_it_waits_for())
+        try:
+            await service.start()
+        finally:
+            says.cancel()
         await self._membership.set_state(NodeState.RUNNING)
         self._state = NodeState.RUNNING.value
         await self._server.set_serving(True)
@@ -168,6 +173,17 @@ class Process(Generic[OptionsT]):
             await self._zookeeper.connect()
         finally:
             waits.cancel()
+
+    async def _say_what_it_waits_for(self) -> None:
+        while True:
+            await asyncio.sleep(QUIET_S)
+            if missing := self._waits_for():
+                self._log.warning(log.WAITING, part="members", missing="; ".join(missing))
+
+    def _waits_for(self) -> list[str]:
+        """What keeps this process from Running, in words; empty once it runs."""
+        node = self._membership.node if self._membership is not None else None
+        return waits_for(self._discovery.view, node) if node is not None and node.state is NodeState.INIT else []
 
     def _check_partition(self) -> None:
         """Without a layout any will do: nothing says yet how many there are."""
@@ -415,6 +431,7 @@ class Process(Generic[OptionsT]):
             "replica": node.replica if node is not None else -1,
             "endpoint": hex_id(self._endpoint_id),
             "state": self._state,
+            "waits_for": self._waits_for(),
             "version": __version__,
             "layout_version": self._discovery.view.layout.version,
             "nodes": len(self._discovery.view.nodes),

@@ -19,8 +19,9 @@ from pixiu.cli.http import fetch, samples
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
+from pixiu.discovery.lacks import NO_LAYOUT, lacks
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
@@ -70,20 +71,9 @@ class ClusterStatus:
 def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
     """What the layout wants and the registry does not have Running, in words. `dead`: endpoints that do not answer."""
     if not view.layout.version:
-        return ["the registry holds no layout: is the root right, and was a cluster ever started there?"]
-    problems: list[str] = []
-    for role in ROLES:
-        layout = view.layout.roles.get(role)
-        if layout is None:
-            continue
-        wanted = max(layout.replicas, 1)
-        places = [-1] if role in UNPARTITIONED_ROLES else range(layout.n)
-        for partition in places:
-            nodes = view.running(role) if partition < 0 else view.replicas(role, partition)
-            running = sum(1 for node in nodes if node.endpoint not in dead)
-            if running < wanted:
-                where = role if partition < 0 else f"{role} partition {partition}"
-                problems.append(f"{where}: {running} of {wanted} Running")
+        return [NO_LAYOUT]
+    problems = [str(lack) for lack in lacks(view, dead)]
+    for role, layout in view.layout.roles.items():
         if layout.next != layout.n:
             problems.append(f"{role}: a doubling from {layout.n} to {layout.next} partitions is under way")
     return problems
@@ -146,6 +136,8 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         return ProcessStatus(node, False, "is gone; another process answers at its address")
     if status != 200 or said.get("state") != NodeState.RUNNING.value:
         problem = f"is {said.get('state', 'in an unknown state')}"
+        if isinstance(waits := said.get("waits_for"), list) and waits:
+            problem += f" and waits for {'; '.join(map(str, waits))}"
     elif dead_peers:
         problem = f"does not hear {dead_peers} of its peers"
     counts = {"links_lost_items": 0, "links_queue_drops_total": 0, "links_refused_total": 0}

@@ -91,6 +91,8 @@ def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_r
     ("status", "changes", "word"),
     [
         (503, {"state": "Draining"}, "is Draining"),
+        (503, {"state": "Init", "waits_for": ["router: none"]}, "is Init and waits for router: none"),
+        (503, {"state": "Init", "waits_for": "nonsense"}, "is Init"),
         (200, {"peers": {"dead": 2}}, "does not hear 2 of its peers"),
         (200, {"endpoint": "00000000000000ff"}, "another process answers"),
     ],

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import socket
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.forks import fork
 
 pytestmark = pytest.mark.e2e
 FOLDER = Path(__file__).resolve().parents[2] / "examples/three_machines"
+README = (FOLDER / "README.md").read_text()
 MACHINES = ("machine1", "machine2", "machine3")
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 STARTED = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
@@ -62,7 +62,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     target = f"zk://{server.address}/three"
     processes: dict[tuple[str, str], Forked] = {}
     try:
-        subprocess.run([sys.executable, str(FOLDER / "layout.py"), target], check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+        [words] = [line.split() for line in README.splitlines() if line.startswith("pixiu layout set ")]
+        words = [PIXIU, *words[1 : words.index("--target")], "--target", target]
+        subprocess.run(words, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
         for machine, text in texts.items():
             changed = text.replace("zk://127.0.0.1:2181/three", target).replace("/etc/pixiu/secret", str(secret))
             (folder / f"{machine}.toml").write_text(changed.replace("/var/lib/pixiu", str(folder)))

@@ -305,6 +305,20 @@ async def test_a_start_that_waits_for_the_registry_says_so() -> None:
             assert (line["part"], line["registry"]) == ("registry", target)
 
 
+async def test_a_start_that_waits_for_members_says_which_in_its_log_and_at_health(registry: str) -> None:
+    async with connected(registry) as zookeeper:
+        await ensure_layout(zookeeper, "/waits", {"router": RoleLayout(2, 2, 1), "proxy": RoleLayout(1, 1, 2)})
+        missing = ["proxy: 0 of 2 Running", "router partition 0: 0 of 1 Running"]
+        async with started(f"registry=zk://{registry}/waits", "partition=1", "start_s=600") as role:
+            await role.until(lambda: len([line for line in role.events("waiting") if line["part"] == "members"]) >= 2)
+            assert role.events("waiting")[-1]["missing"] == "; ".join(missing)
+            [node] = await nodes(zookeeper, "/waits", partition=1)
+            status, text = await get(node.http_port, "/health")
+            assert (status, json.loads(text)["waits_for"]) == (503, missing)
+            role.kill(signal.SIGTERM)
+            assert await role.ended() == 0
+
+
 async def test_a_taken_port_is_named_and_ends_with_2_without_a_traceback(registry: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as tcp:
         port = tcp.getsockname()[1]
