@@ -433,6 +433,7 @@ class Process(Generic[OptionsT]):
             "state": self._state,
             "waits_for": self._waits_for(),
             "version": __version__,
+            "unix_ms": time.time_ns() // 1_000_000,
             "layout_version": self._discovery.view.layout.version,
             "nodes": len(self._discovery.view.nodes),
             "registry_connected": self._zookeeper.connected,
