@@ -83,12 +83,36 @@ async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int
         raise InvalidArgument(f"{replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
 
     def change(layout: Layout) -> Layout:
-        there = layout.roles.get(role)
-        if there is None:
-            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        there = _role_of(layout, root, role)
         return replace(layout, roles={**layout.roles, role: replace(there, replicas=replicas)})
 
     return await _change(zookeeper, root, change)
+
+
+async def change_replicas(zookeeper: ZooKeeper, root: str, role: str, by: int) -> Layout:
+    """Want so many replicas more, or less; the layout as it is then.
+
+    Raises `InvalidArgument` when the layout has no such role or the number cannot be, `ConfigurationError` while the role is
+    being doubled, `Unavailable`, `RegistryUnavailable`.
+
+    Source: docs/operations.md, "Draining and adding processes".
+    """
+
+    def change(layout: Layout) -> Layout:
+        there = _role_of(layout, root, role)
+        replicas = there.replicas + by
+        if not 1 <= replicas <= MAX_REPLICAS:
+            raise InvalidArgument(f"{role} has {there.replicas} wanted replica(s); 1 to {MAX_REPLICAS} are allowed")
+        return changed_layout(layout, {role: RoleLayout(there.n, there.n, replicas)})
+
+    return await _change(zookeeper, root, change)
+
+
+def _role_of(layout: Layout, root: str, role: str) -> RoleLayout:
+    there = layout.roles.get(role)
+    if there is None:
+        raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+    return there
 
 
 async def begin_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
@@ -150,9 +174,7 @@ async def _change_doubled(
         raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.PARTITIONED_ROLES)}")
 
     def changed(layout: Layout) -> Layout:
-        there = layout.roles.get(role)
-        if there is None:
-            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        there = _role_of(layout, root, role)
         if known(there):
             return layout
         made = change(there)

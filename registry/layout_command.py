@@ -43,7 +43,7 @@ def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 @guarded
 def set_(
     roles: Annotated[
-        list[str], typer.Argument(help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; proxy=2 and gateway=2.", metavar="ROLE=…")
+        list[str], typer.Argument(help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; proxy=2 and gateway=2.", metavar="ROLE=N")
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
     target: Target = DEFAULT_TARGET,
@@ -51,7 +51,8 @@ def set_(
 ) -> None:
     """Add roles to the layout, or change how many replicas are wanted of those that it has; what is not named stays.
 
-    The number of partitions of a role that is there is changed by `pixiu double` only. Nothing is started or ended.
+    The number of partitions of a role that is there is changed by `pixiu double` only. Nothing is started or ended, but by a
+    `pixiu up` that runs the cluster: it follows the wanted replicas of its roles.
     """
     before, after = asyncio.run(_set(target, parse_wanted(roles), dry_run=dry_run))
     made = changes(before, after)

@@ -1,7 +1,7 @@
 """Runs one role as a process: from the command line to the exit code.
 
     options ─ log ─ ports ─ ZooKeeper ─ service made ─ first view ─ prepare ─ gRPC, links, HTTP answer ─ registered Init ─ start
-       ─ Running ─ (SIGTERM or SIGINT) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
+       ─ Running ─ (SIGTERM, SIGINT or `pixiu drain`) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
                 └ a second signal: exit at once
 
 Exit codes: 0 in order, 1 a crash (a traceback in the log only when it is a bug), 2 wrong options or a missing environment (a taken
@@ -136,6 +136,7 @@ class Process(Generic[OptionsT]):
             self._address.root,
             on_registered=self._registered,
             conflict_wait_s=self._options.session_timeout_ms / 1000 + CONFLICT_MARGIN_S,
+            on_drain=self._drain_asked,
         )
         assert self._endpoint is not None
         self._service = service = self._service_factory(self._context(self._endpoint, self._membership))
@@ -371,6 +372,12 @@ class Process(Generic[OptionsT]):
             self._log.warning(log.STOPPED_AT_ONCE, signal=number.name)
             os._exit(128 + number)
         self._stopping.set()
+
+    def _drain_asked(self, by: str) -> None:
+        """An operator's tool asks for what SIGTERM asks for."""
+        if not self._stopping.is_set():
+            self._log.info(log.DRAIN_ASKED, by=by)
+            self._stopping.set()
 
     def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback or a task that nobody awaits has failed."""

@@ -27,6 +27,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from registry.drain_requests import drain_process
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
 
@@ -317,6 +318,17 @@ async def test_a_start_that_waits_for_members_says_which_in_its_log_and_at_healt
             assert (status, json.loads(text)["waits_for"]) == (503, missing)
             role.kill(signal.SIGTERM)
             assert await role.ended() == 0
+
+
+async def test_a_process_drains_when_an_operators_tool_asks_it_to(registry: str) -> None:
+    async with connected(registry) as zookeeper, started(f"registry=zk://{registry}/asked") as role:
+        await role.running()
+        [node] = await nodes(zookeeper, "/asked")
+        await drain_process(zookeeper, "/asked", node, "ann@desk", LIMIT_S)
+        assert await role.ended() == 0
+        [asked] = role.events("drain_asked")
+        assert asked["by"] == "ann@desk"
+        assert [line for line in role.out if line != "view"] == ["prepare", "start", "drain", "drained", "stop"]
 
 
 async def test_a_taken_port_is_named_and_ends_with_2_without_a_traceback(registry: str) -> None:
