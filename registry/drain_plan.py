@@ -101,6 +101,6 @@ def not_back(status: ClusterStatus, node: Node, before: frozenset[int]) -> list[
     before: `running_beside` it when it was drained.
     """
     now = running_beside(status.view, node)
-    if not now - before and len(now) < len(before):
+    if len(now) < len(before):
         return [f"no successor of {name_of(node)} is Running", *status.problems]
     return list(status.problems)
