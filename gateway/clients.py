@@ -275,15 +275,17 @@ class Clients:
 
     # --- the end
 
-    def drain(self, jitter_s: float) -> None:
-        """Admit nobody more, and move the clients elsewhere, spread over `jitter_s` seconds."""
+    def drain(self, spread_s: float) -> None:
+        """Admit nobody more, and move the clients elsewhere, spread over `spread_s` seconds."""
         self._draining = True
         loop = asyncio.get_running_loop()
-        for connection in list(self._connections.values()):
-            connection.announce()
-            text = "the gateway is draining; connect to another one"
-            # Who can be told leaves by itself in the first half, after it has found another gateway.
-            loop.call_later(random.uniform(0.5, 1.0) * jitter_s, connection.close, text)
+        leaving = list(self._connections.values())
+        random.shuffle(leaving)
+        for number, connection in enumerate(leaving):
+            # Who can be told is told in the first half, and leaves when it has found another gateway; the others in the second.
+            after_s = spread_s / 2 * number / len(leaving)
+            loop.call_later(after_s, connection.announce)
+            loop.call_later(spread_s / 2 + after_s, connection.close, "the gateway is draining; connect to another one")
 
     @property
     def draining(self) -> bool:

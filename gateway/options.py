@@ -13,6 +13,9 @@ from cluster.runtime.options import RoleOptions
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
+DRAIN_SHARE: Final = 0.8
+"""What of drain_timeout_s moving clients may take; the rest is for telling routers and relays."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RoleOptions):
@@ -56,7 +59,11 @@ class Options(RoleOptions):
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds' worth of these rates that may come at once after a silence."""
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)
-    """Seconds over which clients are moved when the gateway drains, so that they do not reconnect all at once."""
+    """Seconds over which clients are moved when the gateway drains, so that they do not reconnect all at once. Many take
+    longer: see drain_clients_per_s."""
+    drain_clients_per_s: int = bounded(1000, 0, 1_000_000)
+    """Clients that are moved in a second when the gateway drains, as many as another gateway lets in; more only where four
+    fifths of drain_timeout_s would not do. 0: no limit."""
 
     trace_dir: str = ""
     """Folder for the finished traces of messages that this gateway delivers, as JSON lines. Empty: they are not kept."""
@@ -66,6 +73,12 @@ class Options(RoleOptions):
     """Complete files in trace_dir, of all gateways that write to it; the oldest are removed."""
     trace_file_s: float = bounded(60.0, 1.0, 86_400.0)
     """Seconds after which a file of traces is complete at the latest, and can be read."""
+
+    def drain_spread_s(self, clients: int) -> float:
+        """Seconds over which so many clients are moved when the gateway drains: half of them is for each kind of client, those that
+        can be told and those that are closed, so that neither kind alone is faster than the rate."""
+        at_the_rate = 2 * clients / self.drain_clients_per_s if self.drain_clients_per_s else 0.0
+        return max(self.drain_jitter_s, min(at_the_rate, DRAIN_SHARE * self.drain_timeout_s))
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

@@ -119,9 +119,9 @@ class Service(RoleShell):
         await self._listener.start()
 
     async def drain(self) -> None:
-        """Move the clients elsewhere, spread over `drain_jitter_s`, and tell the routers that they left."""
+        """Move the clients elsewhere, at a rate, and tell the routers that they left."""
         self._listener.close()
-        self._clients.drain(self._options.drain_jitter_s)
+        self._clients.drain(self._options.drain_spread_s(len(self._clients)))
         while self._clients or (self._core is not None and self._core.unconfirmed):
             await asyncio.sleep(DRAIN_POLL_S)
 

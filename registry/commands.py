@@ -242,6 +242,11 @@ class _Up:
             error_console().print(f"[yellow]{text}[/]", highlight=False)
         elif name == "process_running" and fields["restarts"]:
             error_console().print(f"[green]{fields['process']} (pid {fields['pid']}) is Running again[/]", highlight=False)
+        elif name == "replicas":
+            self._console.print(f"{fields['role']}: {fields['replicas']} replicas are wanted now", highlight=False)
+        elif name == "replicas_refused":
+            text = f"{fields['replicas']} replicas of {fields['role']}: one machine runs at most {fields['limit']} processes"
+            error_console().print(f"[red]{text}[/]", highlight=False)
         elif name == "process_failed":
             error_console().print(f"[red]{fields['process']} cannot be started: {fields['error']}[/]", highlight=False)
 

@@ -69,10 +69,10 @@ def find_jars() -> list[Path]:
     )
 
 
-def four_letter_word(port: int, word: str, timeout_s: float = 1.0) -> str:
-    """Ask the ZooKeeper at a local port: `srvr`, `ruok` or `mntr`. Empty when it does not answer."""
+def four_letter_word(port: int, word: str, timeout_s: float = 1.0, host: str = HOST) -> str:
+    """Ask the ZooKeeper at a port: `srvr`, `ruok` or `mntr`. Empty when it does not answer."""
     try:
-        with socket.create_connection((HOST, port), timeout_s) as link:
+        with socket.create_connection((host, port), timeout_s) as link:
             link.settimeout(timeout_s)
             link.sendall(word.encode())
             parts: list[bytes] = []

@@ -13,7 +13,8 @@ from pixiu.discovery import paths
 from pixiu.discovery.view import MAX_REPLICAS, Layout, RoleLayout
 from pixiu.discovery.zookeeper import Create, NoNode, Operation, RegistryConflict, Set, ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
-from pixiu.placement.partition import MAX_PARTITIONS, is_partition_count
+from pixiu.placement.partition import MAX_PARTITIONS
+from registry.layout_change import changed_layout, check_role_layout
 
 MAX_TRIES: Final = 20
 """How often a write is tried again because somebody else wrote in between."""
@@ -36,7 +37,7 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
     Source: docs/registry.md.
     """
     for role, wanted in desired.items():
-        _check(role, wanted)
+        check_role_layout(role, wanted)
 
     def change(layout: Layout) -> Layout:
         for role, wanted in desired.items():
@@ -52,6 +53,27 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
     return await _change(zookeeper, root, change)
 
 
+async def set_layout(zookeeper: ZooKeeper, root: str, wanted: Mapping[str, RoleLayout]) -> tuple[Layout, Layout]:
+    """Add roles, and set the wanted replicas of those that are there, all or none; the layout before and after.
+
+    Raises `ConfigurationError` when a role has another number of partitions or is being doubled, `InvalidArgument`,
+    `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
+
+    Source: docs/operations.md, "Several machines".
+    """
+    for role, one in wanted.items():
+        check_role_layout(role, one)
+    before = Layout()
+
+    def change(layout: Layout) -> Layout:
+        nonlocal before
+        before = layout
+        return changed_layout(layout, wanted)
+
+    after = await _change(zookeeper, root, change)
+    return before, after
+
+
 async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int) -> Layout:
     """Say how many replicas the operator wants: per partition, or in all where the role has no partitions.
 
@@ -61,12 +83,36 @@ async def set_replicas(zookeeper: ZooKeeper, root: str, role: str, replicas: int
         raise InvalidArgument(f"{replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
 
     def change(layout: Layout) -> Layout:
-        there = layout.roles.get(role)
-        if there is None:
-            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        there = _role_of(layout, root, role)
         return replace(layout, roles={**layout.roles, role: replace(there, replicas=replicas)})
 
     return await _change(zookeeper, root, change)
+
+
+async def change_replicas(zookeeper: ZooKeeper, root: str, role: str, by: int) -> Layout:
+    """Want so many replicas more, or less; the layout as it is then.
+
+    Raises `InvalidArgument` when the layout has no such role or the number cannot be, `ConfigurationError` while the role is
+    being doubled, `Unavailable`, `RegistryUnavailable`.
+
+    Source: docs/operations.md, "Draining and adding processes".
+    """
+
+    def change(layout: Layout) -> Layout:
+        there = _role_of(layout, root, role)
+        replicas = there.replicas + by
+        if not 1 <= replicas <= MAX_REPLICAS:
+            raise InvalidArgument(f"{role} has {there.replicas} wanted replica(s); 1 to {MAX_REPLICAS} are allowed")
+        return changed_layout(layout, {role: RoleLayout(there.n, there.n, replicas)})
+
+    return await _change(zookeeper, root, change)
+
+
+def _role_of(layout: Layout, root: str, role: str) -> RoleLayout:
+    there = layout.roles.get(role)
+    if there is None:
+        raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+    return there
 
 
 async def begin_doubling(zookeeper: ZooKeeper, root: str, role: str, doubling: str) -> Layout:
@@ -128,9 +174,7 @@ async def _change_doubled(
         raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(paths.PARTITIONED_ROLES)}")
 
     def changed(layout: Layout) -> Layout:
-        there = layout.roles.get(role)
-        if there is None:
-            raise InvalidArgument(f"the layout at {root} has no role {role!r}; it has {', '.join(sorted(layout.roles)) or 'none'}")
+        there = _role_of(layout, root, role)
         if known(there):
             return layout
         made = change(there)
@@ -139,18 +183,6 @@ async def _change_doubled(
         return replace(layout, roles={**layout.roles, role: made})
 
     return await _change(zookeeper, root, changed)
-
-
-def _check(role: str, wanted: RoleLayout) -> None:
-    if role not in paths.ROLES:
-        raise InvalidArgument(f"role {role!r} is unknown; one of {', '.join(paths.ROLES)}")
-    if not is_partition_count(wanted.n) or (role in paths.UNPARTITIONED_ROLES and wanted.n != 1):
-        allowed = "1" if role in paths.UNPARTITIONED_ROLES else f"a power of two up to {MAX_PARTITIONS}"
-        raise InvalidArgument(f"{role} cannot have {wanted.n} partitions; {allowed} is allowed")
-    if wanted.next != wanted.n:
-        raise InvalidArgument(f"{role}: next is {wanted.next}; a new layout has no doubling under way, so it must be {wanted.n}")
-    if not 0 <= wanted.replicas <= MAX_REPLICAS:
-        raise InvalidArgument(f"{wanted.replicas} replicas of {role}: 0 to {MAX_REPLICAS} are allowed")
 
 
 async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:

@@ -29,6 +29,7 @@ from pixiu.discovery.zookeeper import (
     ZooKeeper,
 )
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RemoteError, Unavailable
+from registry.drain_requests import DrainRequests
 from registry.restorer import Restorer
 
 MAX_TRIES: Final = 10
@@ -51,6 +52,7 @@ class Membership:
         on_registered: called in the event loop with the node after each time that it was registered anew.
         conflict_wait_s: how long `register` waits for nodes that it cannot work with to go (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
+        on_drain: called in the event loop with who asks this run of the process to drain, while it is registered.
 
     Source: docs/registry.md.
     """
@@ -62,12 +64,15 @@ class Membership:
         *,
         on_registered: Callable[[Node], None] | None = None,
         conflict_wait_s: float = 0.0,
+        on_drain: Callable[[str], None] | None = None,
     ) -> None:
         self._zookeeper = zookeeper
         self._root = paths.check_root(root)
         self._on_registered = on_registered
         self._before: Callable[[Node], Awaitable[Node]] | None = None
         self._conflict_wait_s = conflict_wait_s
+        self._on_drain = on_drain
+        self._drains: DrainRequests | None = None
         self._node: Node | None = None
         self._path = ""
         self._unwritten = False
@@ -108,6 +113,9 @@ class Membership:
                 raise
             self._node = registered
             self._restorer.start()
+            if self._on_drain is not None:
+                self._drains = DrainRequests(self._zookeeper, self._root, registered.endpoint, self._on_drain)
+                self._drains.start()
             return registered
 
     async def set_state(self, state: NodeState) -> bool:
@@ -128,6 +136,9 @@ class Membership:
     async def unregister(self) -> bool:
         """Take the node out. False when the registry cannot be reached: the node goes with the session then."""
         await self._restorer.stop()
+        if self._drains is not None:
+            await self._drains.stop()
+            self._drains = None
         async with self._lock:
             if self._node is None:
                 return True

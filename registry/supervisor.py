@@ -135,6 +135,8 @@ class ProcessRecord:
     ever_running: bool = False
     last_code: int | None = None
     rest_until: float = 0.0
+    retired: bool = False
+    """No longer wanted: forgotten when it has ended."""
 
     @property
     def restarts(self) -> int:
@@ -187,6 +189,8 @@ class SupervisorCore:
         self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, lambda: 1.0 - jitter())
         self._grace_s = grace_s
         self._stopping = False
+        self._complete = False
+        """All were Running once: what fails now does not make the start fail."""
         self._group = -1
         self._kill_at: float | None = None
 
@@ -224,13 +228,46 @@ class SupervisorCore:
                 record.starts += 1
                 slots -= 1
                 effects.append(Start(record.spec.name))
-        return effects
+        return effects + self._kill_late(now)
+
+    def set_replicas(self, role: str, replicas: int, now: float) -> list[Effect]:
+        """Want so many processes of a role, in each of its partitions that there are: new ones start, the last ones end.
+
+        Source: docs/operations.md, "Draining and adding processes".
+        """
+        if self._stopping:
+            return []
+        effects: list[Effect] = []
+        for partition in sorted({record.spec.partition for record in self.processes.values() if record.spec.role == role}):
+            for number in range(replicas):
+                spec = ProcessSpec(role, partition, number)
+                self.processes.setdefault(spec.name, ProcessRecord(spec)).retired = False
+        for record in [record for record in self.processes.values() if record.spec.role == role]:
+            if record.spec.number < replicas or record.retired:
+                continue
+            record.retired = True
+            self._move(record, ProcessEvent.STOP, now)
+            if record.state is ProcessState.STOPPING:
+                effects.append(Terminate(record.spec.name))
+            else:
+                del self.processes[record.spec.name]
+        return effects + self.tick(now)
+
+    def _kill_late(self, now: float) -> list[Effect]:
+        """End those that are no longer wanted and do not go by themselves."""
+        late: list[Effect] = []
+        for record in self.processes.values():
+            if record.retired and record.state is ProcessState.STOPPING and now - record.since >= self._grace_s:
+                record.since = now
+                late.append(Kill(record.spec.name))
+        return late
 
     def running(self, name: str, now: float) -> list[Effect]:
         """The registry says that a process is Running."""
         record = self.processes[name]
         if self._move(record, ProcessEvent.RUNNING, now):
             record.ever_running = True
+            self._complete = self._complete or self.all_running
         return self.tick(now)
 
     def exited(self, name: str, code: int, now: float) -> list[Effect]:
@@ -240,8 +277,13 @@ class SupervisorCore:
         record.last_code = code
         if not self._move(record, ProcessEvent.EXITED, now) or self._stopping:
             return self.tick(now)
+        if record.state is ProcessState.STOPPED:  # it was no longer wanted
+            del self.processes[name]
+            if not record.retired:  # and is again
+                self.processes[name] = ProcessRecord(record.spec)
+            return self.tick(now)
         record.failures = 1 if steady else record.failures + 1
-        if not record.ever_running and (code == CONFIGURATION_EXIT or record.failures >= FIRST_TRIES):
+        if not (record.ever_running or self._complete) and (code == CONFIGURATION_EXIT or record.failures >= FIRST_TRIES):
             return [Fail(name, code)]
         record.rest_until = now + self._backoff.after_s(record.failures)
         return self.tick(now)
@@ -291,6 +333,7 @@ class SupervisorCore:
         if self._stopping:
             return self._kill_at if not self.all_stopped else None
         times = [record.rest_until for record in self.processes.values() if record.state is ProcessState.BACKOFF]
+        times += [record.since + self._grace_s for record in self.processes.values() if record.state is ProcessState.STOPPING]
         if any(record.state is ProcessState.WAITING for record in self.processes.values()):
             times += [record.since + SLOW_START_S for record in self.processes.values() if record.state is ProcessState.STARTING]
         return min(times, default=None)

@@ -21,6 +21,7 @@ from random import Random
 from typing import Final
 
 from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.watcher import Discovery
@@ -31,6 +32,7 @@ from registry.embedded_child import EmbeddedChild
 from registry.fork_server import Forked, ForkServer
 from registry.layout import ensure_layout, set_replicas
 from registry.settings_check import check_settings, overrides_for
+from registry.supervised import SupervisorMark
 from registry.supervisor import (
     CONFIGURATION_EXIT,
     Effect,
@@ -184,6 +186,9 @@ class LocalCluster:
         self._failure: PixiuError | None = None
         self._fork_server = ForkServer(child_environment())
         self._lock = -1
+        self._mark: SupervisorMark | None = None
+        self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}
+        """How many of each role are run."""
 
     @property
     def target(self) -> str:
@@ -240,6 +245,8 @@ class LocalCluster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._mark is not None:
+            await self._mark.stop()
         if self._discovery is not None:
             await self._discovery.close()
         if self._session is not None:
@@ -298,12 +305,35 @@ class LocalCluster:
                 await set_replicas(self._session, self.address.root, role, said.replicas)
         self._discovery = Discovery(self._session, self.address.root, self._on_view)
         await self._discovery.start()
+        self._mark = SupervisorMark(self._session, self.address.root)
+        self._mark.start()
+
+    def _follow(self, view: View) -> None:
+        """Start and end processes where an operator has changed how many replicas are wanted."""
+        for role, runs in self._replicas.items():
+            found = view.layout.roles.get(role)
+            if found is None or found.replicas in (0, runs):
+                continue
+            self._replicas[role] = found.replicas
+            count = len(self.core.processes) + (found.replicas - runs) * (found.n if role in PARTITIONED_ROLES else 1)
+            if count > MAX_PROCESSES:
+                self._on_event("replicas_refused", {"role": role, "replicas": found.replicas, "limit": MAX_PROCESSES})
+                continue
+            effects = self.core.set_replicas(role, found.replicas, time.monotonic())
+            for name in self.core.processes:
+                self.children.setdefault(name, Child())
+            for name in [name for name, child in self.children.items() if child.process is None]:
+                if name not in self.core.processes:
+                    del self.children[name]
+            self._on_event("replicas", {"role": role, "replicas": found.replicas})
+            self._apply(effects)
 
     def _on_view(self, view: View) -> None:
+        self._follow(view)
         by_pid = {node.pid: node for node in view.nodes}
         for name, child in self.children.items():
             node = by_pid.get(child.process.pid) if child.process is not None else None
-            if node is None or node.role != self.core.processes[name].spec.role:
+            if node is None or name not in self.core.processes or node.role != self.core.processes[name].spec.role:
                 continue
             child.node = node
             child.ports = {"port": node.port, "http_port": node.http_port}
@@ -358,6 +388,8 @@ class LocalCluster:
         child.process, child.node = None, None
         asked = record.state is ProcessState.STOPPING
         self._apply(self.core.exited(name, code, time.monotonic()))
+        if name not in self.core.processes:
+            self.children.pop(name, None)
         if not asked and self._failure is None:
             self._on_event("process_exited", {"process": name, "pid": process.pid, "code": code})
 

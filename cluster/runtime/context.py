@@ -50,11 +50,17 @@ class MembershipFactory(Protocol):
     """Makes the membership of a process. Passed in by a role's __main__, because this package only reads the registry.
 
     on_registered: called with the node when it was registered anew. conflict_wait_s: how long to wait for registered
-    processes with other settings to go.
+    processes with other settings to go. on_drain: called with who asks the process to drain.
     """
 
     def __call__(
-        self, zookeeper: ZooKeeper, root: str, *, on_registered: Callable[[Node], None], conflict_wait_s: float
+        self,
+        zookeeper: ZooKeeper,
+        root: str,
+        *,
+        on_registered: Callable[[Node], None],
+        conflict_wait_s: float,
+        on_drain: Callable[[str], None],
     ) -> Membership: ...
 
 

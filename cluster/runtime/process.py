@@ -1,7 +1,7 @@
 """Runs one role as a process: from the command line to the exit code.
 
     options ─ log ─ ports ─ ZooKeeper ─ service made ─ first view ─ prepare ─ gRPC, links, HTTP answer ─ registered Init ─ start
-       ─ Running ─ (SIGTERM or SIGINT) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
+       ─ Running ─ (SIGTERM, SIGINT or `pixiu drain`) ─ Draining ─ drain ─ unregistered ─ stop ─ exit
                 └ a second signal: exit at once
 
 Exit codes: 0 in order, 1 a crash (a traceback in the log only when it is a bug), 2 wrong options or a missing environment (a taken
@@ -45,6 +45,7 @@ from cluster.runtime.options import (
 from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
+from pixiu.discovery.lacks import waits_for
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import NO_PARTITION
 from pixiu.discovery.target import parse_address
@@ -61,7 +62,7 @@ EXIT_ENVIRONMENT: Final = 2
 CLOSE_TIMEOUT_S: Final = 10.0
 """Seconds that the end of one part may take; then the next one is ended."""
 QUIET_S: Final = 3.0
-"""A start that has waited so long for the registry says so."""
+"""A start that has waited so long for the registry, or for members of the cluster, says so; of members again and again."""
 CONFLICT_MARGIN_S: Final = 2.0
 """Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
 REGISTRY_TIMEOUT_S: Final = 5.0
@@ -144,6 +145,7 @@ class Process(Generic[OptionsT]):
             self._address.root,
             on_registered=self._registered,
             conflict_wait_s=self._options.session_timeout_ms / 1000 + CONFLICT_MARGIN_S,
+            on_drain=self._drain_asked,
         )
         assert self._endpoint is not None
         self._service = service = self._service_factory(self._context(self._endpoint, self._membership))
@@ -164,7 +166,11 @@ class Process(Generic[OptionsT]):
         self._watchdog.start()
         self._takes_views = True
         self._give_view(self._discovery.view)
-        await service.start()
+        says = asyncio.create_task(self._say_what_it_waits_for())
+        try:
+            await service.start()
+        finally:
+            says.cancel()
         await self._membership.set_state(NodeState.RUNNING)
         self._state = NodeState.RUNNING.value
         await self._server.set_serving(True)
@@ -177,6 +183,17 @@ class Process(Generic[OptionsT]):
             await self._zookeeper.connect()
         finally:
             waits.cancel()
+
+    async def _say_what_it_waits_for(self) -> None:
+        while True:
+            await asyncio.sleep(QUIET_S)
+            if missing := self._waits_for():
+                self._log.warning(log.WAITING, part="members", missing="; ".join(missing))
+
+    def _waits_for(self) -> list[str]:
+        """What keeps this process from Running, in words; empty once it runs."""
+        node = self._membership.node if self._membership is not None else None
+        return waits_for(self._discovery.view, node) if node is not None and node.state is NodeState.INIT else []
 
     def _check_partition(self) -> None:
         """Without a layout any will do: nothing says yet how many there are."""
@@ -371,6 +388,12 @@ class Process(Generic[OptionsT]):
             os._exit(128 + number)
         self._stopping.set()
 
+    def _drain_asked(self, by: str) -> None:
+        """An operator's tool asks for what SIGTERM asks for."""
+        if not self._stopping.is_set():
+            self._log.info(log.DRAIN_ASKED, by=by)
+            self._stopping.set()
+
     def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback or a task that nobody awaits has failed."""
         self._counts["loop_errors_total"] += 1
@@ -430,7 +453,9 @@ class Process(Generic[OptionsT]):
             "replica": node.replica if node is not None else -1,
             "endpoint": hex_id(self._endpoint_id),
             "state": self._state,
+            "waits_for": self._waits_for(),
             "version": __version__,
+            "unix_ms": time.time_ns() // 1_000_000,
             "layout_version": self._discovery.view.layout.version,
             "nodes": len(self._discovery.view.nodes),
             "registry_connected": self._zookeeper.connected,

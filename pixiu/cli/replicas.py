@@ -94,7 +94,7 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
     for (role, partition), found in sorted(partitions.items()):
         leaders = [replica for replica in found if replica.state == LEADING]
         if not leaders:
-            problems.append(f"{role} partition {partition}: no leader; writes are refused")
+            problems.append(f"{role} partition {partition}: no leader; writes are refused{_who_may_lead(role, partition, found)}")
             continue
         leader = max(leaders, key=lambda replica: replica.epoch)
         out = [
@@ -105,6 +105,17 @@ def replica_problems(replicas: Iterable[ReplicaStatus]) -> list[str]:
         if out:
             problems.append(f"{role} partition {partition}: {len(out)} of {len(found)} replicas are not in sync: {', '.join(out)}")
     return problems
+
+
+def _who_may_lead(role: str, partition: int, found: list[ReplicaStatus]) -> str:
+    """Of a partition that waits for replicas that are not there, what ends the wait; empty while one that may lead is there."""
+    known = max(found, key=lambda replica: replica.epoch)
+    if not known.in_sync or {replica.member for replica in found} & set(known.in_sync):
+        return ""
+    return (
+        f". Only {', '.join(known.in_sync)} may lead, and none of them is here: start them on their data directories, or give up "
+        f"what they alone have with `pixiu promote {role} {partition} MEMBER --force`"
+    )
 
 
 def replica_table(replicas: Iterable[ReplicaStatus]) -> Table | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import typer
 from rich.console import Group, RenderableType
@@ -20,8 +20,9 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from pixiu.cli.reachable import check_reachable
 from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 from pixiu.discovery.agreement import spoken
+from pixiu.discovery.lacks import NO_LAYOUT, lacks
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
@@ -45,6 +46,10 @@ class ProcessStatus:
     """Datagrams and frames that it did not take."""
     replica: ReplicaStatus | None = None
     """Of a replicated partition."""
+    silent: bool = False
+    """It does not answer, or another process answers at its address."""
+    unheard: int = 0
+    """Peers whose heartbeats it misses."""
 
     @property
     def name(self) -> str:
@@ -71,32 +76,38 @@ class ClusterStatus:
 def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
     """What the layout wants and the registry does not have Running, in words. `dead`: endpoints that do not answer."""
     if not view.layout.version:
-        return ["the registry holds no layout: is the root right, and was a cluster ever started there?"]
-    problems: list[str] = []
-    for role in ROLES:
-        layout = view.layout.roles.get(role)
-        if layout is None:
-            continue
-        wanted = max(layout.replicas, 1)
-        places = [-1] if role in UNPARTITIONED_ROLES else range(layout.n)
-        for partition in places:
-            nodes = view.running(role) if partition < 0 else view.replicas(role, partition)
-            running = sum(1 for node in nodes if node.endpoint not in dead)
-            if running < wanted:
-                where = role if partition < 0 else f"{role} partition {partition}"
-                problems.append(f"{where}: {running} of {wanted} Running")
+        return [NO_LAYOUT]
+    problems = [str(lack) for lack in lacks(view, dead)]
+    for role, layout in view.layout.roles.items():
         if layout.next != layout.n:
             problems.append(f"{role}: a doubling from {layout.n} to {layout.next} partitions is under way")
     return problems
 
 
 def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterStatus:
-    """Whether the cluster is healthy, and if not why."""
+    """Whether the cluster is healthy, and if not why: what a fault causes elsewhere is not named beside it."""
+    silent = [process for process in processes if process.silent]
+    # Who misses those that do not answer is well.
+    processes = [replace(one, problem="") if 0 < one.unheard <= len(silent) else one for one in processes]
     dead = frozenset(int(process.node.endpoint) for process in processes if not process.healthy)
-    problems = missing_processes(view, dead)
-    problems += [f"{process.name} at {process.node.address}: {process.problem}" for process in processes if process.problem]
+    gone = lost_hosts(processes)
+    problems = [f"{host}: none of its {count} processes answers; is the machine gone?" for host, count in gone.items()]
+    problems += [
+        f"{process.name} at {process.node.address}: {process.problem}"
+        for process in processes
+        if process.problem and not (process.silent and process.node.host in gone)
+    ]
+    problems += missing_processes(view, dead)
     problems += replica_problems(process.replica for process in processes if process.replica is not None)
     return ClusterStatus(target, view, processes, problems)
+
+
+def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
+    """Machines of several of which no process answers, with the number of their processes."""
+    hosts: dict[str, list[bool]] = {}
+    for process in processes:
+        hosts.setdefault(process.node.host, []).append(process.silent)
+    return {host: len(silent) for host, silent in hosts.items() if all(silent) and len(silent) > 1 and len(hosts) > 1}
 
 
 async def read_status(target: str) -> ClusterStatus:
@@ -133,22 +144,24 @@ async def _ask(node: Node) -> ProcessStatus:
         said = json.loads(body)
         _, page = await fetch(node.host, node.http_port, "/metrics")
     except (OSError, ValueError) as error:
-        return ProcessStatus(node, False, f"does not answer ({error or 'no answer in time'}); killed, or hung?")
+        return ProcessStatus(node, False, f"does not answer ({str(error) or 'no answer in time'}); killed, or hung?", silent=True)
     return read_pages(node, status, said if isinstance(said, dict) else {}, page)
 
 
 def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) -> ProcessStatus:
     """What a process's /health (status and JSON) and /metrics say of it."""
-    problem = ""
+    problem, unheard = "", 0
     peers = said.get("peers")
     dead_peers = peers.get("dead", 0) if isinstance(peers, dict) else 0
     if said.get("endpoint") != f"{node.endpoint:016x}":
         # The address has a new process; the node of the old one stays until its session ends.
-        return ProcessStatus(node, False, "is gone; another process answers at its address")
+        return ProcessStatus(node, False, "is gone; another process answers at its address", silent=True)
     if status != 200 or said.get("state") != NodeState.RUNNING.value:
         problem = f"is {said.get('state', 'in an unknown state')}"
+        if isinstance(waits := said.get("waits_for"), list) and waits:
+            problem += f" and waits for {'; '.join(map(str, waits))}"
     elif dead_peers:
-        problem = f"does not hear {dead_peers} of its peers"
+        problem, unheard = f"does not hear {dead_peers} of its peers", dead_peers
     counts = {"links_lost_items": 0, "links_queue_drops_total": 0, "links_refused_total": 0}
     for name, _, value in samples(page):
         short = name.removeprefix(f"pixiu_{node.role}_")
@@ -164,6 +177,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         counts["links_queue_drops_total"],
         counts["links_refused_total"],
         read_replica(node, said),
+        unheard=unheard,
     )
 
 

@@ -31,6 +31,8 @@ MAX_NAMES: Final = 100_000
 """Rooms and topics of one subscription."""
 MAX_OVERLAP_IDS: Final = 100_000
 """Messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
+LATE_S: Final = 10.0
+"""Seconds after a change of gateway in which the new one may still send what the old one sent already, because it is slower."""
 ASKS_FOR_REPLY: Final = b'"reply-to"'
 """In the extension of a request."""
 # By their places: this is done for every message.
@@ -96,6 +98,10 @@ class Subscription(GatewayConnection):
         self._next = 0
         self._taking = False
         self._seen: set[tuple[int, int]] | None = None
+        """What came while two gateways deliver; None while there is one."""
+        self._came: set[tuple[int, int]] = set()
+        """The same of the last change of gateway, until `_came_until`."""
+        self._came_until = 0.0
         self._signals = RecentSignals()
         self.answer: Callable[..., Awaitable[Receipt]] = surroundings.reply
         """What `message.reply` calls."""
@@ -249,6 +255,8 @@ class Subscription(GatewayConnection):
         )
 
     def _overlap(self, begins: bool) -> None:
+        if not begins and self._seen:
+            self._came, self._came_until = self._seen, asyncio.get_running_loop().time() + LATE_S
         self._seen = set() if begins else None
 
     def _lost(self) -> None:
@@ -269,9 +277,11 @@ class Subscription(GatewayConnection):
             self.counters.dropped += reply.dropped
             self._call_back(self._on_dropped, reply.dropped)
         if reply.batch or reply.count:
-            await self._deliver(reply, self._seen if held else None)
+            if self._came and asyncio.get_running_loop().time() >= self._came_until:
+                self._came = set()
+            await self._deliver(reply, self._came if not held or self._seen is None else self._seen, held=held)
 
-    async def _deliver(self, reply: wire_pb2.SubscribeReply, repeated: set[tuple[int, int]] | None) -> None:
+    async def _deliver(self, reply: wire_pb2.SubscribeReply, repeated: set[tuple[int, int]], *, held: bool) -> None:
         messages, damaged = messages_of(reply.batch, reply.count)
         self.counters.damaged += damaged
         if any(map(_is_signal, messages)):
@@ -279,9 +289,9 @@ class Subscription(GatewayConnection):
             messages = [message for message in messages if not message.signal or is_new(message.message_id, message.room)]
         if any(map(_extension_of, messages)):
             messages = [self._request(message) if ASKS_FOR_REPLY in message.extension else message for message in messages]
-        if repeated is not None:
+        if repeated:
             messages = [message for message in messages if (message.message_id, message.room) not in repeated]
-        elif self._seen is not None and len(self._seen) < MAX_OVERLAP_IDS:
+        if self._seen is not None and not held and len(self._seen) < MAX_OVERLAP_IDS:
             self._seen.update((message.message_id, message.room) for message in messages)
         if not messages:
             return

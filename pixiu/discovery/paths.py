@@ -6,6 +6,8 @@
     ROOT/ROLE/partition{p}/n…          ephemeral sequential, one per replica
     ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
+    ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
+    ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout wants
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
     ROOT/instance/{k}                  generation of a gateway instance
     ROOT/instance/{k}/holder           ephemeral, the gateway that has it
@@ -97,6 +99,16 @@ def partition_state(root: str, role: str, partition: int) -> str:
 def doubling(root: str, role: str) -> str:
     """The lock of the tool that doubles a role."""
     return f"{role_directory(root, role)}/doubling"
+
+
+def drain(root: str, endpoint: int) -> str:
+    """The request that a run of a process drains."""
+    return f"{root}/drain/{endpoint:016x}"
+
+
+def supervisor(root: str) -> str:
+    """The mark of the `pixiu up` that runs the cluster."""
+    return f"{root}/supervisor"
 
 
 def workers(root: str) -> str:

@@ -130,6 +130,8 @@ class Stat:
     ephemeral_owner: int
     """The session that an ephemeral node lives with; 0 for a persistent one."""
     children: int
+    created_ms: int
+    """By the wall clock of ZooKeeper's leader, Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +520,7 @@ def _stop_client(client: Any, done: Callable[[], None]) -> None:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(int(stat.version), int(stat.czxid), int(stat.ephemeralOwner), int(stat.numChildren))
+    return Stat(int(stat.version), int(stat.czxid), int(stat.ephemeralOwner), int(stat.numChildren), int(stat.ctime))
 
 
 def _bounded(path: str, data: bytes) -> None:

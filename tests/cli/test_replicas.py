@@ -67,6 +67,13 @@ def test_a_partition_without_a_leader_and_what_a_replica_says_are_problems() -> 
     assert replica_problems([damaged]) == ["xiu 0/0: the log is damaged", "xiu partition 0: no leader; writes are refused"]
 
 
+def test_a_partition_whose_replicas_in_sync_are_all_away_says_who_may_lead_and_what_ends_the_wait() -> None:
+    [problem] = replica_problems([replica(0, "c" * 16, "Following", A, B)])
+    assert problem.startswith(f"xiu partition 0: no leader; writes are refused. Only {A}, {B} may lead, and none of them is here")
+    assert "`pixiu promote xiu 0 MEMBER --force`" in problem
+    assert replica_problems([replica(1, B, "Following", A, B)]) == ["xiu partition 0: no leader; writes are refused"]
+
+
 @pytest.mark.parametrize(
     "said", [{}, {"service": 1}, {"service": {"replication": {}}}, {"service": {"replication": {"state": "x", "epoch": "y"}}}]
 )

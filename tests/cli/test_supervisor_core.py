@@ -234,3 +234,70 @@ def test_stores_start_first_and_end_last() -> None:
     assert names[:4] == ["pi-0-0", "pi-1-0", "pi-0-1", "pi-1-1"]
     assert UpOptions(pis=2).layout()["pi"].n == 2
     assert START_ORDER[:2] == STOP_ORDER[:-3:-1] == ("xiu", "pi")
+
+
+def brokers(core: SupervisorCore) -> list[str]:
+    return [name for name in core.processes if name.startswith("broker")]
+
+
+def test_more_wanted_replicas_start_and_fewer_end_the_last_ones() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=10.0)
+    all_up(core)
+    assert core.set_replicas("broker", 2, 1.0) == [Start("broker-0-1"), Start("broker-1-1")]
+    assert not core.all_running
+    core.running("broker-0-1", 2.0)
+    core.running("broker-1-1", 2.0)
+    assert core.all_running
+    assert core.set_replicas("broker", 2, 3.0) == []
+    assert core.set_replicas("broker", 1, 4.0) == [Terminate("broker-0-1"), Terminate("broker-1-1")]
+    assert core.exited("broker-0-1", 0, 5.0) == []
+    assert brokers(core) == ["broker-0-0", "broker-1-0", "broker-1-1"]
+    assert core.next_deadline() == 14.0
+    assert core.tick(13.9) == []
+    assert core.tick(14.0) == [Kill("broker-1-1")]
+    core.exited("broker-1-1", -9, 14.1)
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]
+    assert core.all_running
+    assert core.next_deadline() is None
+
+
+def test_one_that_ends_and_is_wanted_again_is_started_anew() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    core.running("gateway-1", 1.5)
+    assert core.set_replicas("gateway", 1, 2.0) == [Terminate("gateway-1")]
+    assert core.set_replicas("gateway", 2, 3.0) == []
+    assert core.exited("gateway-1", 0, 4.0) == [Start("gateway-1")]
+    assert core.running("gateway-1", 5.0) == []
+    assert core.all_running
+
+
+def test_one_that_rests_is_forgotten_at_once_when_it_is_no_longer_wanted() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    core.running("gateway-1", 1.5)
+    core.exited("gateway-1", 1, 2.0)
+    assert core.set_replicas("gateway", 1, 2.0) == []
+    assert core.all_running
+    assert core.tick(1000.0) == []
+
+
+def test_a_new_replica_that_fails_is_tried_again_and_does_not_end_a_cluster_that_runs() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.set_replicas("gateway", 2, 1.0)
+    now = 1.0
+    for _ in range(2 * FIRST_TRIES):
+        assert core.exited("gateway-1", 2, now) == []
+        now = core.next_deadline() or now
+        assert core.tick(now) == [Start("gateway-1")]
+
+
+def test_a_cluster_that_ends_starts_no_replicas() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0)
+    all_up(core)
+    core.stop(1.0)
+    assert core.set_replicas("broker", 5, 2.0) == []
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]

@@ -254,6 +254,22 @@ async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any
         assert subscription.counters.moves == 1
 
 
+async def test_what_the_new_gateway_sends_later_than_the_old_one_did_is_not_shown_twice(cluster: Any, until: Until) -> None:
+    await cluster.start(gateways=2)
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:
+        (old,) = [gateway for gateway in cluster.gateways if gateway.streams]
+        (new,) = [gateway for gateway in cluster.gateways if gateway is not old]
+        new.confirming = False
+        old.push(wire_pb2.SubscribeReply(draining=True))
+        await until(lambda: new.joined() == {42})
+        old.send(record(1), record(2))
+        assert await take(subscription, 2) == [b"1", b"2"]
+        new.confirm()
+        await until(lambda: subscription.gateway == new.address)
+        new.send(record(2), record(3))
+        assert await take(subscription, 1) == [b"3"]
+
+
 async def test_a_draining_gateway_that_takes_the_move_for_another_login_changes_nothing(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.subscribe(chat=True) as subscription:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from cluster.runtime.options import load_options
-from examples.three_machines.layout import LAYOUT
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
+from registry.layout_change import parse_wanted
 from tests.docs.snippets import ROOT, problems_of_line, problems_of_python
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(EXAMPLES.rglob("*.py"))
+LAYOUT_SET = "pixiu layout set "
 MACHINES = ("machine1", "machine2", "machine3")
 
 
@@ -44,12 +45,15 @@ def loaded(machine: str, folder: Path) -> dict[str, tuple[Any, Any]]:
 
 def test_the_three_machines_make_one_cluster(tmp_path: Path) -> None:
     machines = [loaded(machine, tmp_path) for machine in MACHINES]
+    readme = (EXAMPLES / "three_machines/README.md").read_text()
+    [line] = [line for line in readme.splitlines() if line.startswith(LAYOUT_SET)]
+    layout = parse_wanted([word for word in line.removeprefix(LAYOUT_SET).split() if "=" in word])
     assert {cluster for machine in machines for cluster, _ in machine.values()} == {machines[0]["broker"][0]}
     assert {options.registry for machine in machines for _, options in machine.values()} == {"zk://127.0.0.1:2181/three"}
     for role in ROLES:
-        assert len({machine[role][1].host for machine in machines}) == LAYOUT[role].replicas == len(MACHINES)
+        assert len({machine[role][1].host for machine in machines}) == layout[role].replicas == len(MACHINES)
         if role in PARTITIONED_ROLES:
-            assert {machine[role][1].partition for machine in machines} == set(range(LAYOUT[role].n))
+            assert {machine[role][1].partition for machine in machines} == set(range(layout[role].n))
     for machine in machines:
         options = {role: own for role, (_, own) in machine.items()}
         assert len({own.host for own in options.values()}) == 1

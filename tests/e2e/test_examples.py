@@ -86,11 +86,3 @@ async def test_the_bot_answers_and_ends_at_ctrl_c(small: LocalCluster) -> None:
     finally:
         bot.kill()
         bot.wait()
-
-
-def test_the_layout_of_the_three_machines_is_written_once(small: LocalCluster) -> None:
-    """At a root of its own beside the cluster's."""
-    target = f"{small.target.rpartition('/')[0]}/three"
-    shown = output(small, "three_machines/layout.py", target)
-    assert shown.endswith(f" at {target}: broker 1, gateway 1, pi 1, proxy 1, relay 1, router 1, xiu 1\n")
-    assert output(small, "three_machines/layout.py", target) == shown

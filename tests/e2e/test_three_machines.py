@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import signal
 import socket
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,11 @@ from tests.support.forks import fork
 
 pytestmark = pytest.mark.e2e
 FOLDER = Path(__file__).resolve().parents[2] / "examples/three_machines"
+README = (FOLDER / "README.md").read_text()
 MACHINES = ("machine1", "machine2", "machine3")
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-STARTED = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
-"""Stores first, as the README says."""
+STARTED = tuple(re.findall(r"^python -m (\w+) --config machine1.toml &$", README, re.MULTILINE))
+"""In the README's order."""
 ENDED = tuple(reversed(STARTED))
 TABLES = {"xiu": {"table_dir": "{}", "table_mb": "8"}, "gateway": {"signal_table_dir": "{}"}}
 """Shared memory is a folder of each machine, which is removed with the test's."""
@@ -62,7 +64,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     target = f"zk://{server.address}/three"
     processes: dict[tuple[str, str], Forked] = {}
     try:
-        subprocess.run([sys.executable, str(FOLDER / "layout.py"), target], check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+        [words] = [line.split() for line in README.splitlines() if line.startswith("pixiu layout set ")]
+        words = [PIXIU, *words[1 : words.index("--target")], "--target", target]
+        subprocess.run(words, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
         for machine, text in texts.items():
             changed = text.replace("zk://127.0.0.1:2181/three", target).replace("/etc/pixiu/secret", str(secret))
             (folder / f"{machine}.toml").write_text(changed.replace("/var/lib/pixiu", str(folder)))
@@ -118,3 +122,26 @@ async def test_a_message_and_a_mail_go_through_the_three_machines(machines: str)
             assert mail.payload == b"kept for you"
             mail.acknowledge()
             await inbox.flush()
+
+
+def run(target: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PIXIU, *words, "--target", target], capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+async def test_a_machine_that_is_drained_is_not_missed(machines: str) -> None:
+    shown = json.loads(run(machines, "layout", "show", "--json").stdout)
+    assert (shown["version"], shown["missing"]) == (1, [])
+    found = {one["check"]: one for one in json.loads(run(machines, "doctor", "--json").stdout)["findings"]}
+    checks = ("registry", "layout", "answers", "versions", "settings", "clocks")
+    assert {check: found[check]["grade"] for check in checks} == dict.fromkeys(checks, "ok"), found
+    drained = await asyncio.to_thread(run, machines, "drain", ADDRESSES[2])
+    assert drained.returncode == 0, drained.stderr
+    assert drained.stdout.count("has left") == len(STARTED)
+    async with pixiu.connect(machines) as px, asyncio.timeout(WAIT_S):
+        assert ADDRESSES[2] not in {address.rpartition(":")[0] for address in px.cluster().gateways}
+        async with px.subscribe(room=43) as messages:
+            await px.room(43).send(b"hello")
+            assert (await anext(messages)).payload == b"hello"
+        assert (await px.user(8).mail(b"kept by the others")).replicas == 2
+    missing = json.loads(run(machines, "layout", "show", "--json").stdout)["missing"]
+    assert {(lack["role"], lack["running"]) for lack in missing} == {(role, 2) for role in STARTED}

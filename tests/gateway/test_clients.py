@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -109,12 +110,27 @@ async def test_a_full_gateway_refuses_and_says_when_to_retry() -> None:
 async def test_a_draining_gateway_announces_it_admits_nobody_and_keeps_who_moves() -> None:
     world = World()
     connection = opened(world)
-    world.clients.drain(0.0)
+    world.clients.drain(1000.0)
     with pytest.raises(Draining):
         world.clients.admit(Connection(world))
+    while not connection.noted:
+        await asyncio.sleep(0)
     world.clients.replace(ev.Disconnect(connection.id, control_pb2.REASON_MOVED))
     world.clients.replace(ev.Disconnect(connection.id, control_pb2.REASON_KICKED))
     assert connection.noted == ["announced", ("replaced", False)]
+
+
+async def test_clients_are_moved_evenly_over_the_time_told_first_and_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for _ in range(10):
+        opened(world)
+    calls: list[tuple[float, str]] = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda delay, call, *_: calls.append((delay, call.__name__)))
+    world.clients.drain(40.0)
+    monkeypatch.undo()
+    assert sorted(delay for delay, name in calls if name == "announce") == [2.0 * number for number in range(10)]
+    assert sorted(delay for delay, name in calls if name == "close") == [20.0 + 2.0 * number for number in range(10)]
 
 
 async def test_a_client_id_has_one_connection_and_its_unacknowledged_ids_are_remembered() -> None:

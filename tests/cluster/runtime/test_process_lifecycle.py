@@ -27,6 +27,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+from registry.drain_requests import drain_process
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
 
@@ -303,6 +304,31 @@ async def test_a_start_that_waits_for_the_registry_says_so() -> None:
             await role.until(lambda: role.events("waiting"))
             [line] = role.events("waiting")
             assert (line["part"], line["registry"]) == ("registry", target)
+
+
+async def test_a_start_that_waits_for_members_says_which_in_its_log_and_at_health(registry: str) -> None:
+    async with connected(registry) as zookeeper:
+        await ensure_layout(zookeeper, "/waits", {"router": RoleLayout(2, 2, 1), "proxy": RoleLayout(1, 1, 2)})
+        missing = ["proxy: 0 of 2 Running", "router partition 0: 0 of 1 Running"]
+        async with started(f"registry=zk://{registry}/waits", "partition=1", "start_s=600") as role:
+            await role.until(lambda: len([line for line in role.events("waiting") if line["part"] == "members"]) >= 2)
+            assert role.events("waiting")[-1]["missing"] == "; ".join(missing)
+            [node] = await nodes(zookeeper, "/waits", partition=1)
+            status, text = await get(node.http_port, "/health")
+            assert (status, json.loads(text)["waits_for"]) == (503, missing)
+            role.kill(signal.SIGTERM)
+            assert await role.ended() == 0
+
+
+async def test_a_process_drains_when_an_operators_tool_asks_it_to(registry: str) -> None:
+    async with connected(registry) as zookeeper, started(f"registry=zk://{registry}/asked") as role:
+        await role.running()
+        [node] = await nodes(zookeeper, "/asked")
+        await drain_process(zookeeper, "/asked", node, "ann@desk", LIMIT_S)
+        assert await role.ended() == 0
+        [asked] = role.events("drain_asked")
+        assert asked["by"] == "ann@desk"
+        assert [line for line in role.out if line != "view"] == ["prepare", "start", "drain", "drained", "stop"]
 
 
 async def test_a_taken_port_is_named_and_ends_with_2_without_a_traceback(registry: str) -> None:

@@ -1,0 +1,293 @@
+"""What `pixiu doctor` makes of what it reads: each check is ok, a warning or a failure, and says what to do. Pure.
+
+Source: docs/operations.md, "Is it set up right?".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from pixiu.discovery.lacks import NO_LAYOUT, lacks
+from pixiu.discovery.node import Node
+from pixiu.discovery.view import View
+
+MIB: Final = 1 << 20
+DISK_LEAST_BYTES: Final = 256 * MIB
+"""Free disk below which Xiu refuses writes by default (`xiu.reserve_mb`)."""
+DISK_LOW_BYTES: Final = 2048 * MIB
+DISK_LOW_SHARE: Final = 0.05
+SHM_LEAST_BYTES: Final = 80 * MIB
+"""What one Xiu (`table_mb`) and one gateway (`signal_table_mb`) take by default."""
+SHM_LOW_BYTES: Final = 256 * MIB
+CLOCK_LOW_MS: Final = 500.0
+"""So far apart times of probes and traces mean little, and mail expires early or late."""
+CLOCK_BAD_MS: Final = 30_000.0
+"""Half of what stores tolerate: a SnowflakeID 60 s ahead is refused."""
+FILES_LEAST: Final = 1024
+FILES_LOW: Final = 65_536
+HEADER_BYTES: Final = 48
+"""Of IPv6 and UDP, before what a link sends."""
+ZOOKEEPER_LEAST: Final = (3, 5)
+MAX_NAMED: Final = 8
+"""So many things are named in one finding."""
+LOOPBACK: Final = "lo"
+IFF_UP: Final = 1
+
+_VERSION: Final = re.compile(r"Zookeeper version: (\d+)\.(\d+)[.\d]*", re.ASCII)
+_MODE: Final = re.compile(r"^Mode: (\w+)", re.ASCII | re.MULTILINE)
+
+
+class Grade(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    grade: Grade
+    said: str
+    do: str = ""
+    """What to do about it; empty where nothing is to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Somebody's wall clock against this machine's."""
+
+    name: str
+    offset_ms: float
+    """Positive: theirs is ahead."""
+    uncertain_ms: float
+    """Half of what the question took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A file system: of a folder, or of its nearest parent that exists."""
+
+    path: str
+    free_bytes: int
+    """For this user."""
+    total_bytes: int
+    free_files: int
+    """-1: without a limit."""
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface."""
+
+    name: str
+    mtu_bytes: int
+    flags: int
+
+
+def named(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"{', '.join(found[:MAX_NAMED])}{more}"
+
+
+def node_name(node: Node) -> str:
+    """A process as people name it, with its address."""
+    which = f"{node.role} {node.replica}" if node.partition < 0 else f"{node.role} {node.partition}/{node.replica}"
+    return f"{which} at {node.address}"
+
+
+def check_registry(answers: Mapping[str, str]) -> Finding:
+    """The ZooKeeper servers. answers: address → what it said to `srvr`; empty: nothing."""
+    silent = [address for address, answer in answers.items() if not answer]
+    modes = {address: mode[1] for address, answer in answers.items() if (mode := _MODE.search(answer))}
+    versions = {f"{found[1]}.{found[2]}": (int(found[1]), int(found[2])) for a in answers.values() if (found := _VERSION.search(a))}
+    if len(silent) == len(answers):
+        return Finding("registry", Grade.FAILURE, f"no ZooKeeper answers at {named(answers)}", "start it, or correct --target")
+    said = ", ".join(f"{address} {modes.get(address, 'is there')}" for address in answers if address not in silent)
+    said = f"ZooKeeper {' and '.join(sorted(versions)) or 'of unknown version'}: {said}"
+    if any(version < ZOOKEEPER_LEAST for version in versions.values()):
+        return Finding("registry", Grade.FAILURE, said, "use ZooKeeper 3.5 or newer")
+    alone = [address for address, mode in modes.items() if mode == "standalone"]
+    if alone and len(answers) > 1:
+        return Finding(
+            "registry", Grade.FAILURE, said, f"{named(alone)} is not part of an ensemble: correct its servers or --target"
+        )
+    if silent:
+        return Finding("registry", Grade.WARNING, f"{said}; {named(silent)} does not answer", "start it, or correct --target")
+    if not modes:
+        return Finding("registry", Grade.WARNING, said, "allow its word srvr: 4lw.commands.whitelist=srvr")
+    if alone and not alone[0].startswith(("127.", "localhost")):
+        return Finding("registry", Grade.WARNING, said, "when it is away nobody can join or be elected: run three")
+    return Finding("registry", Grade.OK, said)
+
+
+def check_layout(view: View) -> Finding:
+    """The layout, and whether all that it wants runs and nothing else."""
+    if not view.layout.version:
+        return Finding("layout", Grade.FAILURE, "the registry holds no layout", NO_LAYOUT.rpartition("? ")[2])
+    strangers = [
+        node_name(node)
+        for node in view.nodes
+        if (role := view.layout.roles.get(node.role)) is None or (node.partition >= 0 and node.partition >= role.next)
+    ]
+    if strangers:
+        return Finding(
+            "layout", Grade.FAILURE, f"not in the layout: {named(strangers)}", "end them, or add their role with `pixiu layout set`"
+        )
+    missing = lacks(view)
+    if missing:
+        wanting = all(lack.running for lack in missing)
+        do = f"start them, such as {missing[0].start()}"
+        return Finding("layout", Grade.WARNING if wanting else Grade.FAILURE, named(map(str, missing)), do)
+    doubled = [f"{role} from {one.n} to {one.next}" for role, one in view.layout.roles.items() if one.next != one.n]
+    if doubled:
+        return Finding("layout", Grade.WARNING, f"a doubling is under way: {named(doubled)}", "wait for its end: `pixiu status`")
+    return Finding("layout", Grade.OK, f"version {view.layout.version}: all of {len(view.layout.roles)} roles are Running")
+
+
+def check_versions(view: View) -> Finding:
+    """Whether all processes are of one version."""
+    found: dict[str, list[str]] = {}
+    for node in view.nodes:
+        found.setdefault(node.version, []).append(node_name(node))
+    if len(found) > 1:
+        said = "; ".join(f"{version}: {named(nodes)}" for version, nodes in sorted(found.items()))
+        return Finding("versions", Grade.WARNING, said, "finish the upgrade: `pixiu status --json` shows versions")
+    return Finding("versions", Grade.OK, f"{len(view.nodes)} processes of {next(iter(found), 'no version')}")
+
+
+def check_settings(view: View) -> Finding:
+    """Whether all processes have the same cluster settings."""
+    found: dict[str, list[str]] = {}
+    for node in view.nodes:
+        found.setdefault(node.settings_hash, []).append(node_name(node))
+    if len(found) > 1:
+        few = min(found.values(), key=len)
+        return Finding(
+            "settings", Grade.FAILURE, f"{named(few)}: other cluster settings than the rest",
+            "give all the same [cluster] table and secret",
+        )  # fmt: skip
+    return Finding("settings", Grade.OK, f"hash {next(iter(found), '') or 'of no process'}")
+
+
+def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
+    """Whether this machine reaches every process. silent: endpoint → why not."""
+    wrong = [f"{node_name(node)} ({silent[node.endpoint]})" for node in view.nodes if node.endpoint in silent]
+    if wrong:
+        return Finding(
+            "answers", Grade.FAILURE, f"no answer by HTTP from {named(wrong)}", "is it killed or hung, or is a firewall between?"
+        )
+    return Finding("answers", Grade.OK, f"all {len(view.nodes)} processes answer at their HTTP ports")
+
+
+def check_clocks(clocks: Sequence[Clock]) -> Finding:
+    """The wall clocks of processes and of ZooKeeper against this machine's."""
+    if not clocks:
+        return Finding("clocks", Grade.WARNING, "no other clock could be read", "compare them by hand: chronyc tracking")
+    sure = {clock.name: max(abs(clock.offset_ms) - clock.uncertain_ms, 0.0) for clock in clocks}
+    worst = max(clocks, key=lambda clock: sure[clock.name])
+    off = [
+        f"{clock.name} {clock.offset_ms / 1000:+.1f} s"
+        for clock in sorted(clocks, key=lambda clock: -sure[clock.name])
+        if sure[clock.name] > CLOCK_LOW_MS
+    ]
+    if off:
+        grade = Grade.FAILURE if sure[worst.name] > CLOCK_BAD_MS else Grade.WARNING
+        return Finding("clocks", grade, f"against this machine: {named(off)}", "synchronise all machines by NTP: chronyc tracking")
+    return Finding(
+        "clocks", Grade.OK, f"{len(clocks)} clocks within {max(CLOCK_LOW_MS, worst.uncertain_ms):.0f} ms of this machine's"
+    )
+
+
+def check_space(space: Space) -> Finding:
+    """Free disk for data directories."""
+    check = f"disk {space.path}"
+    share = space.free_bytes / max(space.total_bytes, 1)
+    said = f"{space.free_bytes // MIB:,} MiB free, {share:.0%}"
+    if not space.writable:
+        return Finding(check, Grade.FAILURE, "cannot be written to", "give the processes' user the right to write there")
+    if space.free_files == 0:
+        return Finding(check, Grade.FAILURE, f"{said}, but no file can be made: no inode is free", "remove files")
+    if space.free_bytes < DISK_LEAST_BYTES:
+        return Finding(check, Grade.FAILURE, said, "free some: Xiu refuses writes (xiu.reserve_mb)")
+    if space.free_bytes < DISK_LOW_BYTES or share < DISK_LOW_SHARE:
+        return Finding(check, Grade.WARNING, said, "free some: a repair of a Xiu needs as much as its store has")
+    return Finding(check, Grade.OK, said)
+
+
+def check_shared_memory(space: Space) -> Finding:
+    """Free shared memory for tables."""
+    said = f"{space.free_bytes // MIB:,} MiB free"
+    if not space.writable:
+        return Finding("shared memory", Grade.FAILURE, f"{space.path} cannot be written to", "mount a tmpfs there")
+    do = f"remove {space.path}/pixiu-* of gateways and stores that are gone for good, or enlarge it (a container: --shm-size)"
+    if space.free_bytes < SHM_LEAST_BYTES:
+        return Finding("shared memory", Grade.FAILURE, f"{said}: a Xiu and a gateway take {SHM_LEAST_BYTES // MIB} MiB", do)
+    return Finding(
+        "shared memory",
+        Grade.WARNING if space.free_bytes < SHM_LOW_BYTES else Grade.OK,
+        said,
+        do if space.free_bytes < SHM_LOW_BYTES else "",
+    )
+
+
+def check_buffers(limits: Mapping[str, int], wanted_bytes: int) -> Finding:
+    """The kernel's limits of socket buffers. limits: net.core.… → bytes; wanted: `receive_buffer_bytes` of the processes."""
+    if not limits:
+        return Finding("socket buffers", Grade.WARNING, "the kernel's limits cannot be read", "sysctl net.core.rmem_max")
+    said = ", ".join(f"{name} {value:,}" for name, value in limits.items())
+    low = [name for name, value in limits.items() if value < wanted_bytes]
+    if low:
+        settings = " ".join(f"{name}={wanted_bytes}" for name in low)
+        do = f"sysctl -w {settings}: bursts of datagrams are lost in a smaller buffer (receive_buffer_bytes)"
+        return Finding("socket buffers", Grade.WARNING, said, do)
+    return Finding("socket buffers", Grade.OK, said)
+
+
+def check_mtu(interfaces: Sequence[Interface], mtu_bytes: int, loopback_mtu_bytes: int) -> Finding:
+    """Whether datagrams pass in one piece through every interface that is up."""
+    up = [one for one in interfaces if one.flags & IFF_UP]
+    if not up:
+        return Finding("mtu", Grade.WARNING, "no network interface can be read", "ip link")
+    small = {
+        one.name: wanted
+        for one in up
+        if one.mtu_bytes < (wanted := (loopback_mtu_bytes if one.name == LOOPBACK else mtu_bytes) + HEADER_BYTES)
+    }
+    said = ", ".join(f"{one.name} {one.mtu_bytes}" for one in up[:MAX_NAMED])
+    if small:
+        name, wanted = next(iter(small.items()))
+        key = "loopback_mtu_bytes" if name == LOOPBACK else "mtu_bytes"
+        do = f"ip link set {name} mtu {wanted}, or on all machines a smaller [cluster] {key}: else each datagram is cut in pieces"
+        return Finding("mtu", Grade.WARNING, said, do)
+    return Finding("mtu", Grade.OK, said)
+
+
+def check_open_files(soft: int) -> Finding:
+    """How many files, and so connections, a process that is started like this one may have; -1: no limit."""
+    said = f"{soft:,}" if soft >= 0 else "no limit"
+    if 0 <= soft < FILES_LEAST:
+        return Finding("open files", Grade.FAILURE, said, f"ulimit -n {FILES_LOW}, or LimitNOFILE={FILES_LOW} in the unit")
+    if 0 <= soft < FILES_LOW:
+        do = f"a gateway needs one for each client: ulimit -n {FILES_LOW}, or LimitNOFILE={FILES_LOW} in the unit"
+        return Finding("open files", Grade.WARNING, said, do)
+    return Finding("open files", Grade.OK, said)
+
+
+def check_java(found: str, problem: str) -> Finding:
+    """The Java for an embedded ZooKeeper. found: where and which; problem: why there is none."""
+    if problem:
+        return Finding(
+            "java", Grade.WARNING, problem, "`pixiu up`, `pixiu zookeeper` and Spark need it; a ZooKeeper of your own does not"
+        )
+    return Finding("java", Grade.OK, found)

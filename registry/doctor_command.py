@@ -1,0 +1,191 @@
+"""`pixiu doctor`: reads what the machine and the cluster are like, and shows what `registry.diagnosis` makes of it.
+
+Source: docs/operations.md, "Is it set up right?".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.runtime.options import ClusterOptions, RoleOptions
+from pixiu.cli.http import fetch
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.discovery.node import Node
+from pixiu.discovery.target import parse_address
+from pixiu.discovery.view import View
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.errors import ConfigurationError, InvalidArgument, RemoteError
+from registry import diagnosis as d
+from registry.embedded import four_letter_word
+from registry.java import find_java
+from registry.session import read_view, registry_of
+
+AT_ONCE: Final = 16
+"""Processes asked at a time."""
+WORD_TIMEOUT_S: Final = 2.0
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (what the roles' tables lie in by default)
+BUFFERS: Final = ("rmem_max", "wmem_max")
+COLORS: Final = {d.Grade.OK: "green", d.Grade.WARNING: "yellow", d.Grade.FAILURE: "red"}
+SIGNS: Final = {d.Grade.OK: "✓", d.Grade.WARNING: "!", d.Grade.FAILURE: "✗"}
+
+
+@guarded
+def doctor(
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="A data directory whose disk is checked; may be given again.", metavar="DIR")
+    ] = None,
+    machine: Annotated[bool, typer.Option("--machine", help="This machine only: no cluster is asked.")] = False,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether this machine and the cluster are set up right, and say what to do. Exit code 1: something is a failure."""
+    findings = read_machine(data or [Path("run")])
+    if not machine:
+        findings = [*asyncio.run(read_cluster(target)), *findings]
+    failed = any(finding.grade is d.Grade.FAILURE for finding in findings)
+    if as_json:
+        shown = [{"check": one.check, "grade": one.grade.value, "said": one.said, "do": one.do} for one in findings]
+        print_json({"failed": failed, "findings": shown}, indent=2)
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for one in findings:
+            color = COLORS[one.grade]
+            table.add_row(f"[{color}]{SIGNS[one.grade]}[/]", escape(one.check), escape(one.said))
+            if one.do:
+                table.add_row("", "", f"[{color}]{escape(one.do)}[/]")
+        console().print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+async def read_cluster(target: str) -> list[d.Finding]:
+    """Ask ZooKeeper and every process. Raises `InvalidArgument` when the target names proxies."""
+    if not target.startswith("zk://"):
+        raise InvalidArgument(f"--target {target}: the doctor asks the registry; give zk://HOST:PORT/ROOT, or --machine")
+    answers = {server: await asyncio.to_thread(_srvr, server) for server in parse_address(target).hosts.split(",")}
+    registry = d.check_registry(answers)
+    if not any(answers.values()):
+        return [registry]
+    try:
+        async with registry_of(target) as (zookeeper, root):
+            view = await read_view(zookeeper, root)
+            clocks = [clock] if view.layout.version and (clock := await _registry_clock(zookeeper, root)) else []
+    except RemoteError as error:
+        return [registry, d.Finding("layout", d.Grade.FAILURE, str(error), "is a majority of the ZooKeeper servers there?")]
+    silent: dict[int, str] = {}
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(node: Node) -> None:
+        async with slots:
+            try:
+                if (clock := await _clock(node)) is not None:
+                    clocks.append(clock)
+            except (OSError, ValueError) as error:
+                silent[node.endpoint] = str(error) or "no answer in time"
+
+    await asyncio.gather(*(ask(node) for node in view.nodes))
+    return [registry, d.check_layout(view), *_of_processes(view, silent, clocks)]
+
+
+def _of_processes(view: View, silent: dict[int, str], clocks: list[d.Clock]) -> list[d.Finding]:
+    if not view.nodes:
+        return []
+    return [d.check_answers(view, silent), d.check_versions(view), d.check_settings(view), d.check_clocks(clocks)]
+
+
+def _srvr(server: str) -> str:
+    host, _, port = server.rpartition(":")
+    return four_letter_word(int(port), "srvr", WORD_TIMEOUT_S, host.strip("[]"))
+
+
+async def _clock(node: Node) -> d.Clock | None:
+    """A process's clock; None when it does not say it. Raises OSError, ValueError when it does not answer properly."""
+    before = time.time_ns()
+    _, body = await fetch(node.host, node.http_port, "/health")
+    after = time.time_ns()
+    said = json.loads(body)
+    told = said.get("unix_ms") if isinstance(said, dict) else None
+    return _between(d.node_name(node), before, told, after) if isinstance(told, int) else None
+
+
+async def _registry_clock(zookeeper: ZooKeeper, root: str) -> d.Clock | None:
+    """ZooKeeper's clock: by the time of a node that lives for a moment."""
+    before = time.time_ns()
+    try:
+        path = await zookeeper.create(f"{root}/doctor", ephemeral=True, sequence=True)
+        after = time.time_ns()
+        stat = await zookeeper.exists(path)
+        with contextlib.suppress(RemoteError):
+            await zookeeper.delete(path)
+    except RemoteError:
+        return None
+    return _between("ZooKeeper", before, stat.created_ms, after) if stat is not None else None
+
+
+def _between(name: str, before_ns: int, told_ms: int, after_ns: int) -> d.Clock:
+    return d.Clock(name, told_ms - (before_ns + after_ns) / 2e6, (after_ns - before_ns) / 2e6 + 1)
+
+
+def read_machine(folders: list[Path]) -> list[d.Finding]:
+    """What this machine is like."""
+    cluster, role = ClusterOptions(), RoleOptions()
+    try:
+        java = find_java()
+        java_finding = d.check_java(f"{java.version} at {java.path} ({java.source})", "")
+    except ConfigurationError as error:
+        java_finding = d.check_java("", str(error))
+    return [
+        *(d.check_space(_space(folder)) for folder in folders),
+        d.check_shared_memory(_space(SHARED_MEMORY)),
+        d.check_buffers(_buffers(), role.receive_buffer_bytes),
+        d.check_mtu(_interfaces(), cluster.mtu_bytes, cluster.loopback_mtu_bytes),
+        d.check_open_files(_open_files()),
+        java_finding,
+    ]
+
+
+def _space(folder: Path) -> d.Space:
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    stat = os.statvfs(there)
+    free_files = stat.f_favail if stat.f_files else -1  # btrfs and others have no table of inodes
+    writable = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    return d.Space(str(folder), stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize, free_files, writable)
+
+
+def _buffers() -> dict[str, int]:
+    found = {}
+    for name in BUFFERS:
+        with contextlib.suppress(OSError, ValueError):
+            found[f"net.core.{name}"] = int(Path(f"/proc/sys/net/core/{name}").read_text())
+    return found
+
+
+def _interfaces() -> list[d.Interface]:
+    found = []
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        with contextlib.suppress(OSError, ValueError):
+            mtu, flags = int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16)
+            found.append(d.Interface(folder.name, mtu, flags))
+    return found
+
+
+def _open_files() -> int:
+    """The soft limit of the shell that runs this command, whose own limit has been raised; -1: none, or not known."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{os.getppid()}/limits").read_text().splitlines():
+            if line.startswith("Max open files"):
+                soft = line.split()[3]
+                return int(soft) if soft.isdecimal() else -1
+    return -1

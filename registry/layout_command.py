@@ -1,0 +1,121 @@
+"""Show or write the layout: how many partitions and replicas every role has. Needs the registry alone, no running process.
+
+Source: docs/operations.md, "Several machines".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
+from pixiu.discovery.lacks import NO_LAYOUT, Lack, lacks
+from pixiu.discovery.paths import ROLES, UNPARTITIONED_ROLES
+from pixiu.discovery.view import Layout, RoleLayout, View
+from registry.layout import read_layout, set_layout
+from registry.layout_change import Change, changed_layout, changes, parse_wanted
+from registry.session import read_view, registry_of
+
+layout = typer.Typer(name="layout", help=(__doc__ or "").split("\n\n")[0], no_args_is_help=True)
+EXIT_NO_LAYOUT: Final = 1
+EXAMPLE: Final = "pixiu layout set router=2x2 broker=2x2 relay=2x2 xiu=1x3 pi=1x3 proxy=2 gateway=2"
+
+
+@layout.command()
+@guarded
+def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Show the layout beside what is Running, and how to start what is missing. Exit code 1: there is no layout."""
+    view = asyncio.run(_view(target))
+    if as_json:
+        print_json(layout_json(target, view.layout, lacks(view)), indent=2)
+    else:
+        console().print(render(target, view))
+    if not view.layout.version:
+        raise typer.Exit(EXIT_NO_LAYOUT)
+
+
+@layout.command("set")
+@guarded
+def set_(
+    roles: Annotated[
+        list[str], typer.Argument(help="ROLE=PARTITIONSxREPLICAS, such as broker=2x3; proxy=2 and gateway=2.", metavar="ROLE=N")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Add roles to the layout, or change how many replicas are wanted of those that it has; what is not named stays.
+
+    The number of partitions of a role that is there is changed by `pixiu double` only. Nothing is started or ended, but by a
+    `pixiu up` that runs the cluster: it follows the wanted replicas of its roles.
+    """
+    before, after = asyncio.run(_set(target, parse_wanted(roles), dry_run=dry_run))
+    made = changes(before, after)
+    if as_json:
+        said = {"dry_run": dry_run, "changes": [change_json(change) for change in made], **layout_json(target, after)}
+        print_json(said, indent=2)
+        return
+    for change in made:
+        console().print(f"{change}{'  (not written)' if dry_run else ''}", highlight=False, markup=False)
+    end = "nothing changes" if not made else f"would become version {before.version + 1}" if dry_run else f"version {after.version}"
+    console().print(f"layout of {target}: {end}", highlight=False, markup=False)
+
+
+async def _view(target: str) -> View:
+    async with registry_of(target) as (zookeeper, root):
+        return await read_view(zookeeper, root)
+
+
+async def _set(target: str, wanted: dict[str, RoleLayout], *, dry_run: bool) -> tuple[Layout, Layout]:
+    async with registry_of(target) as (zookeeper, root):
+        if dry_run:
+            before = await read_layout(zookeeper, root) or Layout()
+            return before, changed_layout(before, wanted)
+        return await set_layout(zookeeper, root, wanted)
+
+
+def role_json(found: RoleLayout) -> dict[str, int]:
+    """A role of the layout as JSON values."""
+    return {"n": found.n, "next": found.next, "replicas": found.replicas}
+
+
+def change_json(change: Change) -> dict[str, Any]:
+    """A change as JSON values."""
+    before = role_json(change.before) if change.before is not None else None
+    return {"role": change.role, "before": before, "after": role_json(change.after)}
+
+
+def layout_json(target: str, found: Layout, missing: list[Lack] | None = None) -> dict[str, Any]:
+    """The layout as JSON values, and what it lacks when that is known."""
+    said: dict[str, Any] = {
+        "registry": target,
+        "version": found.version,
+        "roles": {role: role_json(one) for role, one in sorted(found.roles.items())},
+    }
+    if missing is not None:
+        said["missing"] = [
+            {"role": lack.role, "partition": lack.partition, "running": lack.running, "wanted": lack.wanted} for lack in missing
+        ]
+    return said
+
+
+def render(target: str, view: View) -> RenderableType:
+    """The layout as a table, and below it what is missing."""
+    if not view.layout.version:
+        return f"{escape(target)}: {NO_LAYOUT}, such as\n  {EXAMPLE}"
+    table = Table(box=None, pad_edge=False)
+    for name in ("role", "partitions", "replicas", "Running"):
+        table.add_column(name, justify="left" if name in ("role", "Running") else "right")
+    for role in (role for role in ROLES if role in view.layout.roles):
+        found = view.layout.roles[role]
+        whole = role in UNPARTITIONED_ROLES
+        running = [len(view.running(role))] if whole else [len(view.replicas(role, number)) for number in range(found.n)]
+        partitions = "" if whole else str(found.n) if found.n == found.next else f"{found.n} → {found.next}"
+        table.add_row(role, partitions, str(found.replicas), " ".join(map(str, running)))
+    missing = [f"  {escape(str(lack))}; start: {escape(lack.start())}" for lack in lacks(view)]
+    return Group(f"{escape(target)}  layout version {view.layout.version}", table, *missing)
