@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 
 import pixiu
+from pixiu.cli.http import samples
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
@@ -70,11 +71,20 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-def metrics(process: dict[str, Any]) -> dict[str, float]:
-    """What a process counts."""
+def metrics_page(process: dict[str, Any]) -> bytes:
     with urllib.request.urlopen(f"{process['http']}/metrics", timeout=WAIT_S) as reply:
-        lines = reply.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")}
+        found: bytes = reply.read()
+        return found
+
+
+def metrics(process: dict[str, Any]) -> dict[str, float]:
+    """What a process counts. The labels that all samples have are left out."""
+    return {name + said(labels): value for name, labels, value in samples(metrics_page(process))}
+
+
+def said(labels: dict[str, str]) -> str:
+    own = [f'{name}="{text}"' for name, text in labels.items() if name not in ("role", "partition")]
+    return f"{{{','.join(own)}}}" if own else ""
 
 
 def metric(process: dict[str, Any], name: str) -> float:

@@ -195,6 +195,9 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
         by_reason = {"links_dropped_total", "links_refused_total"}
         assert {f"pixiu_router_{name}" for name in ALERTS.keys() - by_reason} <= found.keys()
 
+        assert "# TYPE pixiu_loop_delay_seconds histogram" in text
+        assert 'pixiu_received_batch_records_count{role="router",partition="3"} 0.0' in text
+
         assert await grpc_health(port) == health_pb2.HealthCheckResponse.SERVING
         assert await grpc_health(port, "pixiu.v1.Link") == health_pb2.HealthCheckResponse.SERVING
         assert {"pixiu.v1.Link", "grpc.health.v1.Health"} <= await reflected(port)
@@ -279,7 +282,7 @@ async def test_a_bug_in_on_view_is_logged_once_and_does_not_end_the_process(regi
         port = (await role.running())["http_port"]
         await role.until(lambda: role.out.count("view") >= 2)
         text = (await get(port, "/metrics"))[1]
-        failures = re.search(r"^pixiu_router_view_failures_total (\S+)", text, re.MULTILINE)
+        failures = re.search(r"^pixiu_router_view_failures_total\{.*\} (\S+)", text, re.MULTILINE)
         assert failures is not None
         assert float(failures[1]) >= 2
         assert len(role.events("view_failed")) == 1
@@ -349,7 +352,7 @@ async def test_an_outage_of_zookeeper_changes_nothing_and_does_not_keep_a_proces
             await asyncio.to_thread(server.stop)
 
             async def noticed() -> bool:
-                return "pixiu_router_registry_connected 0.0" in (await get(port, "/metrics"))[1]
+                return 'pixiu_router_registry_connected{role="router",partition="0"} 0.0' in (await get(port, "/metrics"))[1]
 
             await eventually(noticed)
             status, text = await get(port, "/health")
