@@ -22,6 +22,7 @@ from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
 
@@ -184,6 +185,7 @@ def deaf_client(port: int, room: int) -> socket.socket:
 
 async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(cluster: LocalCluster) -> None:
     gateway = cluster.processes("gateway")[0]
+    page = metrics_page(gateway)
     port = int(gateway["mqtt"].rpartition(":")[2])
     deaf = [await asyncio.to_thread(deaf_client, port, 500 + number) for number in range(SLOW)]
     before = resident_bytes(gateway)
@@ -217,6 +219,7 @@ async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(clu
     finally:
         for sock in deaf:
             sock.close()
+    assert "PixiuSlowClients" in firing({"gateway": page}, {"gateway": metrics_page(gateway)})
     counted = metrics(gateway)
     assert counted["pixiu_gateway_slow_consumer_dropped_total"] > FLOOD  # the sooner they are disconnected, the fewer are dropped
     assert counted['pixiu_gateway_connections_behind_total{grade="stalled"}'] >= SLOW

@@ -29,6 +29,7 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
+from tests.support.alerts import firing, moment
 
 pytestmark = pytest.mark.process
 
@@ -285,6 +286,8 @@ async def test_a_bug_in_on_view_is_logged_once_and_does_not_end_the_process(regi
         failures = re.search(r"^pixiu_router_view_failures_total\{.*\} (\S+)", text, re.MULTILINE)
         assert failures is not None
         assert float(failures[1]) >= 2
+        before = text.replace(failures[0], failures[0].rpartition(" ")[0] + " 0.0")
+        assert "PixiuBug" in firing({"router": before.encode()}, {"router": text.encode()})
         assert len(role.events("view_failed")) == 1
 
 
@@ -390,6 +393,7 @@ async def test_a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_whe
     async with connected(registry) as zookeeper, started(*options) as role:
         await role.running()
         [before] = await nodes(zookeeper, root)
+        page = await moment(router=before)
         role.kill(signal.SIGUSR1)
 
         async def gone() -> bool:
@@ -401,6 +405,7 @@ async def test_a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_whe
         assert "run_forever" in role.events("loop_stalled")[0]["stack"]
         await role.until(lambda: len(role.events("registered")) == 2)
         [after] = await nodes(zookeeper, root)
+        assert {"PixiuLoopStalled", "PixiuLoopLate"} <= firing(page, await moment(router=after))
         assert after.endpoint == before.endpoint
         assert after.incarnation != before.incarnation
         assert after.replica > before.replica
