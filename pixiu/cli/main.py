@@ -31,6 +31,7 @@ EXIT_ABORTED: Final = 1
 EXIT_WRONG: Final = 2
 COMMANDS: Final = {
     "status": "pixiu.cli.status:status",
+    "top": "pixiu.cli.top:top",
     "replay": "pixiu.tools.replay.command:replay",
     "send": "pixiu.cli.messages:send",
     "listen": "pixiu.cli.messages:listen",
