@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pixiu
@@ -21,11 +24,17 @@ def top(cluster: LocalCluster, *arguments: str) -> dict[str, Any]:
     return found
 
 
+def read_into(lines: queue.Queue[str], output: Iterable[str]) -> None:
+    for line in output:
+        lines.put(line)
+
+
 async def test_what_flows_and_what_is_hot_is_shown_by_role_and_partition(cluster: LocalCluster) -> None:
     async with pixiu.connect(cluster.target, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=[HOT, COLD]) as subscription:
         watching = cluster.start_pixiu("top", "--json", "--interval", "1")
         try:
-            assert watching.stdout is not None
+            lines: queue.Queue[str] = queue.Queue()
+            threading.Thread(target=read_into, args=(lines, watching.stdout), daemon=True).start()
             rooms: set[int] = set()
             delivered = 0.0
             latency: dict[str, float | None] = {}
@@ -33,9 +42,8 @@ async def test_what_flows_and_what_is_hot_is_shown_by_role_and_partition(cluster
                 for number in range(100):
                     await px.room(HOT if number % 10 else COLD).send(b"%d" % number)
                     await anext(subscription)
-                os.set_blocking(watching.stdout.fileno(), False)
-                for line in watching.stdout.readlines():
-                    said = json.loads(line)
+                while not lines.empty():
+                    said = json.loads(lines.get())
                     rooms |= {hot["room"] for hot in said["hot_rooms"][:1]}
                     by_role = {row["role"]: row for row in said["roles"]}
                     delivered = max(delivered, by_role["gateway"]["out_per_s"])
