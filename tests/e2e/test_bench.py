@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,17 @@ async def test_mail_is_removed_again_and_so_are_the_devices(cluster: LocalCluste
             assert [(lane.readable, lane.devices) for lane in lanes if lane.readable or lane.devices] == []
 
 
-def test_every_metric_that_the_board_names_is_there(cluster: LocalCluster) -> None:
+def test_every_metric_that_the_board_names_is_there_and_a_load_is_seen_in_every_histogram(cluster: LocalCluster) -> None:
     """The cluster here has every role."""
     bench(cluster, "--kind", "room", "--kind", "signal", "--kind", "mail", "--count", "10")
-    found: set[str] = set()
+    found: Counter[str] = Counter()
     for process in cluster.status()["processes"]:
         with urllib.request.urlopen(f"{process['http']}/metrics", timeout=30) as reply:
-            found |= {name for name, _, _ in samples(reply.read())}
+            for name, _, value in samples(reply.read()):
+                found[name] += int(value)
+    histograms = {name: found[name] for name in found if re.fullmatch(r"pixiu_\w+_(seconds|records|entries)_count", name)}
+    assert len(histograms) == 12
+    assert [name for name, count in histograms.items() if not count] == []
     board = json.loads((DEPLOY / "grafana/pixiu.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     assert len(expressions) > 30
