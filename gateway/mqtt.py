@@ -114,7 +114,9 @@ class MQTTConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client took what was written: write what waits, at once or, when it is behind, in a while."""
         self._paused = False
-        grade = self._backlog.grade(self._clients.slow_consumers.now())
+        now = self._clients.slow_consumers.now()
+        grade = self._backlog.grade(now)
+        self._clients.slow_consumers.waited(self._backlog.behind_s(now))
         self._backlog.left()
         if self._backlog and grade is not Grade.PROMPT:
             self._clients.slow_consumers.catch_up_in_a_batch(self)

@@ -42,6 +42,9 @@ from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import control_pb2, delivery_pb2_grpc, wire_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.05
+CLIENT_WAIT: Final = (
+    "How long the oldest message had waited when a client took what was written: of MQTT clients only when they are behind."
+)
 SIGNAL_TABLE_IN_MEMORY: Final = "signal_table_in_memory"
 
 
@@ -80,6 +83,7 @@ class Service(RoleShell):
         wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), context.server)
         delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self._mail, context.server)
         context.metrics.collect_from(self._samples)
+        self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients

@@ -18,6 +18,10 @@ CHECK_S: Final = 0.25
 """How often every slow client is looked at."""
 
 
+def _ignore(_seconds: float) -> None:
+    pass
+
+
 class Slow(Protocol):
     """A connection that is behind."""
 
@@ -51,6 +55,8 @@ class SlowConsumers:
         self._batch: asyncio.TimerHandle | None = None
         self.entered = dict.fromkeys(Grade, 0)
         """How often a connection came to be of a grade."""
+        self.waited: Callable[[float], None] = _ignore
+        """Told how long the oldest message had waited when a slow client took what was written, seconds."""
 
     def now(self) -> float:
         """Seconds without those in which the loop was late, as far as somebody is behind. Never goes back."""

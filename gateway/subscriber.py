@@ -141,6 +141,7 @@ class _Stream:
         """The next reply: what carries no messages first, then mail and batches in turn, each with all that waits."""
         if self._leaving:
             self._leaving = False
+            self._clients.slow_consumers.waited(self._backlog.behind_s(self._clients.slow_consumers.now()))
             self._backlog.left()
             if not self._backlog:
                 self._clients.slow_consumers.discard(self)

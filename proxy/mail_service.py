@@ -14,6 +14,7 @@ import grpc.aio
 
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
+from cluster.runtime.histogram import OneAtATime
 from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
 from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
@@ -33,6 +34,7 @@ from proxy.store_links import StoreLink
 MAX_CLIENT_BYTES: Final = 128
 FINISH_TIMEOUT_S: Final = 30.0
 """How long a writer that has said its last word is still answered."""
+CONFIRM: Final = "From taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
 POLL_S: Final = 0.02
 """How often a proxy that drains looks whether all is answered."""
 
@@ -134,6 +136,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         )
         self.runner: Runner[ev.Event, ev.Effect] = Runner(self.core, context.now, tick=TICK, end_of_turn=END_OF_TURN)
         self.notices = NoticeLinks(context.endpoint_id, lambda: context.view, context.now, context.crash)
+        self._confirming = OneAtATime(context.metrics.histogram("pixiu_mail_confirm_seconds", CONFIRM))
         self._enter_effects()
         self._streams: dict[int, WriterStream] = {}
         self._numbers = itertools.count(1)
@@ -198,6 +201,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     def _over(self, stream: WriterStream) -> None:
         stream.ended = True
+        if self._confirming.mark is not None and self._confirming.mark[0] == stream.number:
+            self._confirming.drop()
         if self._streams.pop(stream.number, None) is not None:
             self.runner.step(ev.WriterClosed(stream.number))
 
@@ -236,6 +241,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             # A few too many are passed on, so that the pipeline can say so for this record alone.
             more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
         level = Level.from_wire(request.level) or Level.REPLICATED
+        self._confirming.begin((stream.number, request.position), self._context.now())
         stream.took(request.position + request.count - 1, len(request.batch))
         self.runner.step(ev.MailReceived(stream.number, request.batch, request.count, request.position, level, more))
 
@@ -252,6 +258,12 @@ class MailService(mail_pb2_grpc.MailerServicer):
         effects.on(ev.SendAppend, lambda effect: self._links[ev.Store(True, effect.partition)].send(effect))
 
     def _answer(self, effect: ev.Answer) -> None:
+        mark = self._confirming.mark
+        if mark is not None and mark[0] == effect.stream:
+            for result in effect.results:
+                if result.position <= mark[1] < result.position + result.count:
+                    self._confirming.end(self._context.now())
+                    break
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.answered(effect)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.runtime.context import Context
 from cluster.runtime.contract import TICK, RecordsReceived, Settled
+from cluster.runtime.histogram import SIZES, OneAtATime
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState, gateway_publisher
@@ -36,6 +37,7 @@ from proxy.worker_leases import Lender
 from registry.leases import WorkerLeases
 
 DRAIN_POLL_S = 0.05
+PUBLISH = "From taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
 MAX_BROKERS_SHOWN = 256
 """Brokers whose weight is a metric each, the oldest ones."""
 
@@ -87,6 +89,9 @@ class Service(RoleShell):
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
         context.metrics.collect_from(self._samples)
+        histogram = context.metrics.histogram
+        self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
+        self._resolving = OneAtATime(histogram("pixiu_publish_seconds", PUBLISH))
 
     # What the runtime calls.
 
@@ -183,6 +188,8 @@ class Service(RoleShell):
 
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """Take a batch of a publisher's stream."""
+        self._batch_records.add(request.count)
+        self._resolving.begin((stream, request.position + request.count - 1), self._context.now())
         event = ev.BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
         self._records.step(event)
 
@@ -190,6 +197,8 @@ class Service(RoleShell):
         """The publisher is gone."""
         self._publishers.pop(stream, None)
         self._names.pop(stream, None)
+        if self._resolving.mark is not None and self._resolving.mark[0] == stream:
+            self._resolving.drop()
         self._records.step(ev.PublisherClosed(stream))
 
     def members(self) -> wire_pb2.ClusterReply:
@@ -259,6 +268,9 @@ class Service(RoleShell):
             self._replicas_changed()
 
     def _reply(self, effect: ev.Reply) -> None:
+        mark = self._resolving.mark
+        if mark is not None and mark[0] == effect.stream and mark[1] <= effect.up_to:
+            self._resolving.end(self._context.now())
         publisher = self._publishers.get(effect.stream)
         if publisher is not None:
             publisher.resolved(effect)

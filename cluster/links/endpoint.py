@@ -15,8 +15,8 @@ import ipaddress
 import os
 import random
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from cluster.links.link import LinkCore
 from cluster.links.options import STREAM, LinkOptions
 from cluster.links.refusals import no_warning
 from cluster.links.sender import Address
-from cluster.links.stats import LinkStats
+from cluster.links.stats import LinkStats, PeerStats
 from cluster.links.stream import IncomingStream, LinkService, OutgoingStream
 from pixiu.errors import ConfigurationError, NotConnected
 from pixiu.ids import EndpointID
@@ -217,8 +217,24 @@ class Endpoint(Links):
 
     def stats(self) -> LinkStats:
         """What was counted so far. Reads the kernel's count of drops from /proc where there is one."""
+        return self._with_socket(self._core.stats())
+
+    def stats_by_peer(self) -> tuple[LinkStats, Iterator[tuple[EndpointID, PeerStats]]]:
+        """The same in parts, as `LinkCore.stats_by_peer`."""
+        stats, peers = self._core.stats_by_peer()
+        return self._with_socket(stats), peers
+
+    def peer_states(self) -> Counter[PeerState]:
+        """How many peers are in which state."""
+        return self._core.peer_states()
+
+    def tell_waits(self, waited: Callable[[float], None]) -> None:
+        """Have this called, each time that something leaves for a peer, with how long the first of it had waited, seconds."""
+        self._core.outputs.waited = waited
+
+    def _with_socket(self, stats: LinkStats) -> LinkStats:
         return replace(
-            self._core.stats(),
+            stats,
             send_errors=dict(self._send_errors),
             receive_errors=dict(self._receive_errors),
             kernel_drops=self._kernel_drops(),

@@ -10,7 +10,9 @@ Source: docs/links.md, docs/promises.md, "Failure rules".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from cluster.links import acknowledgement, heartbeat
@@ -34,7 +36,7 @@ from cluster.links.peer_link import Link
 from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
 from cluster.links.refusals import Refusals, no_warning
 from cluster.links.sender import KIND_CONTROL, KIND_RECORDS, Address, Drop, Outputs, Sender
-from cluster.links.stats import Counts, LinkStats
+from cluster.links.stats import Counts, LinkStats, PeerStats
 from cluster.links.window import VOID_S
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
@@ -594,9 +596,21 @@ class LinkCore:
 
     def stats(self) -> LinkStats:
         """A copy of what was counted."""
+        stats, links = self.stats_by_peer()
+        peers = dict(links)
+        for peer in peers.values():
+            stats.total.add(peer.counts)
+        return replace(stats, peers=peers)
+
+    def stats_by_peer(self) -> tuple[LinkStats, Iterator[tuple[EndpointID, PeerStats]]]:
+        """The same of the links that are gone, and, one by one as they are taken, of those that are there now: many take a while,
+        in which some may go."""
         total = Counts()
         total.add(self._gone)
-        peers = {link.id: link.stats() for link in self._links.values()}
-        for peer in peers.values():
-            total.add(peer.counts)
-        return LinkStats(total=total, peers=peers, refused=dict(self.refusals.counts), dropped=dict(self.dropped))
+        links = list(self._links.values())
+        stats = LinkStats(total=total, peers={}, refused=dict(self.refusals.counts), dropped=dict(self.dropped))
+        return stats, ((link.id, link.stats()) for link in links)
+
+    def peer_states(self) -> Counter[PeerState]:
+        """How many peers are in which state."""
+        return Counter(link.state for link in self._links.values())

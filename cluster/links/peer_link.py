@@ -57,12 +57,17 @@ class Link:
         counts.duplicates = sum(one.duplicates for one in self.receivers)
         return counts
 
+    @property
+    def state(self) -> PeerState:
+        """What is known of the peer; `UNKNOWN` of a sender that is not in the view."""
+        return self.liveness.state if self.peer is not None else PeerState.UNKNOWN
+
     def stats(self) -> PeerStats:
         """A copy of what is known of the peer."""
         sender = self.sender
         return PeerStats(
             role=self.peer.role if self.peer is not None else "",
-            state=self.liveness.state if self.peer is not None else PeerState.UNKNOWN,
+            state=self.state,
             counts=self.totals(),
             rtt_us=self.quality.last_us,
             window_bytes=sender.datagram.limit,

@@ -48,10 +48,14 @@ class Drop:
     TOO_LARGE: Final = "too_large"
 
 
+def _ignore(_seconds: float) -> None:
+    pass
+
+
 class Outputs:
     """What the core wants sent, in order; the shell takes it after every call."""
 
-    __slots__ = ("datagrams", "frames", "replies", "resets", "streams")
+    __slots__ = ("datagrams", "frames", "replies", "resets", "streams", "waited")
 
     def __init__(self) -> None:
         self.datagrams: list[tuple[bytes, Address]] = []
@@ -63,6 +67,8 @@ class Outputs:
         """Peers to which a stream is wanted."""
         self.resets: list[EndpointID] = []
         """Peers to which the stream hangs: break it."""
+        self.waited: Callable[[float], None] = _ignore
+        """Told, each time that something leaves for a peer, how long the first of it had waited in the queue, seconds."""
 
 
 class Sender:
@@ -157,7 +163,10 @@ class Sender:
         for kind in (KIND_CONTROL, KIND_RECORDS):
             box = self._outboxes[kind]
             if box.bytes:
+                waiting, first = box.bytes, box.head()
                 self._pump(kind, box, now)
+                if first is not None and box.bytes != waiting:
+                    self._outputs.waited(now - first.queued_at)
                 self._drop_late(kind, box, now)
 
     def _pump(self, kind: int, box: Outbox, now: float) -> None:

@@ -19,9 +19,11 @@ class Syncer:
 
     Args:
         on_synced: called in the event loop with a ticket that is durable, or with why nothing will be.
+        took: called in the event loop with how long a sync took, seconds.
     """
 
-    def __init__(self, on_synced: Callable[[int, str], None]) -> None:
+    def __init__(self, on_synced: Callable[[int, str], None], took: Callable[[float], None] = lambda _s: None) -> None:
+        self._took = took
         self._on_synced = on_synced
         self._log: SegmentedLog | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="log-sync")
@@ -74,6 +76,7 @@ class Syncer:
             self._on_synced(ticket, str(error) if isinstance(error, StorageError) else repr(error))
             return
         self.syncs += 1
+        self._took(time.monotonic() - self._since)
         if self._wanted > ticket:
             self._begin()
         self._on_synced(ticket, "")

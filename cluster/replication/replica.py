@@ -37,6 +37,7 @@ from cluster.replication.snapshots import SnapshotReceiver, SnapshotSender
 from cluster.replication.states import State
 from cluster.replication.wire import encode_message
 from cluster.runtime.context import Context
+from cluster.runtime.histogram import SIZES, OneAtATime
 from pixiu.discovery.node import Node
 from pixiu.discovery.zookeeper import SessionEvent, SessionState
 from pixiu.errors import (
@@ -62,6 +63,8 @@ MAX_TURN_PAYLOADS: Final = 4096
 """Payloads of `propose` that are joined into one write. Policy: at so many the write leaves at once."""
 RETRY_AFTER_MS: Final = 100
 FLUSHED_POLL_S: Final = 1.0
+
+COMMIT: Final = "From a leader's writing an entry until it is committed; one entry at a time is timed."
 
 LEADING: Final = "replica_leading"
 DEPOSED: Final = "replica_deposed"
@@ -139,7 +142,10 @@ class Replica:
         }
         self._peers = Peers(context, options, self._received, lambda: self.member)
         self._registry = PartitionRegistry(context, self._state_read, self._swapped, self._presence)
-        self._syncer = Syncer(self._synced)
+        histogram = context.metrics.histogram
+        self._batch_entries = histogram("pixiu_log_batch_entries", "Entries that a leader writes to its log together.", SIZES)
+        self._committing = OneAtATime(histogram("pixiu_commit_seconds", COMMIT))
+        self._syncer = Syncer(self._synced, histogram("pixiu_log_sync_seconds", "How long the disk took to sync the log.").add)
         self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
         self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
@@ -446,12 +452,16 @@ class Replica:
         if self._applier.behind > self._options.max_uncommitted:
             raise self._refusal(ev.Rejection.OVERLOADED)
         self._verdict = None
+        began = time.monotonic()
         self._step(ev.Propose(0, payloads, _wall_us(), replicated))
         verdict = self._verdict
         if not isinstance(verdict, ev.Accepted):
             raise self._refusal(verdict.reason if verdict is not None else ev.Rejection.NOT_LEADER)
         made: list[Proposal] = []
         first = verdict.first
+        self._batch_entries.add(len(payloads))
+        if first > self.committed:
+            self._committing.begin((verdict.epoch, first), began)
         for size in sizes:
             made.append(Proposal(verdict.epoch, first, size))
             self._proposals.add(made[-1])
@@ -515,6 +525,9 @@ class Replica:
             case ev.Persisted(counter):
                 self._proposals.persisted(counter)
             case ev.Committed(counter, copies):
+                mark = self._committing.mark
+                if mark is not None and mark[1] <= counter:
+                    self._committing.end(time.monotonic())
                 self._applier.commit(counter, copies)
             case ev.ReadState():
                 self._registry.read()
@@ -541,6 +554,7 @@ class Replica:
                 self._on_leading(epoch)
             case ev.Deposed(epoch):
                 self._counts["depositions_total"] += 1
+                self._committing.drop()
                 log.warning(DEPOSED, epoch=epoch)
                 self._proposals.fail(OutcomeUnknown("no longer the leader; send the write again, with the same IDs"))
                 self._on_deposed(epoch)
@@ -669,13 +683,16 @@ class Replica:
         samples |= {"replica_syncs_total": self._syncer.syncs, "replica_proposals_waiting": len(self._proposals)}
         if core is not None:
             context = core.context
+            in_sync = len(context.read.state.in_sync) if context.read and context.read.state else 0
+            layout = self._context.view.layout.roles.get(self._context.role)
             samples |= {
                 "replica_leading": int(core.state is State.LEADING),
                 "replica_epoch": core.epoch,
                 "replica_end": context.log.last.counter,
                 "replica_committed": context.committed,
                 "replica_applied": self._machine.applied,
-                "replica_in_sync": len(context.read.state.in_sync) if context.read and context.read.state else 0,
+                "replica_in_sync": in_sync,
+                "replica_missing": max(layout.replicas - in_sync, 0) if layout is not None else 0,
                 "replica_clock_off_seconds": context.clock.off_s,
                 "replica_needs_operator": int(core.state is State.DAMAGED),
             }

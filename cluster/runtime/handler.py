@@ -6,6 +6,7 @@ Source: docs/links.md, docs/registry.md; docs/decisions/README.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.runtime import log
@@ -17,9 +18,15 @@ def _ignore(_endpoint: EndpointID) -> None:
 
 
 class Handler(LinkHandler):
-    """The `LinkHandler` of a process. Until `service` is set, what comes is refused."""
+    """The `LinkHandler` of a process. Until `service` is set, what comes is refused.
 
-    def __init__(self) -> None:
+    Args:
+        note: told of every batch of records that was handled: the data, where the batch begins and ends, how many records, and how
+            long that took, seconds.
+    """
+
+    def __init__(self, note: Callable[[bytes, int, int, int, float], None] = lambda *_: None) -> None:
+        self._note = note
         self.service: LinkHandler | None = None
         self.on_dead: Callable[[EndpointID], None] = _ignore
         self.on_alive: Callable[[EndpointID], None] = _ignore
@@ -27,11 +34,18 @@ class Handler(LinkHandler):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Hand on a batch; NOT_TAKEN when the service is not there or fails, or what it says."""
+        service = self.service
+        if service is None:
+            return Outcome.NOT_TAKEN
+        began = monotonic()
         try:
-            return self.service.on_records(peer, data, start, end, count) if self.service is not None else Outcome.NOT_TAKEN
+            outcome = service.on_records(peer, data, start, end, count)
         except Exception as error:
             self._failed("on_records", error)
             return Outcome.NOT_TAKEN
+        if outcome is Outcome.TAKEN:
+            self._note(data, start, end, count, monotonic() - began)
+        return outcome
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """Hand on control messages; NOT_TAKEN when the service is not there or fails, or what it says."""

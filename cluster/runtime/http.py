@@ -1,4 +1,5 @@
-"""What a process shows over HTTP: /metrics for Prometheus, /health for people and load balancers, /live for supervisors.
+"""What a process shows over HTTP: /metrics for Prometheus, /health for people and load balancers, /live for supervisors, /hot for
+the rooms and users with the most messages.
 
 Read only; never a message's content. At most 64 connections of at most a minute each, and small requests: a slow or hostile
 reader costs a process nothing that matters.
@@ -37,10 +38,16 @@ class HttpServer:
     """The HTTP side of one process.
 
     health: returns (whether the process serves, what /health says as JSON). Called in the event loop; must be quick.
+    hot: returns what /hot says.
     """
 
-    def __init__(self, metrics: Metrics, health: Callable[[], tuple[bool, dict[str, Any]]]) -> None:
-        self._metrics = metrics
+    def __init__(
+        self,
+        metrics: Metrics,
+        health: Callable[[], tuple[bool, dict[str, Any]]],
+        hot: Callable[[], dict[str, object]] = dict,
+    ) -> None:
+        self._metrics, self._hot = metrics, hot
         self._health = health
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -57,6 +64,7 @@ class HttpServer:
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/health", self._get_health)
         app.router.add_get("/live", self._get_live)
+        app.router.add_get("/hot", self._get_hot)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -119,7 +127,7 @@ class HttpServer:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_health(self, _request: web.Request) -> web.Response:
         try:
@@ -130,6 +138,9 @@ class HttpServer:
                 log.get_logger().error(log.HEALTH_FAILED, error=repr(error), exc_info=True)
             serving, body = False, json.dumps({"error": "health() failed; see the log"})
         return web.Response(text=body, status=200 if serving else 503, content_type="application/json")
+
+    async def _get_hot(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._hot())
 
     async def _get_live(self, _request: web.Request) -> web.Response:
         return web.Response(text="live\n")

@@ -1,15 +1,20 @@
-"""Metrics of a process: plain numbers that its parts keep anyway, turned into Prometheus samples when somebody scrapes.
+"""Metrics of a process: plain numbers that its parts keep anyway, turned into Prometheus's text when somebody scrapes.
 
 A source is a callable that returns a mapping, a dataclass or samples. Its names become `pixiu_<role>_<name>`; a name that
 ends in `_total` is a counter, any other a gauge. `{"dropped_records_total{reason}": {"queue": 3}}` gives one sample for each
-label value.
+label value. Histograms are of names that all roles share. Every sample has the labels `role` and, where it has one, `partition`.
 
-Source: docs/operations.md.
+A page is made in slices, between which the event loop turns: a scrape of thousands of samples delays nothing by a millisecond.
+
+Source: docs/operations.md, "Watching a cluster"; docs/decisions/0199-role-and-partition-are-labels-too.md.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import heapq
+import math
 import platform
 import re
 from collections import deque
@@ -17,28 +22,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from cluster.links.api import PeerState
-from cluster.links.stats import COUNT_NAMES, Counts, LinkStats
+from cluster.links.head import Refusal
+from cluster.links.sender import Drop
+from cluster.links.stats import COUNT_NAMES, Counts, LinkStats, PeerStats
 from cluster.runtime import log
+from cluster.runtime.histogram import SECONDS, Histogram
+from pixiu.discovery.paths import NO_PARTITION
 from pixiu.ids import EndpointID
 from pixiu.version import __version__
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SLICE: Final = 64
+"""Samples, or peers that are looked at, in one turn of the event loop: some tenths of a millisecond."""
 MAX_SAMPLES: Final = 8192
 """Samples that one source may give to one scrape; the rest is left out and counted."""
 MAX_SOURCES: Final = 256
-MAX_PEERS: Final = 256
+MAX_HISTOGRAMS: Final = 64
+MAX_PEERS: Final = 64
 """Peers that are shown one by one; all are in the totals."""
 MAX_LABEL: Final = 128
 """Characters of a label's value; the rest is cut."""
 LAG_WINDOW: Final = 120
 """Turns of the event loop's clock over which the highest lag is kept: one minute at two a second."""
 
+LINK_WAIT: Final = "How long what leaves for a peer has waited in its queue, the first of each batch."
+REFUSALS: Final = tuple(reason for name, reason in vars(Refusal).items() if name.isupper())
+DROPS: Final = tuple(reason for name, reason in vars(Drop).items() if name.isupper())
+"""Reasons that are shown before anything happened: Prometheus sees no increase in a series that begins with it."""
+
 _NAME: Final = re.compile(r"([a-z][a-z0-9_]*)(?:\{([a-z][a-z0-9_]*)\})?\Z")
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Sample(NamedTuple):
@@ -49,22 +64,39 @@ class Sample(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-Source = Callable[[], "Mapping[str, Any] | Iterable[Sample] | object"]
-"""What `collect_from` takes: returns a mapping of names to numbers (or to mappings by label value), a dataclass, or samples."""
+Source = Callable[[], "Mapping[str, Any] | Iterable[Sample | None] | object"]
+"""What `collect_from` takes: returns a mapping of names to numbers (or to mappings by label value), a dataclass, or samples.
+Samples may be made while they are taken, between turns of the event loop; None among them is work that made none."""
 
 
-class Metrics(Collector):
-    """The metrics of one process, in a registry of its own."""
+class _Family:
+    """The lines of one metric."""
 
-    def __init__(self, role: str) -> None:
+    __slots__ = ("lines",)
+
+    def __init__(self, name: str, kind: str, text: str) -> None:
+        self.lines = [f"# HELP {name} {text.translate(_ESCAPES)}", f"# TYPE {name} {kind}"]
+
+
+class Metrics:
+    """The metrics of one process.
+
+    Args:
+        role: of the process.
+        partition: of the process; negative where its role has none.
+    """
+
+    def __init__(self, role: str, partition: int = NO_PARTITION) -> None:
         self.role = role
+        self._labels = {"role": role} | ({"partition": str(partition)} if partition >= 0 else {})
         self._sources: list[tuple[str, Source]] = []
+        self._histograms: list[Histogram] = []
         self._lags: deque[float] = deque([0.0], maxlen=LAG_WINDOW)
         self._failures = 0
         self._left_out = 0
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._registry.register(self)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._delays = self.histogram("pixiu_loop_delay_seconds", "How late the event loop came to a timer, twice a second.")
 
     def collect_from(self, source: Source, prefix: str = "") -> None:
         """Ask this callable for its numbers at every scrape; it must be quick and must not wait.
@@ -75,106 +107,153 @@ class Metrics(Collector):
             raise ValueError(f"at most {MAX_SOURCES} sources of metrics")
         self._sources.append((prefix, source))
 
+    def histogram(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS, **labels: str) -> Histogram:
+        """A histogram of this process, to add to.
+
+        name: in full, its unit last; the same in all roles. labels: further ones. Raises ValueError above 64 histograms.
+        """
+        if len(self._histograms) >= MAX_HISTOGRAMS:
+            raise ValueError(f"at most {MAX_HISTOGRAMS} histograms")
+        self._histograms.append(Histogram(name, text, bounds, {**self._labels, **labels}))
+        return self._histograms[-1]
+
     def note_loop_lag(self, seconds: float) -> None:
         """How late the event loop came to a timer."""
         self._lags.append(max(seconds, 0.0))
+        self._delays.add(seconds)
 
     @property
     def loop_lag_s(self) -> float:
         """The highest lag of the last minute, seconds."""
         return max(self._lags)
 
-    def render(self) -> bytes:
-        """Everything in Prometheus's text format."""
-        return generate_latest(self._registry)
+    async def render(self) -> bytes:
+        """Everything in Prometheus's text format. The event loop turns after every source and every 64 samples."""
+        # The kernel is asked for every open file: in a thread, where a gateway with many clients does not wait for it.
+        process = await asyncio.to_thread(generate_latest, self._process)
+        families: dict[str, _Family] = {}
+        work = 0
+        for ends_slice in self._collect(families):
+            work += 1
+            if ends_slice or work >= SLICE:
+                work = 0
+                await asyncio.sleep(0)
+        parts = [process]
+        for family in families.values():
+            parts.append("\n".join(family.lines).encode() + b"\n")
+            work += len(family.lines)
+            if work >= SLICE:
+                work = 0
+                await asyncio.sleep(0)
+        return b"".join(parts)
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is, is known at the scrape."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape. A source that fails is left out, counted, and logged once a minute."""
-        families: dict[str, Metric] = {}
+    def _collect(self, families: dict[str, _Family]) -> Iterator[bool]:
+        """The lines of one scrape, a unit of work at a time: yields whether the slice should end. A source that fails is
+        left out from there on, counted, and logged once a minute."""
         for prefix, source in self._sources:
             try:
-                self._add(families, prefix, list(_samples(source(), MAX_SAMPLES + 1)))
+                for count, sample in enumerate(_samples(source())):
+                    if count >= MAX_SAMPLES:
+                        self._left_out += 1
+                        break
+                    if sample is not None:
+                        self._add(families, prefix, sample)
+                    yield False
             except Exception as error:  # one broken source must not hide the others
                 self._failures += 1
                 if log.once_per(60, (log.METRICS_FAILED, prefix)):
                     log.get_logger().error(log.METRICS_FAILED, source=prefix, error=repr(error))
-        self._add(
-            families,
-            "",
-            [
-                Sample("build_info", 1, {"version": __version__, "python": platform.python_version()}),
-                Sample("loop_lag_seconds", self.loop_lag_s),
-                Sample("metrics_failures_total", self._failures),
-                Sample("metrics_left_out_total", self._left_out),
-            ],
-        )
-        yield from families.values()
+            yield True
+        for histogram in self._histograms:
+            self._add_histogram(families, histogram)
+            yield True
+        for sample in (
+            Sample("build_info", 1, {"version": __version__, "python": platform.python_version()}),
+            Sample("loop_lag_seconds", self.loop_lag_s),
+            Sample("metrics_failures_total", self._failures),
+            Sample("metrics_left_out_total", self._left_out),
+        ):
+            self._add(families, "", sample)
 
-    def _add(self, families: dict[str, Metric], prefix: str, samples: list[Sample]) -> None:
-        if len(samples) > MAX_SAMPLES:
-            self._left_out += 1
-            samples = samples[:MAX_SAMPLES]
-        for sample in samples:
-            name = f"pixiu_{self.role}_{prefix}{sample.name}"
-            family = families.get(name)
-            if family is None:
-                family = families[name] = _family(name, tuple(sample.labels))
-            labels = {key: value[:MAX_LABEL] for key, value in sample.labels.items()}
-            # A counter's samples carry the name with _total, its family the one without.
-            family.add_sample(name, labels, float(sample.value))
+    def _add(self, families: dict[str, _Family], prefix: str, sample: Sample) -> None:
+        short = f"{prefix}{sample.name}"
+        name = f"pixiu_{self.role}_{short}"
+        line = _line(name, {**self._labels, **sample.labels}, float(sample.value))
+        family = families.get(name)
+        if family is None:
+            text = ALERTS.get(short) or f"{self.role} {short.replace('_', ' ')}"
+            family = families[name] = _Family(name, "counter" if name.endswith("_total") else "gauge", text)
+        family.lines.append(line)
 
-
-def _family(name: str, labels: tuple[str, ...]) -> Metric:
-    text = ALERTS.get(_short(name)) or name.removeprefix("pixiu_").replace("_", " ")
-    if name.endswith("_total"):
-        return CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
-    return GaugeMetricFamily(name, text, labels=labels)
-
-
-def _short(name: str) -> str:
-    """The name without pixiu_<role>_, as ALERTS has it."""
-    return name.split("_", 2)[2]
+    def _add_histogram(self, families: dict[str, _Family], histogram: Histogram) -> None:
+        name, labels = histogram.name, histogram.labels
+        family = families.get(name)
+        if family is None:
+            family = families[name] = _Family(name, "histogram", histogram.text)
+        count = 0
+        for bound, count in histogram.buckets():
+            family.lines.append(_line(f"{name}_bucket", {**labels, "le": _number(bound)}, count))
+        family.lines.append(_line(f"{name}_sum", labels, histogram.total))
+        family.lines.append(_line(f"{name}_count", labels, count))
 
 
-def _samples(found: Any, limit: int) -> Iterator[Sample]:
-    """What a source returned, as samples, at most `limit`. Raises ValueError on a name that is none."""
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    said = ",".join([f'{key}="{text[:MAX_LABEL].translate(_ESCAPES)}"' for key, text in labels.items()])
+    return f"{name}{{{said}}} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(float(value))
+
+
+def _samples(found: Any) -> Iterator[Sample | None]:
+    """What a source returned, as samples. Raises ValueError on a name that is none."""
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         found = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     given = _of_mapping(found) if isinstance(found, Mapping) else found
-    for count, sample in enumerate(given):
-        if count >= limit:
-            return
-        if not _NAME.match(sample.name) or "{" in sample.name:
+    for sample in given:
+        if sample is not None and (not _NAME.match(sample.name) or "{" in sample.name):
             raise ValueError(f"{sample.name!r} is no name of a metric")
         yield sample
 
 
 def _of_mapping(found: Mapping[str, Any]) -> Iterator[Sample]:
-    for key, value in found.items():
+    # Copies: the event loop turns between samples, and a source may give what it goes on counting in.
+    for key, value in list(found.items()):
         match = _NAME.match(key)
         if match is None:
             raise ValueError(f"{key!r} is no name of a metric")
         name, label = match.groups()
         if isinstance(value, Mapping):
-            for label_value, number in value.items():
+            for label_value, number in list(value.items()):
                 yield Sample(name, number, {label or "kind": log.escape(str(label_value))})
         else:
             yield Sample(name, value)
 
 
-def link_samples(stats: LinkStats, name_of: Callable[[EndpointID], str]) -> Iterator[Sample]:
-    """What links have counted, as samples: totals, and by peer for the first 256 peers in the order of their names.
+def link_samples(
+    stats: LinkStats, peers: Iterable[tuple[EndpointID, PeerStats]], name_of: Callable[[EndpointID], str]
+) -> Iterator[Sample | None]:
+    """What links have counted, as samples: totals, and by peer for the 64 peers with the lowest endpoints.
 
-    name_of: the label of a peer, role:host:port.
+    stats: without its peers; `peers`: these, one by one, so that many are looked at in slices. name_of: the label of a peer,
+    role:host:port.
     """
-    yield from _counts("links_", stats.total, {})
+    total = Counts()
+    total.add(stats.total)
+    states = dict.fromkeys((state.value for state in PeerState), 0)
+    known: list[tuple[EndpointID, PeerStats]] = []
+    for endpoint, peer in peers:
+        total.add(peer.counts)
+        states[peer.state.value] += 1
+        known.append((endpoint, peer))
+        yield None
+    yield from _counts("links_", total, {})
     for what, reasons in (
-        ("links_refused_total", stats.refused),
-        ("links_dropped_total", stats.dropped),
+        ("links_refused_total", {**dict.fromkeys(REFUSALS, 0), **stats.refused}),
+        ("links_dropped_total", {**dict.fromkeys(DROPS, 0), **stats.dropped}),
         ("links_send_errors_total", stats.send_errors),
         ("links_receive_errors_total", stats.receive_errors),
     ):
@@ -182,14 +261,10 @@ def link_samples(stats: LinkStats, name_of: Callable[[EndpointID], str]) -> Iter
             yield Sample(what, count, {"reason": log.escape(reason)})
     yield Sample("links_kernel_drops_total", stats.kernel_drops)
     yield Sample("links_receive_buffer_bytes", stats.receive_buffer_bytes)
-    named = sorted((log.escape(name_of(endpoint)), endpoint) for endpoint in stats.peers)
-    states = dict.fromkeys((state.value for state in PeerState), 0)
-    for peer in stats.peers.values():
-        states[peer.state.value] += 1
     for state, count in states.items():
         yield Sample(f"peers_{state}", count)
-    for name, endpoint in named[:MAX_PEERS]:
-        peer, labels = stats.peers[endpoint], {"peer": name}
+    for endpoint, peer in heapq.nsmallest(MAX_PEERS, known, key=lambda one: one[0]):
+        labels = {"peer": log.escape(name_of(endpoint))}
         yield from _counts("peer_", peer.counts, labels)
         yield Sample("peer_round_trip_seconds", peer.rtt_us / 1e6, labels)
         yield Sample("peer_window_bytes", peer.window_bytes, labels)

@@ -32,7 +32,7 @@ from cluster.runtime.context import Context, Membership, MembershipFactory, Prep
 from cluster.runtime.handler import Handler
 from cluster.runtime.http import HttpServer
 from cluster.runtime.layout_notices import LayoutRefresh
-from cluster.runtime.metrics import Metrics, link_samples
+from cluster.runtime.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.runtime.options import (
     ClusterOptions,
     PartitionedOptions,
@@ -42,6 +42,7 @@ from cluster.runtime.options import (
     load_options,
     secret_digest,
 )
+from cluster.runtime.received_batches import ReceivedBatches
 from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
@@ -86,10 +87,11 @@ class Process(Generic[OptionsT]):
         self._service_factory, self._membership_factory = service_factory, membership
         self._endpoint_id = EndpointID(secrets.randbits(63) or 1)
         self._log = log.get_logger()
-        self._metrics = Metrics(role)
+        self._metrics = Metrics(role, _partition(options))
         self._server = Server(cluster)
-        self._http = HttpServer(self._metrics, self._health)
-        self._handler = Handler()
+        received = ReceivedBatches(self._metrics)
+        self._http = HttpServer(self._metrics, self._health, received.hot)
+        self._handler = Handler(received.note)
         self._address = parse_address(options.registry)
         self._zookeeper = ZooKeeper(
             self._address.hosts,
@@ -229,7 +231,8 @@ class Process(Generic[OptionsT]):
         wanted = options.http_port or min(port + 1, 65_535)
         http_port = await self._http.bind(options.host, wanted, fallback=options.port == 0 and options.http_port == 0)
         endpoint = self._endpoint
-        self._metrics.collect_from(lambda: link_samples(endpoint.stats(), self._peer_name))
+        endpoint.tell_waits(self._metrics.histogram("pixiu_link_wait_seconds", LINK_WAIT).add)
+        self._metrics.collect_from(lambda: link_samples(*endpoint.stats_by_peer(), self._peer_name))
         self._metrics.collect_from(self._own_samples)
         self._metrics.collect_from(self._http.stats)
         return port, http_port
@@ -444,8 +447,8 @@ class Process(Generic[OptionsT]):
     def _health(self) -> tuple[bool, dict[str, Any]]:
         peers = dict.fromkeys((state.value for state in PeerState), 0)
         if self._endpoint is not None:
-            for peer in self._endpoint.stats().peers.values():
-                peers[peer.state.value] += 1
+            for state, count in self._endpoint.peer_states().items():
+                peers[state.value] = count
         node = self._membership.node if self._membership is not None else None
         said: dict[str, Any] = {
             "role": self._role,

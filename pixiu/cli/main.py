@@ -31,9 +31,11 @@ EXIT_ABORTED: Final = 1
 EXIT_WRONG: Final = 2
 COMMANDS: Final = {
     "status": "pixiu.cli.status:status",
+    "top": "pixiu.cli.top:top",
     "replay": "pixiu.tools.replay.command:replay",
     "send": "pixiu.cli.messages:send",
     "listen": "pixiu.cli.messages:listen",
+    "bench": "pixiu.tools.replay.bench:bench",
     "probe": "pixiu.tools.probe.command:probe",
     "presence": "pixiu.cli.messages:presence",
     "inbox": "pixiu.cli.inbox:inbox",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tests.support.alerts import firing, moment
 from tests.support.repairs import damage_dedupe_window
 from tests.support.roles import Roles
 from tests.support.stores import equal_scans, health, wait_in_sync
@@ -79,6 +80,7 @@ async def test_a_sole_leader_refuses_what_it_cannot_decide_and_serves_reads_unti
             assert "another replica" in writer.texts[2]
             assert await writer.fetch(ids) == [("", record) for record in records]
         assert await roles.metric(node, "damaged") == 1
+        assert "PixiuDamaged" in firing(await moment(xiu=node))
         await until(lambda: said(roles, leader), "what to do in the log")
         await roles.kill(leader)
     roles.start(leader, partition=0)

@@ -17,10 +17,12 @@ import grpc.aio
 import pytest
 
 import pixiu
+from pixiu.cli.http import samples
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
+from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
 
@@ -70,11 +72,20 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield running
 
 
-def metrics(process: dict[str, Any]) -> dict[str, float]:
-    """What a process counts."""
+def metrics_page(process: dict[str, Any]) -> bytes:
     with urllib.request.urlopen(f"{process['http']}/metrics", timeout=WAIT_S) as reply:
-        lines = reply.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")}
+        found: bytes = reply.read()
+        return found
+
+
+def metrics(process: dict[str, Any]) -> dict[str, float]:
+    """What a process counts. The labels that all samples have are left out."""
+    return {name + said(labels): value for name, labels, value in samples(metrics_page(process))}
+
+
+def said(labels: dict[str, str]) -> str:
+    own = [f'{name}="{text}"' for name, text in labels.items() if name not in ("role", "partition")]
+    return f"{{{','.join(own)}}}" if own else ""
 
 
 def metric(process: dict[str, Any], name: str) -> float:
@@ -174,6 +185,7 @@ def deaf_client(port: int, room: int) -> socket.socket:
 
 async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(cluster: LocalCluster) -> None:
     gateway = cluster.processes("gateway")[0]
+    page = metrics_page(gateway)
     port = int(gateway["mqtt"].rpartition(":")[2])
     deaf = [await asyncio.to_thread(deaf_client, port, 500 + number) for number in range(SLOW)]
     before = resident_bytes(gateway)
@@ -207,6 +219,7 @@ async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(clu
     finally:
         for sock in deaf:
             sock.close()
+    assert "PixiuSlowClients" in firing({"gateway": page}, {"gateway": metrics_page(gateway)})
     counted = metrics(gateway)
     assert counted["pixiu_gateway_slow_consumer_dropped_total"] > FLOOD  # the sooner they are disconnected, the fewer are dropped
     assert counted['pixiu_gateway_connections_behind_total{grade="stalled"}'] >= SLOW

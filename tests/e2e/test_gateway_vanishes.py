@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 ROOMS = range(3000, 3040)
 """So that every partition and replica has some."""
-MEMBERS = re.compile(r'^pixiu_\w+_members_by_instance\{instance="(\d+)"\} (\d+)', re.MULTILINE)
+MEMBERS = re.compile(r'^pixiu_\w+_members_by_instance\{[^}]*instance="(\d+)"\} (\d+)', re.MULTILINE)
 
 
 def members(process: dict[str, Any]) -> dict[int, int]:

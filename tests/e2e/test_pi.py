@@ -11,6 +11,7 @@ import pytest
 from pi.keys import entry_key
 from pixiu.discovery.node import Node
 from pixiu.wire.inbox_operations import AddDevice, Code
+from tests.support.alerts import until_firing
 from tests.support.disks import small_disk
 from tests.support.pi import Lost, PiClient, acknowledges, appends, message
 from tests.support.roles import Roles
@@ -204,6 +205,8 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
             sent += 1000
             assert sent < 1_000_000
         assert code == "DISK_FULL"
+        (node,) = await roles.running("pi-0")
+        await until_firing({}, {"pi-0": node}, "PixiuDiskFull")
         assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))
         ballast.unlink()
         generation = 1

@@ -291,6 +291,18 @@ def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: 
     assert alice.core.stats().peers[bob.id].window_bytes > INITIAL_BYTES
 
 
+def test_how_long_a_batch_has_waited_is_told_when_it_leaves(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    waited: list[float] = []
+    alice.core.outputs.waited = waited.append
+    flood(alice, bob, 200)
+    alice.turn()
+    assert alice.core.stats().peers[bob.id].queued_bytes > 0
+    world.advance(0.1)
+    assert waited[0] == 0.0
+    assert 0.0 < max(waited) <= 0.1, "what waited for the window"
+
+
 def test_records_that_wait_too_long_are_dropped_oldest_first_and_counted(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
     carol = world.node(3)

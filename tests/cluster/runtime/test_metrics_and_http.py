@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from cluster.links.api import PeerState
 from cluster.links.stats import Counts, LinkStats, PeerStats
 from cluster.runtime import http as runtime_http
 from cluster.runtime import metrics as runtime_metrics
+from cluster.runtime.histogram import Histogram, OneAtATime
 from cluster.runtime.http import HttpServer
 from cluster.runtime.metrics import ALERTS, Metrics, Sample, link_samples
 from pixiu.errors import ConfigurationError
@@ -24,10 +26,17 @@ from pixiu.ids import EndpointID
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
+def text_of(metrics: Metrics) -> str:
+    return asyncio.run(metrics.render()).decode()
+
+
 def scrape(metrics: Metrics) -> Samples:
+    """What a page says. The labels that every sample has are taken off again; a test of their own looks at them."""
     found: Samples = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(text_of(metrics)):
         for sample in family.samples:
+            if sample.name.startswith("pixiu_"):
+                assert sample.labels.pop("role") == metrics.role
             key = (sample.name, tuple(sorted(sample.labels.items())))
             assert key not in found
             found[key] = sample.value
@@ -60,7 +69,7 @@ def test_mappings_dataclasses_and_samples_become_named_samples() -> None:
 def test_counters_and_gauges_are_typed_and_helped() -> None:
     metrics = Metrics("proxy")
     metrics.collect_from(lambda: {"records_total": 1, "running": 1})
-    text = metrics.render().decode()
+    text = text_of(metrics)
     assert "# TYPE pixiu_proxy_records_total counter" in text
     assert "# TYPE pixiu_proxy_running gauge" in text
     assert f"# HELP pixiu_proxy_running {ALERTS['running']}" in text
@@ -100,10 +109,10 @@ def test_a_source_beyond_its_bound_is_cut_and_counted(monkeypatch: pytest.Monkey
             yield Sample("room_members", number, {"room": "9" * 500 + str(number)})
 
     metrics.collect_from(endless)
-    text = metrics.render().decode()
+    text = text_of(metrics)
     assert text.count("\npixiu_proxy_room_members{") == 10
     assert "9" * (runtime_metrics.MAX_LABEL + 1) not in text
-    assert "pixiu_proxy_metrics_left_out_total 1.0" in text
+    assert 'pixiu_proxy_metrics_left_out_total{role="proxy"} 1.0' in text
 
 
 def test_sources_are_bounded() -> None:
@@ -119,14 +128,17 @@ def test_link_counts_become_totals_and_samples_by_peer() -> None:
         EndpointID(1): PeerStats("broker", PeerState.ALIVE, Counts(records_sent=5), 1500, 100, 10, 1),
         EndpointID(2): PeerStats("", PeerState.DEAD, Counts(), 0, 0, 0, 0),
     }
-    stats = LinkStats(Counts(records_sent=6, lost=2), peers, {"tag": 3}, {"push_back": 4}, kernel_drops=1)
+    stats = LinkStats(Counts(records_sent=1, lost=2), {}, {"tag": 3}, {"push_back": 4}, kernel_drops=1)
     metrics = Metrics("proxy")
-    metrics.collect_from(lambda: link_samples(stats, lambda endpoint: f"broker:h\n:{endpoint}"))
+    metrics.collect_from(lambda: link_samples(stats, peers.items(), lambda endpoint: f"broker:h\n:{endpoint}"))
     found = scrape(metrics)
     assert found[("pixiu_proxy_links_records_sent_total", ())] == 6
     assert found[("pixiu_proxy_links_lost_items", ())] == 2
     assert found[("pixiu_proxy_links_refused_total", (("reason", "tag"),))] == 3
     assert found[("pixiu_proxy_links_dropped_total", (("reason", "push_back"),))] == 4
+    for series in ("links_refused_total", "links_dropped_total"):
+        assert sum(name == f"pixiu_proxy_{series}" for name, _ in found) > 3, "a series that begins with its event has no increase"
+    assert found[("pixiu_proxy_links_refused_total", (("reason", "magic"),))] == 0
     assert found[("pixiu_proxy_links_kernel_drops_total", ())] == 1
     assert found[("pixiu_proxy_peers_alive", ())] == found[("pixiu_proxy_peers_dead", ())] == 1
     one, two = (("peer", "broker:h\\u000a:1"),), (("peer", "broker:h\\u000a:2"),)
@@ -138,9 +150,65 @@ def test_link_counts_become_totals_and_samples_by_peer() -> None:
 def test_peers_beyond_the_shown_ones_are_in_the_totals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_metrics, "MAX_PEERS", 3)
     peers = {EndpointID(n): PeerStats("broker", PeerState.ALIVE, Counts(), 0, 0, 0, 0) for n in range(9)}
-    samples = list(link_samples(LinkStats(Counts(), peers, {}, {}), str))
+    samples = list(filter(None, link_samples(LinkStats(Counts(), {}, {}, {}), peers.items(), str)))
     assert sum(sample.name == "peer_up" for sample in samples) == 3
     assert next(sample.value for sample in samples if sample.name == "peers_alive") == 9
+
+
+def test_every_sample_says_role_and_partition() -> None:
+    metrics = Metrics("broker", 3)
+    metrics.collect_from(lambda: {"records_total": 1, "refused_total{reason}": {'a "b"\\': 2}})
+    metrics.histogram("pixiu_wait_seconds", "Waits.", queue="log").add(0.25)
+    text = text_of(metrics)
+    assert 'pixiu_broker_records_total{role="broker",partition="3"} 1.0' in text
+    families = [family for family in text_string_to_metric_families(text) if family.name.startswith("pixiu_")]
+    labels = [sample.labels for family in families for sample in family.samples]
+    assert {(one["role"], one["partition"]) for one in labels} == {("broker", "3")}
+    assert 'a "b"\\' in {one.get("reason") for one in labels}
+
+
+def test_a_histogram_has_prometheus_classic_buckets() -> None:
+    metrics = Metrics("proxy")
+    histogram = metrics.histogram("pixiu_wait_seconds", "How long it waits.", (0.1, 1.0))
+    for value in (0.1, 0.5, 0.5, 7.0, -3.0):
+        histogram.add(value)
+    found = scrape(metrics)
+    assert [found[("pixiu_wait_seconds_bucket", (("le", bound),))] for bound in ("0.1", "1.0", "+Inf")] == [2, 4, 5]
+    assert found[("pixiu_wait_seconds_count", ())] == 5
+    assert found[("pixiu_wait_seconds_sum", ())] == pytest.approx(8.1)
+    text = text_of(metrics)
+    assert "# TYPE pixiu_wait_seconds histogram" in text
+    assert "# HELP pixiu_wait_seconds How long it waits." in text
+
+
+def test_two_histograms_of_one_name_are_one_family() -> None:
+    metrics = Metrics("proxy")
+    for kind in ("room", "chat"):
+        metrics.histogram("pixiu_wait_seconds", "Waits.", kind=kind).add(1.0)
+    assert text_of(metrics).count("# TYPE pixiu_wait_seconds ") == 1
+    assert scrape(metrics)[("pixiu_wait_seconds_count", (("kind", "chat"),))] == 1
+
+
+def test_histograms_are_bounded() -> None:
+    metrics = Metrics("proxy")
+    with pytest.raises(ValueError, match="at most 64 histograms"):
+        for number in range(runtime_metrics.MAX_HISTOGRAMS + 1):
+            metrics.histogram(f"pixiu_{number}_seconds", "")
+
+
+def test_one_thing_at_a_time_is_timed() -> None:
+    histogram = Histogram("pixiu_wait_seconds", "")
+    timed = OneAtATime(histogram)
+    timed.begin((1, 10), 5.0)
+    timed.begin((2, 20), 6.0)
+    assert timed.mark == (1, 10)
+    timed.end(7.0)
+    assert histogram.total == 2.0
+    timed.begin((2, 20), 8.0)
+    assert timed.mark == (2, 20)
+    timed.drop()
+    timed.begin((3, 30), 9.0)
+    assert (timed.mark, histogram.total) == ((3, 30), 2.0)
 
 
 class Shown:
@@ -151,7 +219,7 @@ class Shown:
         self.said: dict[str, Any] = {"role": "proxy"}
         self.error: Exception | None = None
         self.metrics = Metrics("proxy")
-        self.server = HttpServer(self.metrics, self.health)
+        self.server = HttpServer(self.metrics, self.health, lambda: {"rooms": [{"key": 7, "per_s": 2.5}], "users": []})
         self.port = 0
 
     def health(self) -> tuple[bool, dict[str, Any]]:
@@ -180,7 +248,43 @@ async def test_metrics_health_and_live_answer(shown: Shown) -> None:
     shown.serving = False
     assert (await shown.get("/health"))[0] == 503
     assert await shown.get("/live") == (200, "text/plain", "live\n")
+    assert await shown.get("/hot") == (200, "application/json", '{"rooms": [{"key": 7, "per_s": 2.5}], "users": []}')
     assert (await shown.get("/else"))[0] == 404
+
+
+async def test_a_scrape_is_made_in_slices_between_which_the_loop_turns(shown: Shown) -> None:
+    """300 peers, of which the first 64 are shown, and a source of 5,000 samples: in no turn of the event loop more than a slice."""
+    loop = asyncio.get_running_loop()
+    turn = 0
+    work: Counter[int] = Counter()
+
+    def turned() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(turned)
+
+    def peers() -> Iterator[tuple[EndpointID, PeerStats]]:
+        for number in range(300):
+            work[turn] += 1
+            yield EndpointID(number), PeerStats("broker", PeerState.ALIVE, Counts(records_sent=1), 0, 0, 0, 0)
+
+    def name(endpoint: EndpointID) -> str:
+        work[turn] += 1
+        return str(endpoint)
+
+    def samples() -> Iterator[Sample]:
+        for number in range(5000):
+            work[turn] += 1
+            yield Sample("members", number, {"room": str(number)})
+
+    shown.metrics.collect_from(lambda: link_samples(LinkStats(Counts(), {}, {}, {}), peers(), name))
+    shown.metrics.collect_from(samples)
+    loop.call_soon(turned)
+    _, _, text = await shown.get("/metrics")
+    assert 'pixiu_proxy_links_records_sent_total{role="proxy"} 300.0' in text
+    assert text.count("pixiu_proxy_members{") == 5000
+    assert sum(work.values()) == 300 + 64 + 5000
+    assert max(work.values()) <= runtime_metrics.SLICE
 
 
 async def test_a_health_that_raises_is_503_without_its_text(shown: Shown) -> None:

@@ -30,6 +30,7 @@ from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.drain_requests import drain_process
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
+from tests.support.alerts import firing, moment
 
 pytestmark = pytest.mark.process
 
@@ -196,6 +197,9 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
         by_reason = {"links_dropped_total", "links_refused_total"}
         assert {f"pixiu_router_{name}" for name in ALERTS.keys() - by_reason} <= found.keys()
 
+        assert "# TYPE pixiu_loop_delay_seconds histogram" in text
+        assert 'pixiu_received_batch_records_count{role="router",partition="3"} 0.0' in text
+
         assert await grpc_health(port) == health_pb2.HealthCheckResponse.SERVING
         assert await grpc_health(port, "pixiu.v1.Link") == health_pb2.HealthCheckResponse.SERVING
         assert {"pixiu.v1.Link", "grpc.health.v1.Health"} <= await reflected(port)
@@ -280,9 +284,11 @@ async def test_a_bug_in_on_view_is_logged_once_and_does_not_end_the_process(regi
         port = (await role.running())["http_port"]
         await role.until(lambda: role.out.count("view") >= 2)
         text = (await get(port, "/metrics"))[1]
-        failures = re.search(r"^pixiu_router_view_failures_total (\S+)", text, re.MULTILINE)
+        failures = re.search(r"^pixiu_router_view_failures_total\{.*\} (\S+)", text, re.MULTILINE)
         assert failures is not None
         assert float(failures[1]) >= 2
+        before = text.replace(failures[0], failures[0].rpartition(" ")[0] + " 0.0")
+        assert "PixiuBug" in firing({"router": before.encode()}, {"router": text.encode()})
         assert len(role.events("view_failed")) == 1
 
 
@@ -375,7 +381,7 @@ async def test_an_outage_of_zookeeper_changes_nothing_and_does_not_keep_a_proces
             await asyncio.to_thread(server.stop)
 
             async def noticed() -> bool:
-                return "pixiu_router_registry_connected 0.0" in (await get(port, "/metrics"))[1]
+                return 'pixiu_router_registry_connected{role="router",partition="0"} 0.0' in (await get(port, "/metrics"))[1]
 
             await eventually(noticed)
             status, text = await get(port, "/health")
@@ -413,6 +419,7 @@ async def test_a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_whe
     async with connected(registry) as zookeeper, started(*options) as role:
         await role.running()
         [before] = await nodes(zookeeper, root)
+        page = await moment(router=before)
         role.kill(signal.SIGUSR1)
 
         async def gone() -> bool:
@@ -424,6 +431,7 @@ async def test_a_loop_that_hangs_loses_its_place_at_once_and_takes_a_new_one_whe
         assert "run_forever" in role.events("loop_stalled")[0]["stack"]
         await role.until(lambda: len(role.events("registered")) == 2)
         [after] = await nodes(zookeeper, root)
+        assert {"PixiuLoopStalled", "PixiuLoopLate"} <= firing(page, await moment(router=after))
         assert after.endpoint == before.endpoint
         assert after.incarnation != before.incarnation
         assert after.replica > before.replica

@@ -1,0 +1,53 @@
+"""Which rooms and users get the most messages: counts of the present ten seconds and of those before, bounded. Pure.
+
+One record of each batch speaks for the whole batch, so that a batch costs one look into a dict. Where there are too many keys the
+ones with the fewest messages are forgotten: a key that is hot is among those that stay.
+
+Source: docs/operations.md, "Watching a cluster".
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+WINDOW_S: Final = 10.0
+MAX_KEYS: Final = 4096
+"""Keys counted in a window; above it a quarter of them stays."""
+SHOWN: Final = 20
+
+
+class HotKeys:
+    """The hottest keys of one process. Times are seconds of any clock that goes forward."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self._began = 0.0
+        self._before: dict[int, float] = {}
+        self._before_s = WINDOW_S
+
+    def add(self, key: int, count: int, now: float) -> None:
+        """A batch of `count` messages, of which one is for `key`."""
+        if now - self._began >= WINDOW_S:
+            self._turn(now)
+        counts = self._counts
+        counts[key] = counts.get(key, 0.0) + count
+        if len(counts) > MAX_KEYS:
+            self._counts = dict(self._highest(counts, MAX_KEYS // 4))
+
+    def top(self, now: float) -> list[tuple[int, float]]:
+        """The hottest keys of the last whole window, and how many messages a second each had, the hottest first."""
+        if now - self._began >= WINDOW_S:
+            self._turn(now)
+        return [(key, count / self._before_s) for key, count in self._highest(self._before, SHOWN)]
+
+    def _turn(self, now: float) -> None:
+        """A window is over. What is older than two windows is no more."""
+        over_s = now - self._began
+        self._before = self._counts if over_s < 2 * WINDOW_S else {}
+        self._before_s = over_s
+        self._counts, self._began = {}, now
+
+    @staticmethod
+    def _highest(counts: dict[int, float], most: int) -> list[tuple[int, float]]:
+        return heapq.nlargest(most, counts.items(), key=lambda one: (one[1], one[0]))

@@ -1,0 +1,68 @@
+"""What is measured of the batches of records that come to a process by links: once a batch, a microsecond each.
+
+Source: docs/operations.md, "Watching a cluster".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from cluster.runtime.histogram import SIZES
+from cluster.runtime.hot_keys import HotKeys
+from cluster.runtime.metrics import Metrics
+from pixiu.ids import SNOWFLAKE_EPOCH_MS, SNOWFLAKE_SEQUENCE_BITS, SNOWFLAKE_WORKER_BITS
+from pixiu.wire.record import CHAT, ROOM, ROUTE_SIZE, SIGNAL, WALK, Flag
+
+MAX_AGE_MS: Final = 3_600_000
+"""A message that is older by its SnowflakeID was kept by its sender, or the ID holds no time: it is not counted."""
+LATENCY: Final = (
+    "From the time in a message's SnowflakeID to its arrival at this process, by kind; one message of each batch. As true as the "
+    "clocks of the machines are equal."
+)
+HANDLING: Final = "How long the handling of a batch from a peer kept the event loop busy."
+TO_USERS: Final = frozenset((CHAT, SIGNAL))
+_TIME_SHIFT: Final = SNOWFLAKE_WORKER_BITS + SNOWFLAKE_SEQUENCE_BITS
+
+
+class ReceivedBatches:
+    """Histograms and hot keys of one process.
+
+    Args:
+        metrics: where they are shown.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.rooms, self.users = HotKeys(), HotKeys()
+        self._records = metrics.histogram("pixiu_received_batch_records", "Records in a batch that came from a peer.", SIZES)
+        self._handling = metrics.histogram("pixiu_handling_seconds", HANDLING)
+        self._latency = {
+            number: metrics.histogram("pixiu_record_latency_seconds", LATENCY, kind=name)
+            for number, name in ((ROOM, "room"), (SIGNAL, "signal"), (CHAT, "chat"))
+        }
+
+    def hot(self) -> dict[str, object]:
+        """What `/hot` says: the rooms and users with the most messages, in the last whole ten seconds."""
+        now_s = time.time_ns() / 1e9
+        tops = (("rooms", self.rooms.top(now_s)), ("users", self.users.top(now_s)))
+        return {name: [{"key": key, "per_s": round(per_s, 1)} for key, per_s in top] for name, top in tops}
+
+    def note(self, data: bytes, start: int, end: int, count: int, took_s: float) -> None:
+        """Count a batch of `count` records in data[start:end] that was handled in `took_s` seconds, just now."""
+        self._records.add(count)
+        self._handling.add(took_s)
+        if end - start < ROUTE_SIZE:
+            return
+        _, kind_and_flags, _, number, key = WALK.unpack_from(data, start)
+        now_s = time.time_ns() / 1e9
+        if kind_and_flags >> 8 & Flag.TO_ROOM:
+            self.rooms.add(key, count, now_s)
+        elif kind_and_flags & 255 in TO_USERS:
+            self.users.add(key, count, now_s)
+        latency = self._latency.get(kind_and_flags & 255)
+        if latency is None or kind_and_flags >> 8 & Flag.DERIVED_ID:
+            return
+        # `took_s` was spent after the arrival.
+        age_ms = (now_s - took_s) * 1e3 - SNOWFLAKE_EPOCH_MS - (number >> _TIME_SHIFT)
+        if age_ms < MAX_AGE_MS:
+            latency.add(age_ms / 1e3)
