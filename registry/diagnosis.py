@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from pixiu.discovery.agreement import disagreement, spoken
 from pixiu.discovery.lacks import NO_LAYOUT, lacks
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -167,17 +168,20 @@ def check_versions(view: View) -> Finding:
 
 
 def check_settings(view: View) -> Finding:
-    """Whether all processes have the same cluster settings."""
-    found: dict[str, list[str]] = {}
+    """Whether all processes agree where they must: protocol versions, cluster settings, the secret."""
+    found: dict[tuple[object, ...], list[Node]] = {}
     for node in view.nodes:
-        found.setdefault(node.settings_hash, []).append(node_name(node))
-    if len(found) > 1:
-        few = min(found.values(), key=len)
-        return Finding(
-            "settings", Grade.FAILURE, f"{named(few)}: other cluster settings than the rest",
-            "give all the same [cluster] table and secret",
-        )  # fmt: skip
-    return Finding("settings", Grade.OK, f"hash {next(iter(found), '') or 'of no process'}")
+        secrets = node.secret_digest, node.accepted_secret_digest
+        said = node.protocol_min, node.protocol_max, node.wire_hash, node.settings_hash, *secrets
+        found.setdefault(said, []).append(node)
+    groups = sorted(found.values(), key=len)
+    for few in groups:
+        for others in reversed(groups):
+            if problem := disagreement(few[0], others[0]):
+                return Finding(
+                    "settings", Grade.FAILURE, f"{named(map(node_name, few))}: other cluster settings than the rest", problem
+                )
+    return Finding("settings", Grade.OK, f"all processes agree on what they must, and speak protocol version {spoken(view.nodes)}")
 
 
 def check_answers(view: View, silent: Mapping[int, str]) -> Finding:
