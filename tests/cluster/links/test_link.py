@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from cluster.links import link as link_module
@@ -9,8 +11,10 @@ from cluster.links.api import PeerState
 from cluster.links.head import RECORDS
 from cluster.links.options import LinkOptions
 from cluster.links.window import INITIAL_BYTES
+from cluster.runtime.metrics import Metrics, link_samples
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Node, World, make_record
+from tests.support.alerts import firing
 
 
 @pytest.fixture
@@ -289,6 +293,17 @@ def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: 
     assert bob.handler.keys() == list(range(1, 201))
     assert alice.handler.settled == [(token, True) for token in range(1, 201)]
     assert alice.core.stats().peers[bob.id].window_bytes > INITIAL_BYTES
+
+
+def test_dropped_records_are_an_alert(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    metrics = Metrics("proxy")
+    metrics.collect_from(lambda: link_samples(*alice.core.stats_by_peer(), str))
+    before = {"proxy": asyncio.run(metrics.render())}
+    assert firing(before, before) == set()
+    flood(alice, bob, 200)
+    world.advance(0.5, keep=lambda data: False)
+    assert firing(before, {"proxy": asyncio.run(metrics.render())}) == {"PixiuLinksDrop"}
 
 
 def test_how_long_a_batch_has_waited_is_told_when_it_leaves(world: World, pair: tuple[Node, Node]) -> None:
