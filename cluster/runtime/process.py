@@ -46,7 +46,7 @@ from cluster.runtime.received_batches import ReceivedBatches
 from cluster.runtime.server import Server, bind_both
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
-from pixiu.discovery.lacks import waits_for
+from pixiu.discovery.lacks import NO_LAYOUT, waits_for
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import NO_PARTITION
 from pixiu.discovery.target import parse_address
@@ -199,6 +199,8 @@ class Process(Generic[OptionsT]):
 
     def _check_partition(self) -> None:
         """Without a layout any will do: nothing says yet how many there are."""
+        if not self._discovery.view.layout.version:
+            self._log.warning(log.WAITING, part="layout", missing=NO_LAYOUT)
         partition, layout = _partition(self._options), self._discovery.view.layout.roles.get(self._role)
         if layout is not None and partition >= layout.next:
             raise ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,8 +72,15 @@ class Traffic:
                 self.sent.append(word)
                 await px.user(UIN).mail(word)
                 self.mailed.append(word)
-            found = [(await asyncio.wait_for(anext(messages), PATIENT_S)).payload for _ in self.sent]
-            assert found == self.sent
+            found: list[tuple[bytes, int]] = []
+            while not found or found[-1][0] != self.sent[-1]:
+                message = await asyncio.wait_for(anext(messages), PATIENT_S)
+                found.append((message.payload, message.message_id))
+        shown = Counter(payload for payload, _ in found)
+        lost = [payload for payload in self.sent if not shown[payload]]
+        repeated = [one for one in found if shown[one[0]] > 1]
+        assert (lost, repeated) == ([], []), f"of {len(self.sent)}"
+        assert [payload for payload, _ in found] == self.sent
 
     async def received(self) -> list[bytes]:
         """The mail as the user's device gets it."""

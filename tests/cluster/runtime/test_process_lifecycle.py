@@ -326,6 +326,13 @@ async def test_a_start_that_waits_for_members_says_which_in_its_log_and_at_healt
             assert await role.ended() == 0
 
 
+async def test_a_process_that_finds_no_layout_says_how_one_is_written(registry: str) -> None:
+    async with started(f"registry=zk://{registry}/unwritten") as role:
+        await role.running()
+        [line] = [line for line in role.events("waiting") if line["part"] == "layout"]
+        assert "`pixiu layout set`" in line["missing"]
+
+
 async def test_a_process_drains_when_an_operators_tool_asks_it_to(registry: str) -> None:
     async with connected(registry) as zookeeper, started(f"registry=zk://{registry}/asked") as role:
         await role.running()
