@@ -31,7 +31,7 @@ from xiu.block import Block
 from xiu.restoring import Step, problem_of
 from xiu.restoring import encode as encode_restore
 from xiu.retention import trim_to
-from xiu.state import Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.state import DEDUPE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -263,9 +263,11 @@ class Core:
         self.counters.records_in += event.count
         refusal = self._refusal(event)
         if refusal is not None:
-            self.counters.refused += event.count
             code, text = refusal
-            out.append(self._answer(event.stream, [ev.Result(event.position, event.count, code, text=text)]))
+            full = code == errors.DiskFull.code
+            results = self._when_full(event, text) if full else [ev.Result(event.position, event.count, code, text=text)]
+            self.counters.refused += sum(result.count for result in results if result.code)
+            out.append(self._answer(event.stream, results))
             return
         settings = self.settings
         checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
@@ -285,6 +287,29 @@ class Core:
         self._proposed[self._token] = batch
         payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in checked.runs]
         out.append(Propose(self._token, payloads, event.at_us, event.level is Level.REPLICATED))
+
+    def _when_full(self, event: ev.StoreReceived, text: str) -> list[ev.Result]:
+        """Nothing new is taken, and what is stored is confirmed: whoever sends it again would take it for lost, else."""
+        settings = self.settings
+        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
+        full = errors.DiskFull.code
+        if checked is None:
+            return [ev.Result(event.position, event.count, full, text=text)]
+        results = [ev.Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
+        for run in checked.runs:
+            try:
+                values = self._state.known(store_entry(run.records, run.count))
+            except errors.StoreDamaged:
+                values = [b""] * run.count
+            for position, value in enumerate(values, event.position + run.index):
+                if value:
+                    self.counters.repeated += 1
+                    results.append(ev.Result(position, 1, "", msg_id=DEDUPE.unpack(value)[0]))
+                elif value is None:
+                    results.append(ev.Result(position, 1, full, text=text))
+                else:
+                    results.append(ev.Result(position, 1, errors.Unavailable.code, text="it may be stored already: send it again"))
+        return results
 
     def _refusal(self, event: ev.StoreReceived) -> tuple[str, str] | None:
         """Why nothing of a batch is taken."""

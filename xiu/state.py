@@ -235,6 +235,23 @@ class State:
             offset += SIZE_FIELD + size
         return parsed, keys, yesterday
 
+    def known(self, payload: bytes) -> list[bytes | None]:
+        """The dedupe entry of each record of an entry's payload, without a decision: None when it is not stored, b"" when it is
+        decided and not written yet. Raises StoreDamaged."""
+        count: int = _COUNT.unpack_from(payload)[0]
+        parsed, keys, old_keys = self._keys(payload, count, self.head.clock_us // DAY_US & 0xFFFF)
+        found = self._reader.get_many(keys + old_keys)
+        yesterday = iter(zip(old_keys, found[count:], strict=True))
+        values: list[bytes | None] = []
+        for (_, flags, _, crc, _), key, value in zip(parsed, keys, found, strict=False):
+            old_key, old_value = next(yesterday) if flags & Flag.DERIVED_ID else (key, None)
+            known = value or old_value
+            if known is None:
+                values.append(b"" if key in self._unwritten or old_key in self._unwritten else None)
+            else:
+                values.append(known if DEDUPE.unpack(known)[1] == crc else None)
+        return values
+
     def _store(self, entry: Entry, decision: Decision) -> None:
         data, head = entry.payload, decision.head
         count: int = _COUNT.unpack_from(data)[0]

@@ -188,6 +188,28 @@ def test_a_full_store_refuses_writes_and_goes_on_by_itself() -> None:
     assert xiu.store.reopened == 0
 
 
+def test_a_full_store_confirms_what_it_has_to_whoever_sends_it_again() -> None:
+    xiu = Xiu()
+    xiu.accept(xiu.send(user(1)))
+    xiu.commit()
+    (stored,) = results(xiu.accept(xiu.send(user(1), position=2)) + xiu.commit())
+    xiu.space(False)
+    (again,) = results(xiu.send(user(1), position=3))
+    assert (again.code, again.msg_id) == ("", stored.msg_id)
+    answers = results(xiu.send(user(1), user(2), position=4))
+    assert [(each.position, each.code) for each in answers] == [(4, ""), (5, "DISK_FULL")]
+    assert len(xiu.store.blocks()) == 1
+
+
+def test_a_full_store_refuses_nothing_for_good_that_is_on_its_way_into_it() -> None:
+    xiu = Xiu()
+    xiu.accept(xiu.send(user(1)))  # in the log, and not committed yet
+    xiu.space(False)
+    assert codes(xiu.send(user(1), position=2)) == ["UNAVAILABLE"]
+    xiu.commit()
+    assert codes(xiu.send(user(1), position=3)) == [""]
+
+
 def test_a_store_that_stays_closed_is_opened_again_and_filled_from_the_log() -> None:
     xiu = Xiu()
     xiu.accept(xiu.send(user(1)))
