@@ -106,20 +106,32 @@ def findings(tables: Tables, begin_us: int, now_us: int, unacked_s: int) -> dict
     }
 
 
-def _unacknowledged(tables: Tables, before_us: int) -> Any:
+def readable(inboxes: Any, heads: Any) -> Any:
+    """Entries that a device can still be given."""
     from pyspark.sql import functions as f
 
-    readable = (
-        tables.inboxes.where(f.unix_micros("appended_at") < f.lit(before_us))
-        .join(tables.heads.select("uin", "lane", "floor"), ["uin", "lane"], "left")
-        .where(f.col("inbox_seq") > f.coalesce(f.col("floor"), f.lit(0)))
-    )
-    cursors = tables.acknowledgements.select("uin", "lane", "up_to", "map")
+    floors = heads.select("uin", "lane", "floor")
+    return inboxes.join(floors, ["uin", "lane"], "left").where(f.col("inbox_seq") > f.coalesce(f.col("floor"), f.lit(0)))
+
+
+def acknowledged(entries: Any, acknowledgements: Any) -> Any:
+    """(uin, lane, inbox_seq, device) of each device that has acknowledged an entry."""
+    from pyspark.sql import functions as f
+
+    cursors = acknowledgements.select("uin", "lane", "device", "up_to", "map")
     # Bit i of the map is entry up_to + 1 + i.
     place = f.col("inbox_seq") - f.col("up_to") - 1
     in_map = (place >= 0) & (place < 64) & (f.expr("shiftrightunsigned(map, cast(inbox_seq - up_to - 1 as int)) & 1") == 1)
-    acknowledged = readable.join(cursors, ["uin", "lane"]).where((f.col("inbox_seq") <= f.col("up_to")) | in_map)
-    rest = readable.join(acknowledged.select("uin", "lane", "inbox_seq").distinct(), ["uin", "lane", "inbox_seq"], "left_anti")
+    found = entries.join(cursors, ["uin", "lane"]).where((f.col("inbox_seq") <= f.col("up_to")) | in_map)
+    return found.select("uin", "lane", "inbox_seq", "device")
+
+
+def _unacknowledged(tables: Tables, before_us: int) -> Any:
+    from pyspark.sql import functions as f
+
+    entries = readable(tables.inboxes.where(f.unix_micros("appended_at") < f.lit(before_us)), tables.heads)
+    some = acknowledged(entries, tables.acknowledgements).select("uin", "lane", "inbox_seq").distinct()
+    rest = entries.join(some, ["uin", "lane", "inbox_seq"], "left_anti")
     return rest.select("msg_id", "uin", "lane", "inbox_seq", "appended_at")
 
 

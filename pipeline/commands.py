@@ -187,6 +187,73 @@ def restore(
     run_job("restore", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
 
 
+@pipeline.command()
+@guarded
+def retention(
+    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; goes into the leaders' audit logs.")],
+    older_than: Annotated[float, typer.Option(min=0, help="Hours; what was stored later stays.")] = 24.0,
+    unread: Annotated[bool, typer.Option("--unread", help="Also what a device has not acknowledged: to it, it is gone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what may go, and leave it.")] = False,
+    reader: Annotated[str, typer.Option(help="Of the archive, as it was archived with.", metavar="NAME")] = "archive",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    target: Target = DEFAULT_TARGET,
+    master: Master = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is archived, verified and acknowledged leaves Xiu. Exit code 1: some of it is not archived, and stays."""
+    from pipeline import retention as job
+
+    _needs_folder(html)
+    options = job.RetentionOptions(target, path.rstrip("/"), operator(), reason, older_than, unread, dry_run, reader)
+    if not (yes or dry_run):
+        typer.confirm(f"Trim what is in {path} and older than {older_than:g} hours from {target}?", abort=True)
+    run_job("retention", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
+
+
+@pipeline.command()
+@guarded
+def find(
+    path: Annotated[str, typer.Argument(help="Of the archive.", metavar="PATH")],
+    msg_ids: Annotated[list[str], typer.Argument(help="Decimal, or hex with 0x.", metavar="MSG_ID…")],
+    as_json: AsJson = False,
+) -> None:
+    """Messages in the archive's files, by MsgID; needs no Spark and no cluster. Exit code 1: some are not there."""
+    from pipeline.archived import read_messages
+
+    wanted = [_number(text) for text in msg_ids]
+    found = {row["msg_id"]: row for row in read_messages(path, wanted).to_pylist()}
+    rows = [found[each] for each in wanted if each in found]
+    missing = [each for each in wanted if each not in found]
+    shown = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    if as_json:
+        print_json({"messages": shown, "missing": missing}, indent=2)
+    else:
+        for row in shown:
+            console().print(" ".join(f"{name}={value}" for name, value in row.items()), markup=False, highlight=False)
+    if missing:
+        error_console().print(f"not in {path}: {', '.join(map(str, missing))}", markup=False, highlight=False)
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise InvalidArgument(f"{text!r} is no MsgID: a whole number, decimal or hex with 0x") from None
+
+
+def _plain(value: object) -> object:
+    """A column for a terminal or JSON. Bytes that are no text are hex."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    return value if isinstance(value, int) else None if value is None else str(value)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 

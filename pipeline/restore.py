@@ -10,36 +10,31 @@ Source: docs/pipeline.md, docs/stores.md, "Restore".
 
 from __future__ import annotations
 
-import random
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-import grpc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from pipeline.archive import COLUMNS, manifests, read_archive, verify
-from pipeline.replicas import AGAIN, ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S, Replicas, error_of
+from pipeline.leader import Leader
 from pipeline.report import Report, section_of
-from pixiu.errors import InvalidArgument, NotLeader, OutcomeUnknown, PixiuError, StoreDamaged, Unavailable
+from pixiu.errors import InvalidArgument, StoreDamaged
 from pixiu.ids import MSG_COUNTER_BITS
-from pixiu.rpc.backoff import Backoff
 from pixiu.wire.record import HEADER, HEADER_SIZE, MAIL, SIZE_FIELD, STAMP_SIZE, Flag
-from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
+from pixiu.wire.v1 import xiu_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-CALL_S: Final = 60.0
 CALL_BYTES: Final = 1 << 20
 """Of records, in one call; one record may be so large."""
 BLOCK_RECORDS: Final = 4096
 BLOCK_BYTES: Final = 1 << 18
-_AGAIN: Final = AGAIN | {NotLeader.code, OutcomeUnknown.code}
 _TRACE: Final = struct.Struct("<B")
 FORMAT: Final = "pixiu-restore"
 Row = tuple[int, int, bytes]
@@ -60,98 +55,9 @@ class RestoreOptions:
     retry_s: float = 60.0
     """How long a leader is looked for."""
 
-
-class Leader:
-    """The leader of a partition, whoever it is: `with Leader(options, 0) as leader`.
-
-    Args:
-        options: of the restore.
-        partition: of Xiu.
-    """
-
-    def __init__(self, options: RestoreOptions, partition: int) -> None:
-        self._options, self._partition = options, partition
-        self._replicas = Replicas(options.target, "xiu", retry_s=options.retry_s)
-        self._channel: grpc.Channel | None = None
-        self._address, self._member = "", 0
-
-    def __enter__(self) -> Leader:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._leave()
-        self._replicas.close()
-
-    def begin(self) -> xiu_pb2.RestoreReply:
-        """Begin, or go on: what is restored so far, and where the restore ends. Raises PixiuError."""
-        return self._patiently(lambda: self._call(xiu_pb2.RESTORE_BEGIN))
-
-    def end(self) -> xiu_pb2.RestoreReply:
-        """What is not there now is gone. Raises PixiuError."""
-        return self._patiently(lambda: self._call(xiu_pb2.RESTORE_END))
-
-    def store(self, blocks: list[xiu_pb2.RestoredBlock]) -> xiu_pb2.RestoreReply:
-        """Store blocks that follow what was restored so far; each once, whatever fails meanwhile. Raises PixiuError."""
-        asked = False
-
-        def store() -> xiu_pb2.RestoreReply:
-            nonlocal asked
-            left = blocks
-            if asked:
-                there = self._call(xiu_pb2.RESTORE_BEGIN)
-                left = [block for block in blocks if block.sequence > there.restored]
-                if not left:
-                    return there
-            asked = True
-            return self._call(xiu_pb2.RESTORE_BLOCKS, left)
-
-        return self._patiently(store)
-
-    def _patiently(self, call: Callable[[], xiu_pb2.RestoreReply]) -> xiu_pb2.RestoreReply:
-        until, backoff = time.monotonic() + self._options.retry_s, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
-        while True:
-            try:
-                return call()
-            except PixiuError as problem:
-                self._leave()
-                pause = backoff.next_s()
-                if problem.code not in _AGAIN or time.monotonic() + pause > until:
-                    raise
-            time.sleep(pause)
-
-    def _call(self, step: xiu_pb2.RestoreStep.ValueType, blocks: Iterable[xiu_pb2.RestoredBlock] = ()) -> xiu_pb2.RestoreReply:
-        channel = self._channel or self._find()
-        request = xiu_pb2.RestoreRequest(
-            operator=self._options.operator, reason=self._options.reason, member=self._member, step=step, blocks=blocks
-        )
-        stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-        try:
-            reply: xiu_pb2.RestoreReply = stub.Restore(request, timeout=CALL_S)
-        except grpc.RpcError as error:
-            raise error_of(error, self._address) from None
-        return reply
-
-    def _find(self) -> grpc.Channel:
-        """Raises Unavailable while nobody leads."""
-        self._replicas.find()
-        for address in self._replicas.addresses.get(self._partition, ()):
-            channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-            stub: Any = xiu_pb2_grpc.XiuStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-            try:
-                found = stub.Position(xiu_pb2.PositionRequest(), timeout=ASK_S)
-            except grpc.RpcError:
-                channel.close()
-                continue
-            if found.epoch and found.partition == self._partition:
-                self._channel, self._address, self._member = channel, address, found.member
-                return channel
-            channel.close()
-        raise Unavailable(f"nobody leads xiu partition {self._partition}; `pixiu status` says why")
-
-    def _leave(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+    def leader(self, partition: int) -> Leader:
+        """Of a partition."""
+        return Leader(self.target, partition, self.operator, self.reason, self.retry_s)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
@@ -206,7 +112,7 @@ class RestoreWriter(DataSourceArrowWriter):
         """Store them. Raises PixiuError."""
         together: list[xiu_pb2.RestoredBlock] = []
         waiting = 0
-        with Leader(self._options, self._partition) as leader:
+        with self._options.leader(self._partition) as leader:
             there = leader.begin()
             rows = (row for batch in iterator for row in rows_of(batch) if row[0] > there.restored)
             for block in blocks_of(rows):
@@ -241,7 +147,7 @@ def restore_partition(spark: Any, frame: Any, options: RestoreOptions, partition
 
     began = time.monotonic()
     of_partition = frame.where(f.col("xiu_partition") == partition).select(*COLUMNS)
-    with Leader(options, partition) as leader:
+    with options.leader(partition) as leader:
         there = leader.begin()
         missing = (f.col("seq") < there.below) & (f.col("seq") >= max(there.floor, there.restored + 1))
         wanted = of_partition.where(missing)

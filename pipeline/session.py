@@ -28,8 +28,8 @@ LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
 }
+SHUFFLE: Final = "spark.sql.shuffle.partitions"
 SHIM: Final = """#!/bin/sh
 # Spark asks for a module that this JDK leaves out.
 for each do
@@ -71,6 +71,7 @@ def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapp
     here = str(Path(__file__).resolve().parent.parent)
     if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    mine = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
     if not master and "SPARK_ENV_LOADED" not in os.environ:
         master = DEFAULT_MASTER
@@ -83,6 +84,10 @@ def open_session(name: str, master: str = "", memory: str = "1g", settings: Mapp
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    context = spark.sparkContext
+    context.setLogLevel("ERROR")
+    if mine and context.master.startswith("local") and not context.getConf().contains(SHUFFLE):
+        # Spark's 200 are for clusters; AQE joins them in batches, but a stream has a task and a state store for each.
+        spark.conf.set(SHUFFLE, context.defaultParallelism)
     register(spark)
     return spark

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import xxhash
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -83,17 +83,21 @@ def derived_id(query: str, values: Sequence[object]) -> int:
 
     Every part has its length before it, so that no two lists of values look alike.
     """
-    parts = [query.encode()]
-    for value in values:
-        if value is None:
-            raise InvalidArgument("a column of idColumns is null: every row needs an ID")
-        parts.append(value if isinstance(value, bytes) else str(value).encode())
-    data = b"".join(b"%d:" % len(part) + part for part in parts)
-    return xxhash.xxh3_64_intdigest(data) & MAX_ID or 1
+    return _id_of(_part(query), values)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+def _part(value: object) -> bytes:
+    if value is None:
+        raise InvalidArgument("a column of idColumns is null: every row needs an ID")
+    data = value if isinstance(value, bytes) else str(value).encode()
+    return b"%d:%b" % (len(data), data)
+
+
+def _id_of(begin: bytes, values: Sequence[object]) -> int:
+    return xxhash.xxh3_64_intdigest(begin + b"".join(map(_part, values))) & MAX_ID or 1
+
+
+class Row(NamedTuple):
     """What one row says."""
 
     key: int
@@ -111,6 +115,7 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
     count = batch.num_rows
     types, lanes, lifetimes, exts = (found.get(name) or [None] * count for name in OPTIONAL)
     ids = zip(*(found[name] for name in columns.ids), strict=True)
+    begin = _part(query)
     for key, body, values, type_, lane, lifetime, ext in zip(
         found[columns.key], found["body"], ids, types, lanes, lifetimes, exts, strict=True
     ):
@@ -121,7 +126,7 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
         yield Row(
             key=key,
             body=body if isinstance(body, bytes) else str(body).encode(),
-            id=derived_id(query, values),
+            id=_id_of(begin, values),
             type=type_ or 0,
             lane=LANE_NORMAL if lane is None else lane,
             lifetime_min=lifetime or 0,
@@ -144,35 +149,40 @@ class PixiuWriter:
         options = self._options
         async with connect(options.target, client=f"spark-{options.query}"[:64], mail_timeout_s=options.retry_s) as px:
             # The rows before the sink are computed while one waits for them: not in the event loop's thread.
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
+            while (batch := await following) is not None:
+                following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
                 rows = list(rows_of(batch, self._columns, options.query))
                 await (self._send_mails(px, rows) if options.kind == "mail" else self._send(px, rows))
 
     async def _send_mails(self, px: Client, rows: Sequence[Row]) -> None:
         writer = px.mail_writer()
         await writer.room()
-        receipts = [await self._send_mail(writer, row) for row in rows]
+        receipts: list[MailReceipt] = []
+        for row in rows:
+            while True:
+                try:
+                    receipts.append(self._send_mail(writer, row))
+                    break
+                except Overloaded:
+                    await writer.room()
         try:
             await writer.wait_finished()
         except IdReused:
             place = next(index for index, receipt in enumerate(receipts) if isinstance(receipt.error, IdReused))
             raise self._reused(rows[place]) from None
 
-    async def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
-        while True:
-            try:
-                return writer.send(
-                    row.key,
-                    row.body,
-                    level=self._options.level,  # type: ignore[arg-type]  # the options checked it
-                    lane=row.lane,
-                    expire=timedelta(minutes=row.lifetime_min) if row.lifetime_min else None,
-                    type=row.type,
-                    extension=row.ext,
-                    derived_id=row.id,
-                )
-            except Overloaded:
-                await writer.room()
+    def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
+        return writer.send(
+            row.key,
+            row.body,
+            level=self._options.level,  # type: ignore[arg-type]  # the options checked it
+            lane=row.lane,
+            expire=timedelta(minutes=row.lifetime_min) if row.lifetime_min else None,
+            type=row.type,
+            extension=row.ext,
+            derived_id=row.id,
+        )
 
     async def _send(self, px: Client, rows: Sequence[Row]) -> None:
         """To rooms or to who is online. Nobody keeps these: a row that is written again may come twice to who is there."""

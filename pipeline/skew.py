@@ -87,7 +87,7 @@ def count(spark: Any, options: SkewOptions) -> Any:
         rows = frame.select(f.col(options.key_column).alias("name"), who.alias("who"))
     counted = rows.groupBy("name").agg(f.count("*").alias("messages"), f.approx_count_distinct("who").alias("senders"))
     kinds = dict(counted.dtypes)
-    named = f.udf(lambda name: topic_room(name) if name else None, "long")
+    named = f.udf(lambda name: topic_room(name) if name else None, "long", useArrow=False)  # Arrow's UDFs need pandas
     number = f.col("name").cast("long") if kinds["name"] in ("bigint", "int") else named(f.col("name").cast("string"))
     return counted.where("name is not null").withColumn("id", number)
 

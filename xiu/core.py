@@ -30,7 +30,7 @@ from xiu.batch import check
 from xiu.block import Block
 from xiu.restoring import Step, problem_of
 from xiu.restoring import encode as encode_restore
-from xiu.retention import trim_to
+from xiu.retention import trim_below, trim_to
 from xiu.state import DEDUPE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
@@ -359,6 +359,21 @@ class Core:
         elif step is Step.BLOCKS and (problem := problem_of(blocks, self.epoch, head)):
             raise errors.InvalidArgument(problem)
         return int(Kind.RESTORE), encode_restore(step, below, blocks)
+
+    def trim_before(self, position: int) -> tuple[int, bytes] | None:
+        """The entry (kind, payload) by which what lies before a position goes; to be appended in this turn. None: nothing goes.
+        Raises NotLeader, StoreDamaged, Unavailable."""
+        if not self.epoch:
+            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+        head = self._store.head
+        if self.stuck:
+            raise errors.StoreDamaged("the store is damaged and is to be repaired first")
+        if head.below:
+            raise errors.Unavailable("the partition is being restored; trim it when that has ended")
+        found = trim_below(self._store.marks(), head, position)
+        if found is None or found[0] <= (self._store.next_first(head.floor) or 0):
+            return None
+        return int(Kind.TRIM), trim_entry(*found)
 
     def _lowest_stored(self, head: Head) -> int:
         if not head.last:

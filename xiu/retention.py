@@ -33,3 +33,20 @@ def trim_to(
         if sequence > head.floor:
             found = sequence, before
     return found
+
+
+def trim_below(marks: Iterable[tuple[int, int, int]], head: Head, position: int) -> tuple[int, int] | None:
+    """(sequence, bytes stored before it) of the last mark at or below a position: what lies before it may go, if an operator
+    says so. None: no mark is between the floor and the position.
+
+    Args:
+        marks, head: as of `trim_to`.
+        position: what lies here or behind stays.
+    """
+    found: tuple[int, int] | None = None
+    for sequence, _, before in marks:
+        if sequence > position:
+            break
+        if sequence > head.floor:
+            found = sequence, before
+    return found

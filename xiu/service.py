@@ -56,6 +56,7 @@ SPACE: Final = "disk_space"
 STORE_DAMAGED: Final = "store_damaged"
 FLUSH_FAILED: Final = "flush_failed"
 RESTORE: Final = "restore"
+TRIM: Final = "trim"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 MEND_AGAIN_S: Final = 5.0
@@ -242,6 +243,20 @@ class Service(RoleShell):
         if bool(head.below) is (step is Step.END) or (blocks and head.restored < blocks[-1].last):
             raise Unavailable("the restore was changed by somebody else meanwhile; begin again")
         return head
+
+    async def trim(self, position: int, operator: str, reason: str) -> Head:
+        """Let go what lies before a position and no reader needs; the head after it. Raises PixiuError."""
+        if self.core is None:
+            raise Unavailable("this Xiu is not open; try again soon")
+        position = min(position, self.export.readers.keep_from(time.time_ns() // 1000))
+        if self.core.trim_before(position) is not None:
+            what = {"trim": position, "floor": self._machine.store.head.floor}
+            await asyncio.to_thread(self._replica.audit, operator, reason, what)
+            self._context.log.warning(TRIM, operator=operator, reason=reason, **what)
+            entry = self.core.trim_before(position)
+            if entry is not None:
+                await self._replica.submit([entry]).reached(Level.REPLICATED)
+        return self._machine.store.head
 
     # What the replica calls.
 

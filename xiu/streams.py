@@ -73,6 +73,9 @@ class Shell(Protocol):
     async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
         """Take a restore a step on."""
 
+    async def trim(self, position: int, operator: str, reason: str) -> Head:
+        """Let go what lies before a position."""
+
 
 class Stream:
     """One writer's stream: what waits for an answer, and answers that wait to leave.
@@ -392,10 +395,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
 
     def _restore_step(self, request: xiu_pb2.RestoreRequest) -> tuple[Step, list[Block]]:
         """What an operator asks for. Raises InvalidArgument, MalformedData."""
-        if not (0 < len(request.operator) <= MAX_TEXT and 0 < len(request.reason) <= MAX_TEXT):
-            raise InvalidArgument(f"operator and reason have 1 to {MAX_TEXT} characters")
-        if request.member != self._shell.member:
-            raise InvalidArgument(f"this is the replica {self._shell.member:016x}")
+        self._check_operator(request)
         number = int(request.step)
         if number not in STEPS or (request.blocks and number != Step.BLOCKS):
             raise InvalidArgument(f"unknown step {number}, or blocks with one that has none")
@@ -403,6 +403,23 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         if step is Step.BLOCKS:
             check_records(blocks, self._partition)
         return step, blocks
+
+    async def Trim(self, request: xiu_pb2.TrimRequest, context: grpc.aio.ServicerContext[Any, Any]) -> xiu_pb2.TrimReply:
+        """Let go what is kept elsewhere."""
+        await self._open(context)
+        try:
+            self._check_operator(request)
+            head = await self._shell.trim(request.position, request.operator, request.reason)
+        except PixiuError as error:
+            await _refuse(context, error)
+            raise
+        return xiu_pb2.TrimReply(floor=head.floor)
+
+    def _check_operator(self, request: xiu_pb2.RestoreRequest | xiu_pb2.TrimRequest) -> None:
+        if not (0 < len(request.operator) <= MAX_TEXT and 0 < len(request.reason) <= MAX_TEXT):
+            raise InvalidArgument(f"operator and reason have 1 to {MAX_TEXT} characters")
+        if request.member != self._shell.member:
+            raise InvalidArgument(f"this is the replica {self._shell.member:016x}")
 
     async def _open(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[Reading, Core]:
         reading, core = self._shell.reading, self._shell.core

@@ -51,6 +51,8 @@ def minutes_of(expire: timedelta | None) -> int:
 
 def receivers_of(uin: int, to: Iterable[int]) -> tuple[int, ...]:
     """The receivers beside the first one. Raises `InvalidArgument` and `TooManyReceivers`."""
+    if to == () and is_within(uin, 1, MAX_ID):
+        return ()
     receivers = list(dict.fromkeys([uin, *to]))
     if len(receivers) > MAX_RECEIVERS:
         raise TooManyReceivers(f"{len(receivers)} receivers; one mail has at most {MAX_RECEIVERS}: send several")

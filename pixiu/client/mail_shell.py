@@ -61,7 +61,11 @@ class MailShell:
         if self._closed:
             raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
         effects = self.core.offer(ticket, self._loop.time())
-        if effects:
+        if len(effects) == 1 and isinstance(effects[0], Writable):
+            # The usual one, for every mail: nobody waits for more to be unresolved, and a new deadline is behind those there are.
+            if self._duplex is not None:
+                self._duplex.wake()
+        elif effects:
             self._apply(effects)
         if not self._alarm.is_set:
             self._arm()

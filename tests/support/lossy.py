@@ -17,7 +17,7 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -75,6 +75,7 @@ class LossyNetwork:
         self._address = parse_address(registry)
         self._seed = seed
         self._faults = Faults()
+        self._delays: Mapping[tuple[str, str], float] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._names: dict[int, tuple[str, str]] = {}
         """Port → the process's name in metrics, and the one that its chances follow from."""
@@ -109,6 +110,10 @@ class LossyNetwork:
             yield
         finally:
             self._faults = Faults()
+
+    def delay(self, seconds: Mapping[tuple[str, str], float]) -> None:
+        """From now on datagrams from one role to another take so much longer; they keep their order."""
+        self._call(lambda: setattr(self, "_delays", dict(seconds)))
 
     @property
     def held(self) -> int:
@@ -203,7 +208,16 @@ class LossyNetwork:
         self._pass_on(data, sender, receiver)
 
     def _pass_on(self, data: bytes, sender: int, receiver: int) -> None:
-        self._sockets[sender].sendto(data, (INSIDE, receiver))
+        hop = (_role(self._names[sender][0]), _role(self._names[receiver][0])) if self._delays else ("", "")
+        if hop in self._delays:
+            self._loop.call_later(self._delays[hop], self._sockets[sender].sendto, data, (INSIDE, receiver))
+        else:
+            self._sockets[sender].sendto(data, (INSIDE, receiver))
+
+
+def _role(name: str) -> str:
+    """Of a process, by its name in metrics."""
+    return name.partition(":")[0]
 
 
 def _place(node: Node) -> str:

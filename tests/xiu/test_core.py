@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cluster.replication.events import Propose, Rejection
+from cluster.replication.model import Entry
 from cluster.runtime.contract import NEVER
 from cluster.runtime.role import totals
+from pixiu.errors import NotLeader
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind, encode
@@ -286,6 +288,29 @@ def test_old_records_are_trimmed_by_an_entry() -> None:
 def test_a_follower_trims_nothing_by_itself() -> None:
     xiu = Xiu(lead=False)
     assert xiu.trim(NOW_US) == []
+    with pytest.raises(NotLeader):
+        xiu.core.trim_before(first(9))
+
+
+def test_an_operator_trims_at_a_mark_at_or_below_his_position() -> None:
+    xiu = Xiu()
+    for number in range(4):  # a minute apart: a mark each
+        at_us = NOW_US + number * 61_000_000
+        xiu.accept(xiu.send(user(number + 1, at_ms=at_us // 1000), position=number + 1, at_us=at_us))
+        xiu.commit()
+    assert xiu.core.trim_before(first(1)) is None, "nothing lies before it"
+
+    def trim(position: int) -> None:
+        entry = xiu.core.trim_before(position)
+        assert entry is not None
+        xiu.log.entries.append(Entry(xiu.epoch, len(xiu.log.entries) + 1, entry[0], NOW_US, entry[1]))
+        xiu.commit()
+
+    trim(first(3))
+    assert [block.first for block in xiu.store.blocks()] == [first(3), first(4)]
+    assert xiu.core.trim_before(first(3)) is None, "once"
+    trim(first(400))
+    assert [block.first for block in xiu.store.blocks()] == [first(4)], "what lies behind the last mark stays"
 
 
 def test_samples_name_what_operators_watch() -> None:

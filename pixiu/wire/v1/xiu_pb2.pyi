@@ -605,3 +605,54 @@ class RestoreReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreReply: _TypeAlias = RestoreReply  # noqa: Y015
+
+@_typing.final
+class TrimRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    operator: _builtins.str
+    """who asks, and why: both go into the audit log"""
+    reason: _builtins.str
+    member: _builtins.int
+    """the member that is asked"""
+    position: _builtins.int
+    """nothing at this Partition_Msg_ID or behind it goes"""
+    def __init__(
+        self,
+        *,
+        operator: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        member: _builtins.int = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "operator", b"operator", "position", b"position", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrimRequest: _TypeAlias = TrimRequest  # noqa: Y015
+
+@_typing.final
+class TrimReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLOOR_FIELD_NUMBER: _builtins.int
+    floor: _builtins.int
+    """what lies below was trimmed: a mark at or below `position` that no reader needs what lies before it"""
+    def __init__(
+        self,
+        *,
+        floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrimReply: _TypeAlias = TrimReply  # noqa: Y015

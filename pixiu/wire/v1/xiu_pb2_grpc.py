@@ -69,6 +69,11 @@ class XiuStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.FromString,
                 _registered_method=True)
+        self.Trim = channel.unary_unary(
+                '/pixiu.v1.Xiu/Trim',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimReply.FromString,
+                _registered_method=True)
 
 
 class XiuServicer(object):
@@ -124,6 +129,13 @@ class XiuServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trim(self, request, context):
+        """An operator's word, to a leader: what was stored before a position and is archived may go. Audited, replicated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_XiuServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +173,11 @@ def add_XiuServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.SerializeToString,
+            ),
+            'Trim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trim,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class Xiu(object):
             '/pixiu.v1.Xiu/Restore',
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_xiu__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Xiu/Trim',
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_xiu__pb2.TrimReply.FromString,
             options,
             channel_credentials,
             insecure,

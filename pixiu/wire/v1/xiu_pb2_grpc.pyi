@@ -47,6 +47,8 @@ class XiuStub:
     """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
     blocks in order, then end; begin again to go on where it broke off. Audited.
     """
+    Trim: _grpc.UnaryUnaryMultiCallable[_xiu_pb2.TrimRequest, _xiu_pb2.TrimReply]
+    """An operator's word, to a leader: what was stored before a position and is archived may go. Audited, replicated."""
 
 @_typing.type_check_only
 class XiuAsyncStub(XiuStub):
@@ -67,6 +69,8 @@ class XiuAsyncStub(XiuStub):
     """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
     blocks in order, then end; begin again to go on where it broke off. Audited.
     """
+    Trim: _aio.UnaryUnaryMultiCallable[_xiu_pb2.TrimRequest, _xiu_pb2.TrimReply]  # type: ignore[assignment]
+    """An operator's word, to a leader: what was stored before a position and is archived may go. Audited, replicated."""
 
 class XiuServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -126,5 +130,13 @@ class XiuServicer(metaclass=_abc_1.ABCMeta):
         """An operator's word, to a leader: take back messages that the partition had lost, under the MsgIDs that they had. Begin, then
         blocks in order, then end; begin again to go on where it broke off. Audited.
         """
+
+    @_abc_1.abstractmethod
+    def Trim(
+        self,
+        request: _xiu_pb2.TrimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_xiu_pb2.TrimReply, _abc.Awaitable[_xiu_pb2.TrimReply]]:
+        """An operator's word, to a leader: what was stored before a position and is archived may go. Audited, replicated."""
 
 def add_XiuServicer_to_server(servicer: XiuServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,90 @@
+"""Messages of an archive by MsgID, read from its files: no Spark, no Java, no cluster.
+
+Manifests say which batches may have them, and Parquet's statistics which parts of their files. PATH is a folder, or an address
+that Arrow knows: `s3://…`, `gs://…`, `hdfs://…`, `abfs://…`, and with fsspec what that knows.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pixiu.errors import ConfigurationError, InvalidArgument, StoreDamaged
+from pixiu.wire.export_tables import MESSAGES, TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+COLUMNS: Final = [name for name, _ in TABLES[MESSAGES]]
+PARTITION_SHIFT: Final = 56
+SEQUENCE_MASK: Final = (1 << 48) - 1
+
+
+def read_messages(path: str, msg_ids: Sequence[int]) -> pa.Table:
+    """What the archive has of these MsgIDs, in their order of positions, with the columns of table `messages`.
+
+    Raises InvalidArgument where there is no archive, StoreDamaged for a file that cannot be read, ConfigurationError without
+    pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.dataset as ds
+    except ImportError:
+        raise ConfigurationError("pyarrow is not installed: pip install 'pixiu-cluster[spark]'") from None
+    system, root = _system(path)
+    # Signed, as it is stored: the top bit belongs to partitions above 127.
+    wanted = [each - (1 << 64) if each >> 63 else each for each in msg_ids]
+    found: list[pa.Table] = []
+    try:
+        for batch in _batches(system, root, wanted, path):
+            files = ds.dataset(f"{root}/messages/batch={batch}", filesystem=system, format="parquet")
+            missing = [name for name in COLUMNS if name not in files.schema.names]
+            if missing:
+                raise InvalidArgument(f"{path} is an archive of another schema: it has no column {missing[0]!r}")
+            found.append(files.to_table(columns=COLUMNS, filter=pc.field("msg_id").isin(wanted)))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StoreDamaged(f"the archive in {path} cannot be read: {str(error).splitlines()[0]}") from None
+    if not found:
+        return pa.table({name: [] for name in COLUMNS})
+    return pa.concat_tables(found).sort_by([("xiu_partition", "ascending"), ("seq", "ascending")])
+
+
+def _system(path: str) -> tuple[FileSystem, str]:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if "://" not in path:
+        return LocalFileSystem(), str(Path(path).resolve())
+    try:
+        system, root = FileSystem.from_uri(path)
+    except (pa.ArrowInvalid, OSError, ImportError, ValueError) as error:
+        raise InvalidArgument(f"{path} is no folder that Arrow knows: {str(error).splitlines()[0]}") from None
+    return system, root.rstrip("/")
+
+
+def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -> list[int]:
+    """Which batches with a manifest may have one of these."""
+    from pyarrow.fs import FileSelector, FileType
+
+    places = [(each >> PARTITION_SHIFT & 0xFF, each & SEQUENCE_MASK) for each in msg_ids]
+    found = set()
+    try:
+        files = system.get_file_info(FileSelector(f"{root}/manifest", recursive=True))
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path} holds no archive: it has no folder `manifest`") from None
+    for file in files:
+        parts = file.path.rsplit("/", 2)
+        if file.type is not FileType.File or not file.path.endswith(".json") or not parts[-2].startswith("batch="):
+            continue
+        with system.open_input_stream(file.path) as stream:
+            lines = stream.read().decode().splitlines()
+        for line in map(json.loads, lines):
+            if any(partition == line["xiu_partition"] and line["first"] <= seq <= line["last"] for partition, seq in places):
+                found.add(int(parts[-2].removeprefix("batch=")))
+    return sorted(found)
