@@ -50,6 +50,11 @@ class Traffic:
         self.got: dict[object, list[bytes]] = defaultdict(list)
         self.not_online: list[int] = []
 
+    async def go_on(self, messages: int, joins: int) -> None:
+        """Until so much more was sent, and so many more have joined."""
+        sent, joined = self.sent + messages, self.joins + joins
+        await until(lambda: self.sent >= sent and self.joins >= joined, "traffic")
+
     async def send(self) -> None:
         """One message to every room and every user, again and again."""
         while True:
@@ -127,18 +132,14 @@ async def test_roles_double_under_traffic_with_the_tool_killed_in_every_phase(tm
             await stack.enter_async_context(together(*takers))
             async with together(traffic.send(), traffic.join(), traffic.ask()):
                 for role in ("router", "broker", "relay"):
-                    await until(lambda before=traffic.sent: traffic.sent > before + 5, "traffic")
-                    before = traffic.sent, traffic.joins
+                    await traffic.go_on(5, 0)
                     for phase in (Phase.BEGIN, Phase.START, Phase.COMMIT):
                         code, said = await tool(cluster, role, "--to", "4", "--yes", killed_after=phase)
                         # Where the new replicas ran before it looked, it had nothing to wait for, and was not killed.
                         assert code == -9 or (code, phase) == (0, Phase.START) or said[-1]["event"] == "done", said
                     code, said = await tool(cluster, role, "--to", "4", "--yes")
                     assert (code, said[-1]["event"], said[-1]["partitions"]) == (0, "done", 4), said
-                    await until(
-                        lambda before=before: traffic.sent > before[0] + 20 and traffic.joins > before[1] + 16,
-                        f"traffic after {role}",
-                    )
+                    await traffic.go_on(20, 16)
             async with asyncio.timeout(WAIT_S):
                 await px.flush()
 
