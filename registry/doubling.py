@@ -81,7 +81,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For something that others do."""
+    """Others have to do something first."""
 
     missing: tuple[str, ...]
     """What is not there yet, in words."""
