@@ -100,7 +100,7 @@ class Core(MemberCore):
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
-        return min(self._housekeeping_at, self._purge_at, self._retry_at)
+        return min(super().next_deadline(), self._retry_at)
 
     # --- records
 

@@ -54,6 +54,9 @@ def up(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="ROLE.KEY=VALUE or cluster.KEY=VALUE; may be given again.")
     ] = None,
+    grow: Annotated[
+        bool, typer.Option(help="Run the partitions that `pixiu double` adds, and end them when it takes them back.")
+    ] = DEFAULTS.grow,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds.")] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input, a pipe, is closed.")] = False,
     replay: Annotated[
@@ -85,6 +88,7 @@ def up(
         data=data,
         config=config,
         settings=tuple(settings or ()),
+        grow=grow,
     )
     options.validate()
     if replay:

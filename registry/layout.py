@@ -31,6 +31,8 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
 
     The wanted replicas of a role that is there already stay as they are: `set_replicas` changes them.
 
+    A role that was doubled since it was configured keeps its number: the configuration may say what it was before.
+
     Raises `ConfigurationError` when a role has another number of partitions, `InvalidArgument` when a wanted number cannot
     be, `Unavailable` when others write all the time, `MalformedData`, `RegistryUnavailable`.
 
@@ -42,10 +44,10 @@ async def ensure_layout(zookeeper: ZooKeeper, root: str, desired: Mapping[str, R
     def change(layout: Layout) -> Layout:
         for role, wanted in desired.items():
             there = layout.roles.get(role)
-            if there is not None and there.n != wanted.n:
+            if there is not None and there.n not in (wanted.n << doubled for doubled in range(len(there.ended) + 1)):
                 raise ConfigurationError(
                     f"{role} has {there.n} partition(s) in the registry at {root}, but {wanted.n} are configured: set the "
-                    f"number in the configuration to {there.n}; it cannot be changed while a cluster has data"
+                    f"number in the configuration to {there.n}; it grows by `pixiu double {role}` alone"
                 )
         missing = {role: wanted for role, wanted in desired.items() if role not in layout.roles}
         return replace(layout, roles={**layout.roles, **missing}) if missing else layout

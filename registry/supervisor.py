@@ -230,20 +230,23 @@ class SupervisorCore:
                 effects.append(Start(record.spec.name))
         return effects + self._kill_late(now)
 
-    def set_replicas(self, role: str, replicas: int, now: float) -> list[Effect]:
+    def set_replicas(self, role: str, replicas: int, now: float, partitions: int = 0) -> list[Effect]:
         """Want so many processes of a role, in each of its partitions that there are: new ones start, the last ones end.
+        `partitions`: how many of these there are from now on; 0: as many as before.
 
         Source: docs/operations.md, "Draining and adding processes".
         """
         if self._stopping:
             return []
         effects: list[Effect] = []
-        for partition in sorted({record.spec.partition for record in self.processes.values() if record.spec.role == role}):
+        there = {record.spec.partition for record in self.processes.values() if record.spec.role == role}
+        wanted = set(range(partitions)) if partitions else there
+        for partition in sorted(wanted):
             for number in range(replicas):
                 spec = ProcessSpec(role, partition, number)
                 self.processes.setdefault(spec.name, ProcessRecord(spec)).retired = False
         for record in [record for record in self.processes.values() if record.spec.role == role]:
-            if record.spec.number < replicas or record.retired:
+            if (record.spec.number < replicas and record.spec.partition in wanted) or record.retired:
                 continue
             record.retired = True
             self._move(record, ProcessEvent.STOP, now)

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,7 +23,7 @@ from typing import Final
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import PARTITIONED_ROLES
 from pixiu.discovery.target import RegistryAddress, parse_address
-from pixiu.discovery.view import RoleLayout, View
+from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
@@ -92,6 +92,8 @@ class UpOptions:
     """TOML file with [cluster] and role tables, given to every process."""
     settings: tuple[str, ...] = ()
     """Further options, `ROLE.KEY=VALUE` or `cluster.KEY=VALUE`."""
+    grow: bool = True
+    """Run the partitions that doublings add, also the ones of the doubling that is under way."""
 
     def validate(self) -> None:
         """Raises `ConfigurationError`."""
@@ -134,6 +136,17 @@ class UpOptions:
             pi_replicas=self.pi_replicas,
         )
 
+    def partitions(self, role: str, layout: Layout) -> int:
+        """How many partitions of a role are run; 0 where it has none, or is not run."""
+        configured, found = self.layout().get(role), layout.roles.get(role)
+        if configured is None or role not in PARTITIONED_ROLES:
+            return 0
+        return max(found.n, found.next) if found is not None and self.grow else configured.n
+
+    def grown(self, layout: Layout) -> list[ProcessSpec]:
+        """Every process that is wanted, with the partitions that doublings have added."""
+        return replace(self, **{f"{role}s": self.partitions(role, layout) for role in PARTITIONED_ROLES}).specs()
+
     def layout(self) -> dict[str, RoleLayout]:
         """The layout that the registry shall hold."""
         relays = {"relay": RoleLayout(self.relays, self.relays, self.relay_replicas)} if self.relays else {}
@@ -174,8 +187,7 @@ class LocalCluster:
         options.validate()
         self.options = options
         self._on_event = on_event
-        chance = Random()
-        self.core = SupervisorCore(options.specs(), chance.random)
+        self.core = SupervisorCore(options.specs(), Random().random)
         self.children = {spec.name: Child() for spec in options.specs()}
         self.zookeeper: EmbeddedChild | None = None
         self.address = RegistryAddress("")
@@ -189,6 +201,8 @@ class LocalCluster:
         self._mark: SupervisorMark | None = None
         self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}
         """How many of each role are run."""
+        self._partitions = dict.fromkeys(self._replicas, 0)
+        """How many partitions of each; 0 where it has none."""
 
     @property
     def target(self) -> str:
@@ -300,6 +314,10 @@ class LocalCluster:
         except ConfigurationError as error:
             hint = f"; for a new cluster give an empty folder with --data DIR, or remove {self.options.data}"
             raise ConfigurationError(f"{error}{'' if self.options.registry else hint}") from None
+        specs = self.options.grown(layout)
+        self.core = SupervisorCore(specs, Random().random)
+        self.children = {spec.name: Child() for spec in specs}
+        self._partitions = {role: self.options.partitions(role, layout) for role in self._replicas}
         for role, said in wanted.items():
             if layout.roles[role].replicas != said.replicas:
                 await set_replicas(self._session, self.address.root, role, said.replicas)
@@ -309,29 +327,33 @@ class LocalCluster:
         self._mark.start()
 
     def _follow(self, view: View) -> None:
-        """Start and end processes where an operator has changed how many replicas are wanted."""
+        """Start and end processes where an operator has changed how many replicas are wanted, or doubles the partitions."""
         for role, runs in self._replicas.items():
             found = view.layout.roles.get(role)
-            if found is None or found.replicas in (0, runs):
+            if found is None:
                 continue
-            self._replicas[role] = found.replicas
-            count = len(self.core.processes) + (found.replicas - runs) * (found.n if role in PARTITIONED_ROLES else 1)
+            before, replicas = self._partitions[role], found.replicas or runs
+            partitions = self.options.partitions(role, view.layout)
+            if (replicas, partitions) == (runs, before):
+                continue
+            self._replicas[role], self._partitions[role] = replicas, partitions
+            count = len(self.core.processes) + replicas * max(partitions, 1) - runs * max(before, 1)
             if count > MAX_PROCESSES:
-                self._on_event("replicas_refused", {"role": role, "replicas": found.replicas, "limit": MAX_PROCESSES})
+                self._on_event("replicas_refused", {"role": role, "replicas": replicas, "limit": MAX_PROCESSES})
                 continue
-            effects = self.core.set_replicas(role, found.replicas, time.monotonic())
+            effects = self.core.set_replicas(role, replicas, time.monotonic(), partitions)
             for name in self.core.processes:
                 self.children.setdefault(name, Child())
             for name in [name for name, child in self.children.items() if child.process is None]:
                 if name not in self.core.processes:
                     del self.children[name]
-            self._on_event("replicas", {"role": role, "replicas": found.replicas})
+            self._on_event("replicas", {"role": role, "replicas": replicas, "partitions": partitions})
             self._apply(effects)
 
     def _on_view(self, view: View) -> None:
         self._follow(view)
         by_pid = {node.pid: node for node in view.nodes}
-        for name, child in self.children.items():
+        for name, child in list(self.children.items()):
             node = by_pid.get(child.process.pid) if child.process is not None else None
             if node is None or name not in self.core.processes or node.role != self.core.processes[name].spec.role:
                 continue

@@ -336,7 +336,8 @@ class Puller:
             return Outcome()
         outcome = Outcome()
         if found.floor:
-            outcome.purged = self._membership.raise_floor(found.instance, found.floor)
+            self._membership.raise_floor(found.instance, found.floor)
+            outcome.purged = self._membership.purge_some()
         mine = self._membership.digest.buckets(found.instance, rule)
         mask = 0
         for number, theirs in enumerate(BUCKET.iter_unpack(found.buckets)):

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from cluster.membership.lww_map import MAX_ENTRIES, TOMBSTONE_S, Applied, Key, LwwMap, Purged, Update
+from cluster.membership.lww_map import MAX_ENTRIES, PURGE_SLICE, TOMBSTONE_S, Applied, Key, LwwMap, Purged, Update
 from pixiu.ids import DEVICE_BITS, gateway_instance
 
 DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1
@@ -228,17 +228,13 @@ class Devices(LwwMap):
                 self._together[change.group] = None
         return applied
 
-    def purge_partition(self, partition: int, partitions: int) -> Purged:
-        """Drop the users that the partition no longer serves, as `LwwMap.purge_partition`."""
-        return self._forget(super().purge_partition(partition, partitions))
+    def purge_some(self, limit: int = PURGE_SLICE) -> Purged:
+        """Go on with purges, as `LwwMap.purge_some`."""
+        return self._forget(super().purge_some(limit))
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
         """Drop expired tombstones, as `LwwMap.sweep`."""
         return self._forget(super().sweep(partition, partitions, keep))
-
-    def raise_floor(self, instance: int, generation: int) -> Purged:
-        """Purge an instance below a floor, as `LwwMap.raise_floor`."""
-        return self._forget(super().raise_floor(instance, generation))
 
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:

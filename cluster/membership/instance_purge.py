@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cluster.membership.lww_map import LwwMap, Purged
+from cluster.membership.lww_map import LwwMap
+from pixiu.ids import gateway_generation
 
 
 class InstancePurge:
@@ -29,9 +30,8 @@ class InstancePurge:
         """Instance → since when, and the highest generation that it had then."""
         self.purged_gateways = 0
 
-    def purge(self, known: Collection[int], now: float) -> list[Purged]:
-        """`known`: the instances in the view. Returns what was dropped now."""
-        purged: list[Purged] = []
+    def purge(self, known: Collection[int], now: float) -> None:
+        """Raise the floors of those that are gone. `known`: the instances in the view."""
         before, self._absent = self._absent, {}
         for instance in self._membership.instances():
             if instance in known:
@@ -40,6 +40,6 @@ class InstancePurge:
             if now - since < self._gone_s:
                 self._absent[instance] = (since, generation)
                 continue
-            purged.append(self._membership.raise_floor(instance, generation + 1))
-            self.purged_gateways += 1
-        return purged
+            if gateway_generation(self._membership.floor(instance)) <= generation:  # else it is being purged
+                self._membership.raise_floor(instance, generation + 1)
+                self.purged_gateways += 1

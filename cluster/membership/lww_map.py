@@ -20,13 +20,14 @@ that drops a reordered login of another room.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, NamedTuple, cast
 
 from cluster.membership import digest as digests
-from cluster.membership.digest import Digest, Rule, bucket_of
+from cluster.membership.digest import BUCKETS, Digest, Rule, bucket_of
 from pixiu.errors import MalformedData
 from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
@@ -40,9 +41,13 @@ MAX_ENTRIES: Final = 4_000_000
 """Live entries of one map. Policy: a login with a new key is refused and counted."""
 MAX_TOMBSTONES: Final = 1_000_000
 """Policy: the oldest tombstone is forgotten early and counted."""
-SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
-"""Entries and tombstones of one snapshot chunk are together at most this long."""
+SNAPSHOT_CHUNK_BYTES: Final = 4096
+"""Entries and tombstones of one snapshot chunk are together at most this long: merging one takes about a millisecond."""
 CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
+PURGE_SLICE: Final = 128
+"""Entries that one call of `purge_some` drops, about 10 µs each."""
+LOOKS: Final = 32
+"""So many groups that stay cost as much as one entry that is dropped."""
 VALUE: Final = struct.Struct("<Q")
 """The value of one entry, where a map has values."""
 VALUE_BYTES: Final = 8
@@ -100,6 +105,15 @@ class Purged(NamedTuple):
     """Keys of removed registers, live ones and tombstones."""
     groups: list[int]
     """Groups whose list of gateway instances is another now, without repeats."""
+
+
+class Dropped(NamedTuple):
+    """A step of a purge."""
+
+    key: Key | None
+    """Of the register that was removed."""
+    group: int | None = None
+    """Its list of gateway instances is another now."""
 
 
 class Listing(NamedTuple):
@@ -165,9 +179,11 @@ class LwwMap:
         "_gateways",
         "_groups",
         "_groups_of",
+        "_highest",
         "_live",
         "_max_entries",
         "_max_tombstones",
+        "_purges",
         "_tombstone_s",
         "_tombstones",
         "_values",
@@ -189,6 +205,10 @@ class LwwMap:
         self._floors: dict[int, int] = {}
         self._values: dict[Key, int] = {}
         """Of live entries, where it is not 0."""
+        self._highest: dict[int, int] = {}
+        """Instance → the highest GatewayMsgID of a login since it has had entries."""
+        self._purges: deque[Iterator[Dropped]] = deque()
+        """Purges that are under way; only the first one goes on."""
         self._live = 0
         self.digest = Digest()
         self.counters = StoreCounters()
@@ -217,16 +237,19 @@ class LwwMap:
 
     def live_keys(self, group: int) -> list[Key]:
         """The keys of a group's live entries."""
-        return [Key(group, member, instance) for instance, members in self._groups.get(group, {}).items() for member in members]
+        found: list[Key] = []
+        for instance, members in self._groups.get(group, {}).items():
+            floor = self._rising(instance)
+            found += [Key(group, member, instance) for member, id_ in members.items() if id_ >= floor]
+        return found
 
     def instances(self) -> list[int]:
         """The gateway instances that have live entries, ascending."""
         return sorted(self._groups_of)
 
     def generation(self, instance: int) -> int:
-        """The highest generation among an instance's live entries; 0 without any. Walks them."""
-        found = (max(self._groups[group][instance].values()) for group in self._groups_on(instance))
-        return gateway_generation(max(found, default=0))
+        """The highest generation that an instance's logins have had while it has entries; 0 without any."""
+        return gateway_generation(self._highest.get(instance, 0))
 
     def members_by_instance(self) -> dict[int, int]:
         """Gateway instance → its live entries, ascending."""
@@ -332,11 +355,11 @@ class LwwMap:
         Which groups there are is noted at the first one; a group's members are read when it is reached. So the map may
         change meanwhile: whoever lists it `as of` a GatewayMsgID notes that before.
         """
-        want = rule.partition % rule.partitions
+        want, floor = rule.partition % rule.partitions, self._rising(instance)
         groups = self._groups_of.get(instance, {}).get(bucket, ())
         for group in sorted(group for group in groups if group >= first[0] and group % rule.partitions == want):
             for member, id_ in sorted(self._groups.get(group, {}).get(instance, {}).items()):
-                if (group, member) >= first:
+                if (group, member) >= first and id_ >= floor:
                     yield group, member, id_
 
     def absent(self, as_of: int, groups: Iterable[int], now: float) -> Applied:
@@ -356,35 +379,49 @@ class LwwMap:
     def snapshot(self, partition: int = 0, partitions: int = 1, chunk_entries: int = CHUNK_ENTRIES) -> Iterator[Chunk]:
         """Everything that a partition serves, in chunks of at most `chunk_entries` entries.
 
-        Which groups and tombstones there are is noted in this call; a group's members are read when its chunk is
-        made. What changes meanwhile is not needed in the snapshot when the receiver is also sent every change that
-        comes after this call: merging is last-writer-wins. So a large map never stops the event loop for long.
+        It is read while its chunks are made, a bucket of an instance at a time, so that a large map never stops the event loop for
+        long. What changes meanwhile is not needed in the snapshot when the receiver is also sent every change that comes after
+        this call: merging is last-writer-wins.
         """
-        groups = [group for group in self._groups if group % partitions == partition % partitions]
-        dead = [(key, id_) for key, (id_, _) in self._tombstones.items() if key.group % partitions == partition % partitions]
-        return self._chunks(groups, dead, chunk_entries)
+        return self._chunks(Rule(partition % partitions, partitions), chunk_entries)
 
-    def _chunks(self, groups: list[int], dead: list[tuple[Key, int]], limit: int) -> Iterator[Chunk]:
+    def _chunks(self, rule: Rule, limit: int) -> Iterator[Chunk]:
         pack = ENTRY.pack
         entries: list[bytes] = []
         values: list[bytes] = []
-        for group in groups:
-            for instance, members in self._groups.get(group, {}).items():
-                entries.extend([pack(group, member, id_) for member, id_ in members.items()])
-                if self._values:
-                    values.extend([VALUE.pack(self.value(group, member, instance)) for member in members])
+        for group, instance in self._walk(rule):
+            floor = self._rising(instance)
+            found = [(member, id_) for member, id_ in self._groups.get(group, {}).get(instance, {}).items() if id_ >= floor]
+            entries.extend([pack(group, member, id_) for member, id_ in found])
+            if self._values:
+                values.extend([VALUE.pack(self.value(group, member, instance)) for member, _ in found])
             if len(values) < len(entries) and values:
                 # The first value came while the snapshot was being made.
                 values[:0] = [VALUE.pack(0)] * (len(entries) - len(values))
             # A copy was made of the group's entries, so that its members may change between two chunks.
-            while len(entries) >= limit:
-                yield Chunk(b"".join(entries[:limit]), b"", b"".join(values[:limit]))
-                del entries[:limit], values[:limit]
-        at = limit - len(entries)
-        yield Chunk(b"".join(entries), b"".join([pack(key.group, key.member, id_) for key, id_ in dead[:at]]), b"".join(values))
-        while at < len(dead):
-            yield Chunk(b"", b"".join([pack(key.group, key.member, id_) for key, id_ in dead[at : at + limit]]))
-            at += limit
+            at = 0
+            while len(entries) - at >= limit:
+                yield Chunk(b"".join(entries[at : at + limit]), b"", b"".join(values[at : at + limit]))
+                at += limit
+            del entries[:at], values[:at]
+        dead: list[bytes] = []
+        for key in list(self._tombstones):
+            found_dead = self._tombstones.get(key)
+            if found_dead is None or key.group % rule.partitions != rule.partition:
+                continue
+            if len(entries) + len(dead) == limit:
+                yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
+                entries, dead, values = [], [], []
+            dead.append(pack(key.group, key.member, found_dead[0]))
+        yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
+
+    def _walk(self, rule: Rule) -> Iterator[tuple[int, int]]:
+        """(group, instance) of all that a partition serves; each that is there from the first one to the last is among them."""
+        for instance in self.instances():
+            for bucket in range(BUCKETS):
+                for group in list(self._groups_of.get(instance, {}).get(bucket, ())):
+                    if group % rule.partitions == rule.partition:
+                        yield group, instance
 
     def expire(self, now: float, limit: int = 10_000) -> list[Key]:
         """Forget tombstones whose time is over, at most `limit` in one call; returns their keys."""
@@ -398,22 +435,36 @@ class LwwMap:
         self.counters.tombstones_expired += len(gone)
         return gone
 
-    def purge_partition(self, partition: int, partitions: int) -> Purged:
-        """Drop every register whose group the partition does not serve (after a doubling).
+    def purge_partition(self, partition: int, partitions: int) -> None:
+        """Begin to drop every live entry whose group the partition does not serve (after a doubling); `purge_some` goes on.
+        Tombstones stay until their time is over.
 
         Source: PiXiu §2.3 step 9, §5.2 step 11, §5.3 step 11.
         """
-        want = partition % partitions
-        moved = [group for group in self._groups if group % partitions != want]
+        self._purges.append(self._moved(Rule(partition % partitions, partitions)))
+
+    @property
+    def purging(self) -> bool:
+        """Whether a purge is under way."""
+        return bool(self._purges)
+
+    def purge_some(self, limit: int = PURGE_SLICE) -> Purged:
+        """Go on with the purges that are under way: at most `limit` entries are dropped. Source: docs/memberships.md."""
         keys: list[Key] = []
-        for group in moved:
-            for instance in list(self._groups[group]):
-                keys.extend(self._drop(group, instance))
-        dead = [key for key in self._tombstones if key.group % partitions != want]
-        for key in dead:
-            del self._tombstones[key]
-        self.counters.purged += len(keys) + len(dead)
-        return Purged(keys + dead, moved)
+        groups: list[int] = []
+        steps = 0
+        while self._purges and steps < limit:
+            step = next(self._purges[0], None)
+            if step is None:
+                self._purges.popleft()
+                continue
+            steps += 1
+            if step.key is not None:
+                keys.append(step.key)
+            if step.group is not None:
+                groups.append(step.group)
+        self.counters.purged += len(keys)
+        return Purged(keys, groups)
 
     def sweep(self, partition: int, partitions: int, keep: set[Key]) -> Purged:
         """Drop the live entries of a partition's groups that are not in `keep`: what went while nobody told us.
@@ -433,36 +484,51 @@ class LwwMap:
         self.counters.purged += len(keys)
         return Purged(keys, groups)
 
-    def raise_floor(self, instance: int, generation: int) -> Purged:
-        """A gateway of this generation holds the instance: drop what lower generations wrote, and never take it again.
+    def raise_floor(self, instance: int, generation: int) -> None:
+        """A gateway of this generation holds the instance: never take again what lower generations wrote, and begin to drop it.
 
-        The floor only rises. Walks the instance's groups, not the whole map. Tombstones below the floor stay until
-        their time is over; the floor refuses what they guarded against. Source: docs/memberships.md.
+        The floor only rises. What is below it is left out of snapshots and listings at once, and `purge_some` drops it. Walks the
+        instance's groups, not the whole map. Tombstones below the floor stay until their time is over; the floor refuses what
+        they guarded against. Source: docs/memberships.md.
         """
         floor = gateway_msg_id(instance, generation, 0)
-        if floor <= self._floors.get(instance, 0):
-            return Purged([], [])
-        self._floors[instance] = floor
-        return self._purge_below(instance, floor)
+        if floor > self._floors.get(instance, 0):
+            self._floors[instance] = floor
+            if instance in self._groups_of:
+                self._purges.append(self._below(instance, floor))
 
-    def _groups_on(self, instance: int) -> list[int]:
-        return [group for groups in self._groups_of.get(instance, {}).values() for group in groups]
+    def _rising(self, instance: int) -> int:
+        """The floor of an instance while something may be below it."""
+        return self._floors.get(instance, 0) if self._purges else 0
 
-    def _purge_below(self, instance: int, floor: int) -> Purged:
-        keys: list[Key] = []
-        groups: list[int] = []
-        for group in self._groups_on(instance):
-            members = self._groups[group][instance]
-            old = [member for member, id_ in members.items() if id_ < floor]
-            if len(old) == len(members):
-                keys.extend(self._drop(group, instance))
-                groups.append(group)
+    def _moved(self, rule: Rule) -> Iterator[Dropped]:
+        """Drop what the partition does not serve."""
+        looks = 0
+        for group, instance in self._walk(Rule(0, 1)):
+            if group % rule.partitions != rule.partition:
+                yield from self._leave(group, instance, MAX_ID + 1)
                 continue
-            for member in old:
-                self._remove(group, member, instance)
-                keys.append(Key(group, member, instance))
-        self.counters.purged += len(keys)
-        return Purged(keys, groups)
+            looks += 1
+            if looks % LOOKS == 0:
+                yield Dropped(None)
+
+    def _below(self, instance: int, floor: int) -> Iterator[Dropped]:
+        """Drop what is below the floor of an instance."""
+        looks = 0
+        for bucket in range(BUCKETS):
+            for group in list(self._groups_of.get(instance, {}).get(bucket, ())):
+                yield from self._leave(group, instance, floor)
+                looks += 1
+                if looks % LOOKS == 0:
+                    yield Dropped(None)
+
+    def _leave(self, group: int, instance: int, floor: int) -> Iterator[Dropped]:
+        """Drop the members of a group on an instance that are below a floor, one by one: they may change between two of them."""
+        for member in list(self._groups.get(group, {}).get(instance, ())):
+            id_ = self._groups.get(group, {}).get(instance, {}).get(member)
+            if id_ is not None and id_ < floor:
+                gone = self._remove(group, member, instance)
+                yield Dropped(Key(group, member, instance), group if gone else None)
 
     def _tombstone_id(self, group: int, member: int, instance: int) -> int:
         found = self._tombstones.get(Key(group, member, instance))
@@ -487,6 +553,8 @@ class LwwMap:
             by_instance[instance] = {member: id_}
             self._groups_of.setdefault(instance, {}).setdefault(bucket_of(group), set()).add(group)
             self._gateways[group] = tuple(sorted(by_instance))
+        if id_ > self._highest.get(instance, 0):
+            self._highest[instance] = id_
         self.digest.add(group, member, instance, id_)
         if new:
             self._live += 1
@@ -524,7 +592,7 @@ class LwwMap:
         if not buckets[bucket]:
             del buckets[bucket]
             if not buckets:
-                del self._groups_of[instance]
+                del self._groups_of[instance], self._highest[instance]
         return [Key(group, member, instance) for member in members]
 
 

@@ -46,6 +46,8 @@ from pixiu.placement.partition import rendezvous, serves
 from pixiu.wire.v1 import control_pb2
 
 HOUSEKEEPING_S: Final = 1.0
+PURGE_PAUSE_S: Final = 0.001
+"""Between two slices of a purge, for everything else."""
 
 
 class MemberCore(ABC):
@@ -90,6 +92,8 @@ class MemberCore(ABC):
         """Replicas of the own role to which records were passed on."""
         self._attachments: dict[EndpointID, bytes] = {}
         self._purge_at = NEVER
+        self._slice_at = 0.0
+        """When a purge that is under way goes on."""
         self._pass_on_until = self._batch_at = 0.0
         self._notices = LayoutNotices()
         self._housekeeping_at = 0.0
@@ -112,7 +116,7 @@ class MemberCore(ABC):
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
-        return min(self._housekeeping_at, self._purge_at)
+        return min(self._housekeeping_at, self._purge_at, self._next_slice())
 
     # --- what a role decides
 
@@ -177,7 +181,8 @@ class MemberCore(ABC):
             for gateway in sorted(event.gateways, key=lambda g: (g.generation, g.endpoint))
         }
         for gateway in event.gateways:
-            self._purged(self.membership.raise_floor(gateway.instance, gateway.generation), out)
+            self.membership.raise_floor(gateway.instance, gateway.generation)
+        self._purge_some(now, out)
         self._cluster_changed(old or ClusterView(), now, out)
 
     def _on_dead(self, event: PeerDead, now: float, out: list[Effect]) -> None:
@@ -258,15 +263,25 @@ class MemberCore(ABC):
     def _on_tick(self, event: Tick, now: float, out: list[Effect]) -> None:
         if self._purge_at <= now:
             self._purge_at = NEVER
-            self._purged(self.membership.purge_partition(self.partition, self._partitions), out)
+            self.membership.purge_partition(self.partition, self._partitions)
         if self._housekeeping_at <= now:
             self._housekeeping_at = now + HOUSEKEEPING_S
             self._housekeep(now, out)
+        if self._next_slice() <= now:
+            self._purge_some(now, out)
         self._go_on(now, out)
 
     def _housekeep(self, now: float, out: list[Effect]) -> None:
         """Once a second."""
         self._expired(self.membership.expire(now), out)
         if self._view is not None:
-            for purged in self.instance_purge.purge(self._gateways, now):
-                self._purged(purged, out)
+            self.instance_purge.purge(self._gateways, now)
+
+    def _next_slice(self) -> float:
+        return self._slice_at if self.membership.purging else NEVER
+
+    def _purge_some(self, now: float, out: list[Effect]) -> None:
+        """A slice of the purges that are under way: no event loop stops for a purge of millions. Source: docs/memberships.md."""
+        if self.membership.purging:
+            self._purged(self.membership.purge_some(), out)
+            self._slice_at = now + PURGE_PAUSE_S

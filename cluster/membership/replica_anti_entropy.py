@@ -57,7 +57,8 @@ class ReplicaAntiEntropy:
         if digest.as_of < floor:
             self.fenced += 1
             return Outcome([control_pb2.Control(fenced=control_pb2.Fenced(floor=floor)).SerializeToString()])
-        purged = self._membership.raise_floor(instance, gateway_generation(digest.as_of))
+        self._membership.raise_floor(instance, gateway_generation(digest.as_of))
+        purged = self._membership.purge_some()
         return Outcome(self.puller.on_digest(peer, digest, now), purged=purged)
 
     def take(self, peer: EndpointID, control: control_pb2.Control, view: ClusterView, now: float) -> Outcome:

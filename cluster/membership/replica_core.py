@@ -114,7 +114,7 @@ class ReplicaCore(MemberCore):
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
-        return min(self._housekeeping_at, self._purge_at, self._retry_at, self._store_retry_at, self.forwards.next_retry())
+        return min(super().next_deadline(), self._retry_at, self._store_retry_at, self.forwards.next_retry())
 
     @property
     def queued(self) -> int:
@@ -232,7 +232,8 @@ class ReplicaCore(MemberCore):
             # What is below the view's floors was not loaded; what belongs to another partition by now was.
             self._store_garbage = self.membership.counters.stale > 0
             if self._view is not None:
-                self._purged(self.membership.purge_partition(self.partition, self._partitions), out)
+                self.membership.purge_partition(self.partition, self._partitions)
+                self._purge_some(now, out)
             self._go_on(now, out)
 
     def _on_snapshot_finished(self, event: ev.SnapshotFinished, now: float, out: list[Effect]) -> None:

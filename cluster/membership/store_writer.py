@@ -22,6 +22,8 @@ MAX_PENDING: Final = 1_000_000
 """Changes that wait to be written. Policy: all are dropped, and the database counts as failed until it is written anew."""
 BATCH_DELAY_S: Final = 0.02
 """Changes of so much time go into one transaction at least."""
+REWRITE_CHUNKS: Final = 64
+"""Chunks in one transaction of a rewrite."""
 ALIVE_INTERVAL_S: Final = 30.0
 """How often a database to which nothing is written is marked as up to date."""
 
@@ -160,12 +162,22 @@ class StoreWriter:
         if self._store is None:
             self._store = await loop.run_in_executor(self._thread, ReplicaStore, self._role, self._folder, self._map_bytes)
         await loop.run_in_executor(self._thread, self._store.clear)
+        writes: list[Write] = []
         for chunk in chunks:
-            write = Write(_changes(chunk), [])
-            await loop.run_in_executor(self._thread, self._store.write, [write], None)
-            self.transactions += 1
-            self.written += len(write.puts)
+            writes.append(Write(_changes(chunk), []))
+            if len(writes) < REWRITE_CHUNKS:
+                await asyncio.sleep(0)
+                continue
+            await self._rewrite_some(writes)
+            writes = []
+        await self._rewrite_some(writes)
         await loop.run_in_executor(self._thread, self._store.write, [], time.time_ns() // 1_000_000)
+
+    async def _rewrite_some(self, writes: list[Write]) -> None:
+        if writes:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._opened().write, writes, None)
+            self.transactions += 1
+            self.written += sum(len(write.puts) for write in writes)
 
     def _opened(self) -> ReplicaStore:
         if self._store is None:

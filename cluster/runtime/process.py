@@ -358,6 +358,9 @@ class Process(Generic[OptionsT]):
 
     def _give_view(self, view: View) -> None:
         assert self._service is not None
+        for text in self._discovery.refused.values():
+            if log.once_per(3600, (log.LAYOUT_REFUSED, text)):
+                self._log.error(log.LAYOUT_REFUSED, text=text)
         try:
             self._service.on_view(view)
         except Exception as error:  # the next view is another chance; the last good one stays
@@ -439,6 +442,7 @@ class Process(Generic[OptionsT]):
             "view_held_nodes": self._discovery.held,
             "view_malformed_total": self._discovery.malformed,
             "layout_version": view.layout.version,
+            "layout_refused": len(self._discovery.refused),
             "layout_notices_heard_total": self._refresh.notices,
         }
 
@@ -462,6 +466,7 @@ class Process(Generic[OptionsT]):
             "version": __version__,
             "unix_ms": time.time_ns() // 1_000_000,
             "layout_version": self._discovery.view.layout.version,
+            "layout_refused": dict(self._discovery.refused),
             "nodes": len(self._discovery.view.nodes),
             "registry_connected": self._zookeeper.connected,
             "peers": peers,

@@ -50,6 +50,8 @@ class ProcessStatus:
     """It does not answer, or another process answers at its address."""
     unheard: int = 0
     """Peers whose heartbeats it misses."""
+    refusals: tuple[str, ...] = ()
+    """Why it does not take the layout of the registry, and what to do."""
 
     @property
     def name(self) -> str:
@@ -80,7 +82,8 @@ def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[st
     problems = [str(lack) for lack in lacks(view, dead)]
     for role, layout in view.layout.roles.items():
         if layout.next != layout.n:
-            problems.append(f"{role}: a doubling from {layout.n} to {layout.next} partitions is under way")
+            under_way = f"{role}: a doubling from {layout.n} to {layout.next} partitions is under way"
+            problems.append(f"{under_way}; `pixiu double {role}` goes on with it")
     return problems
 
 
@@ -98,6 +101,7 @@ def judge(target: str, view: View, processes: list[ProcessStatus]) -> ClusterSta
         if process.problem and not (process.silent and process.node.host in gone)
     ]
     problems += missing_processes(view, dead)
+    problems += sorted({text for process in processes for text in process.refusals})
     problems += replica_problems(process.replica for process in processes if process.replica is not None)
     return ClusterStatus(target, view, processes, problems)
 
@@ -168,6 +172,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         if short in counts:
             counts[short] += int(value)
     connected = said.get("registry_connected")
+    refused = said.get("layout_refused")
     return ProcessStatus(
         node,
         not problem or bool(dead_peers),
@@ -178,6 +183,7 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         counts["links_refused_total"],
         read_replica(node, said),
         unheard=unheard,
+        refusals=tuple(map(str, refused.values())) if isinstance(refused, dict) else (),
     )
 
 

@@ -6,6 +6,7 @@
     ROOT/ROLE/partition{p}/n…          ephemeral sequential, one per replica
     ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
+    ROOT/ROLE/doublings                persistent: a JSON line for each thing that the tool has done
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
     ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout wants
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
@@ -109,6 +110,11 @@ def drain(root: str, endpoint: int) -> str:
 def supervisor(root: str) -> str:
     """The mark of the `pixiu up` that runs the cluster."""
     return f"{root}/supervisor"
+
+
+def doublings(root: str, role: str) -> str:
+    """What the tool that doubles a role has done."""
+    return f"{role_directory(root, role)}/doublings"
 
 
 def workers(root: str) -> str:

@@ -59,11 +59,12 @@ class RoleLayout:
     def grew(self, before: RoleLayout) -> bool:
         """Whether doublings alone lead from an earlier layout of the role to this one. A layout that was written by hand has no
         record of them; whoever believed it would delete what it holds. Source: docs/doubling.md."""
-        ended = self._ended
-        return ended[: len(before._ended)] == before._ended and self.n == before.n << len(ended) - len(before._ended)
+        ended = self.ended
+        return ended[: len(before.ended)] == before.ended and self.n == before.n << len(ended) - len(before.ended)
 
     @property
-    def _ended(self) -> tuple[str, ...]:
+    def ended(self) -> tuple[str, ...]:
+        """IDs of the doublings that are over, oldest first."""
         return self.doublings[: len(self.doublings) - (self.next > self.n)]
 
 
@@ -227,6 +228,8 @@ class ViewReducer:
         self._view = View()
         self.cut_off = 0
         """Nodes that were left out because a scan had more than `MAX_NODES`."""
+        self.refused: dict[str, str] = {}
+        """Role → why its layout is not taken, and what to do; the role's layout before it stands."""
 
     @property
     def view(self) -> View:
@@ -265,7 +268,7 @@ class ViewReducer:
 
     def _scan(self, scan: Scan, now: float) -> None:
         if scan.layout is not None and scan.layout.version >= self._layout.version:
-            self._layout = scan.layout
+            self._take_layout(scan.layout)
         if len(scan.nodes) > MAX_NODES:
             self.cut_off += len(scan.nodes) - MAX_NODES
         present, addresses = _newest(sorted(scan.nodes, key=lambda node: node.replica)[:MAX_NODES])
@@ -286,6 +289,23 @@ class ViewReducer:
             before.dead = before.dead and before.node == node
             before.node, before.vanished, before.mass = node, None, False
         self._note_mass(now)
+
+    def _take_layout(self, layout: Layout) -> None:
+        """Take a newer layout. Where a role has another number of partitions and no doublings that led to it, the layout was
+        written by hand: who believed it would delete what it holds. Source: docs/doubling.md."""
+        self.refused.clear()
+        roles = dict(layout.roles)
+        for role, before in self._layout.roles.items():
+            after = roles.get(role)
+            if after is not None and (after.n == before.n or after.grew(before)):
+                continue
+            said = "is not in it any more" if after is None else f"has {after.n} partition(s), and no doublings that led there"
+            self.refused[role] = (
+                f"layout version {layout.version} was edited by hand: {role} {said}; this process goes on with {before.n}, "
+                f"and deletes nothing. Write {before.n} back; a number grows by `pixiu double {role}`"
+            )
+            roles[role] = before
+        self._layout = Layout(layout.version, roles)
 
     def _note_mass(self, now: float) -> None:
         """Hold without a limit what vanished together with most of the nodes known until then."""

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from pixiu.discovery import paths
@@ -94,6 +94,11 @@ class Discovery:
     def held(self) -> int:
         """How many nodes of the view are not registered now."""
         return self._reducer.held
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Role → why its layout in the registry is not taken, and what to do."""
+        return self._reducer.refused
 
     async def start(self) -> None:
         """Read everything and give the first view to `on_view`. Raises `RegistryUnavailable`."""

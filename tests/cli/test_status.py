@@ -76,7 +76,9 @@ def test_a_registry_without_a_layout_says_so() -> None:
 
 def test_a_doubling_under_way_is_told() -> None:
     view = View(layout(broker=RoleLayout(2, 4, 2)), whole().nodes)
-    assert missing_processes(view) == ["broker: a doubling from 2 to 4 partitions is under way"]
+    assert missing_processes(view) == [
+        "broker: a doubling from 2 to 4 partitions is under way; `pixiu double broker` goes on with it"
+    ]
 
 
 def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_read() -> None:
@@ -135,6 +137,12 @@ def test_a_machine_that_is_gone_is_one_problem_and_not_one_for_each_of_its_proce
     assert not any("does not answer" in problem for problem in judge(TARGET, view, processes).problems)
     alone = [silent(one) for one in whole().nodes]
     assert not any("machine" in problem for problem in judge(TARGET, whole(), alone).problems), "is it this one that is cut off?"
+
+
+def test_a_refused_layout_is_said_once_for_all_who_refuse_it() -> None:
+    view, refusal = whole(), {"broker": "layout version 4 was edited by hand"}
+    found = judge(TARGET, view, [read_pages(one, 200, health(one, layout_refused=refusal), b"") for one in view.nodes])
+    assert found.problems == ["layout version 4 was edited by hand"]
 
 
 def test_the_status_as_json_has_every_process_and_the_layout() -> None:

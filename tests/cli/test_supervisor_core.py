@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pixiu.discovery.view import Layout, RoleLayout
 from registry.supervisor import (
     FIRST_TRIES,
     MAX_BACKOFF_S,
@@ -301,3 +304,25 @@ def test_a_cluster_that_ends_starts_no_replicas() -> None:
     core.stop(1.0)
     assert core.set_replicas("broker", 5, 2.0) == []
     assert brokers(core) == ["broker-0-0", "broker-1-0"]
+
+
+def test_partitions_that_a_doubling_adds_start_and_end_when_it_is_taken_back() -> None:
+    core = SupervisorCore(specs(), lambda: 0.0, grace_s=5.0)
+    all_up(core)
+    assert core.set_replicas("broker", 1, 1.0, 4) == [Start("broker-2-0"), Start("broker-3-0")]
+    assert core.set_replicas("broker", 1, 1.1, 4) == []
+    core.running("broker-2-0", 2.0)
+    assert core.set_replicas("broker", 1, 30.0, 2) == [Terminate("broker-2-0"), Terminate("broker-3-0")]
+    assert core.exited("broker-2-0", 0, 31.0) == []
+    assert core.tick(35.0) == [Kill("broker-3-0")]
+    core.exited("broker-3-0", -9, 35.1)
+    assert brokers(core) == ["broker-0-0", "broker-1-0"]
+    assert core.all_running
+
+
+def test_a_cluster_runs_as_many_partitions_as_its_layout_has_and_those_that_are_coming() -> None:
+    options = UpOptions(pis=0)
+    layout = Layout(3, {**options.layout(), "router": RoleLayout(4, 4, 2, ("a" * 16,)), "broker": RoleLayout(2, 4, 2, ("b" * 16,))})
+    counts = Counter(spec.role for spec in options.grown(layout))
+    assert counts == {"xiu": 2, "router": 8, "broker": 8, "relay": 4, "proxy": 2, "gateway": 2}
+    assert replace(options, grow=False).grown(layout) == options.specs()

@@ -310,3 +310,33 @@ def test_whatever_happens_a_registered_node_is_in_the_view_once_and_a_view_is_em
         assert len(set(endpoints)) == len(endpoints), f"seed {seed}"
         assert set(registered) <= set(last.nodes), f"seed {seed}"
         assert len(last.nodes) == len(registered) + reducer.held, f"seed {seed}"
+
+
+def roles(n: int, following: int = 0, *doublings: str) -> dict[str, RoleLayout]:
+    return {"router": RoleLayout(n, following or n, 1, doublings), "broker": RoleLayout(2, 2, 1)}
+
+
+def test_a_layout_that_doublings_made_is_taken() -> None:
+    reducer = ViewReducer()
+    for version, wanted in enumerate([roles(2), roles(2, 4, "a" * 16), roles(4, 4, "a" * 16), roles(8, 8, "a" * 16, "b" * 16)], 1):
+        view = reducer.step(Scan((), Layout(version, wanted)), 0.0)
+        assert view is not None
+        assert view.layout.roles == wanted
+        assert not reducer.refused
+
+
+@pytest.mark.parametrize("by_hand", [roles(4), roles(1), {"broker": RoleLayout(2, 2, 1)}])
+def test_a_number_that_was_written_by_hand_is_refused_for_that_role_until_it_is_put_right(by_hand: dict[str, RoleLayout]) -> None:
+    reducer = ViewReducer()
+    reducer.step(Scan((), Layout(1, roles(2))), 0.0)
+    view = reducer.step(Scan((), Layout(2, {**by_hand, "broker": RoleLayout(2, 2, 7)})), 1.0)
+    assert view is not None
+    assert view.layout.version == 2
+    assert view.layout.roles["router"] == roles(2)["router"]
+    assert view.layout.roles["broker"].replicas == 7
+    assert list(reducer.refused) == ["router"]
+    assert "Write 2 back" in reducer.refused["router"]
+    assert reducer.step(Scan((), Layout(2, {**by_hand, "broker": RoleLayout(2, 2, 7)})), 2.0) is None
+    assert list(reducer.refused) == ["router"]
+    reducer.step(Scan((), Layout(3, roles(2))), 3.0)
+    assert not reducer.refused

@@ -23,7 +23,7 @@ async def write(roles: Roles, n: int, following: int) -> Layout:
     """As a doubling of brokers and routers does at its beginning and at its end."""
     layout = await read_layout(roles.zookeeper, paths.DEFAULT_ROOT)
     assert layout is not None
-    wanted = {role: RoleLayout(n, following, 1) for role in ("router", "broker")}
+    wanted = {role: RoleLayout(n, following, 1, ("a" * 16,)) for role in ("router", "broker")}
     newer = replace(layout, version=layout.version + 1, roles={**layout.roles, **wanted})
     await roles.zookeeper.set(paths.layout(paths.DEFAULT_ROOT), newer.to_json())
     return newer

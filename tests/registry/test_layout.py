@@ -144,3 +144,16 @@ def test_only_doublings_make_a_layout_grow() -> None:
 def test_doublings_without_an_id_are_malformed(doublings: str) -> None:
     with pytest.raises(MalformedData, match="doublings of router"):
         Layout.from_json(b'{"version":1,"router":{"n":2,"doublings":%s}}' % doublings.encode())
+
+
+async def test_a_configuration_from_before_doublings_takes_their_number(zookeeper: ZooKeeper, root: str) -> None:
+    await ensure_layout(zookeeper, root, DESIRED)
+    n = DESIRED["router"].n
+    for doubled, doubling in enumerate(("a" * 16, "b" * 16), 1):
+        await begin_doubling(zookeeper, root, "router", doubling)
+        assert (await ensure_layout(zookeeper, root, DESIRED)).roles["router"].n == n << doubled - 1
+        layout = await commit_doubling(zookeeper, root, "router", doubling)
+        assert await ensure_layout(zookeeper, root, DESIRED) == layout
+        assert layout.roles["router"].n == n << doubled
+    with pytest.raises(ConfigurationError, match="but 16 are configured"):
+        await ensure_layout(zookeeper, root, {"router": RoleLayout(16, 16)})

@@ -204,6 +204,7 @@ def test_what_is_purged_is_noted() -> None:
     relay.login(7, 70, 5)
     relay.look()
     relay.data.raise_floor(1, 2)
+    relay.data.purge_some()
     assert relay.called == 2
     assert relay.look() == Looked()
     assert relay.data.takers == {}

@@ -8,9 +8,10 @@ from typing import TypeVar
 import pytest
 
 from cluster.membership import events as ev
-from cluster.membership.events import Effect
+from cluster.membership.events import Effect, Event
 from cluster.membership.forwards import MAX_TRIES
-from cluster.membership.lww_map import Chunk, Key, LwwMap, Update, decode_messages
+from cluster.membership.instance_purge import InstancePurge
+from cluster.membership.lww_map import PURGE_SLICE, Chunk, Key, LwwMap, Update, decode_messages
 from cluster.membership.replica_core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
 from cluster.membership.replica_state import State
 from cluster.runtime.contract import SendControl, Settled, Tick
@@ -541,3 +542,60 @@ def test_the_deadline_is_always_ahead_after_a_tick(partition: int) -> None:
             after = core.next_deadline()
             assert after is not None
             assert after > now
+
+
+# --- no step is long
+
+
+def steps(core: Core, first: Iterable[tuple[Event, float]], count: int) -> list[int]:
+    """How many entries each step drops, from the first event until nothing is left to do."""
+    found: list[int] = []
+
+    def step(event: Event, now: float) -> None:
+        before = core.membership.counters.purged
+        core.step(event, now)
+        found.append(core.membership.counters.purged - before)
+
+    now = 0.0
+    for event, now in first:
+        step(event, now)
+    while core.membership.counters.purged < count:
+        now = max(now, core.next_deadline())
+        assert now < 1e6, "it stopped before everything was dropped"
+        step(Tick(), now)
+    return found
+
+
+MANY = 2_000
+
+
+@pytest.mark.parametrize("rooms", [1, MANY])
+def test_no_step_drops_all_that_a_gateway_had(rooms: int) -> None:
+    core = running()
+    core.step(ev.MessagesReceived(GATEWAY, [login(n + 1, n % rooms, n) for n in range(MANY)]), 0.0)
+    newer = (ev.Gateway(GATEWAY, INSTANCE, 2),)
+    dropped = steps(core, [(view(version=2, gateways=newer), 1.0)], MANY)
+    assert max(dropped) <= PURGE_SLICE
+    assert core.membership.instances() == []
+
+
+def test_no_step_drops_all_that_moved_at_a_doubling() -> None:
+    core = running()
+    core.step(ev.MessagesReceived(GATEWAY, [login(n + 1, n, n) for n in range(MANY)]), 0.0)
+    dropped = steps(core, [(view(version=2, partitions=2), 1.0)], MANY // 2)
+    assert max(dropped) <= PURGE_SLICE
+    assert {key % 2 for key in range(MANY) if core.membership.gateways(key)} == {0}
+
+
+def test_no_step_drops_all_that_gateways_had_who_are_gone() -> None:
+    core = make()
+    core.instance_purge = InstancePurge(core.membership, 5.0)
+    core.step(ev.StoreOpened(None), 0.0)
+    gateways = tuple(ev.Gateway(EndpointID(100 + n), n, 1) for n in range(50))
+    core.step(view(gateways=gateways), 0.0)
+    for gateway in gateways:
+        messages = [Update(gateway_msg_id(gateway.instance, 1, n + 1), n, n, True) for n in range(MANY // 50)]
+        core.step(ev.MessagesReceived(gateway.endpoint, messages), 0.0)
+    dropped = steps(core, [(view(version=2, gateways=()), 1.0)], MANY)
+    assert max(dropped) <= PURGE_SLICE
+    assert core.instance_purge.purged_gateways == 50

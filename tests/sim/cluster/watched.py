@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from cluster.membership.devices import Devices, LoginPolicy
-from cluster.membership.lww_map import Applied, Chunk, Key, LwwMap, Purged, Update
+from cluster.membership.digest import Rule
+from cluster.membership.lww_map import Applied, Chunk, Dropped, Key, LwwMap, Update
 from pixiu.ids import gateway_instance
 
 
@@ -34,12 +35,16 @@ class Watched(LwwMap):
             self.highest[key] = change.id
         return applied
 
-    def purge_partition(self, partition: int, partitions: int) -> Purged:
+    def _moved(self, rule: Rule) -> Iterator[Dropped]:
         """What belongs to another partition since a doubling goes, wherever its users are."""
-        self.watching = False
-        purged = super().purge_partition(partition, partitions)
-        self.watching = True
-        return purged
+        steps = super()._moved(rule)
+        while True:
+            self.watching = False
+            step = next(steps, None)
+            self.watching = True
+            if step is None:
+                return
+            yield step
 
     def lose(self, key: Key) -> None:
         """A live entry goes, as no message would make it go."""

@@ -1,0 +1,174 @@
+"""`pixiu double`: a role gets twice its partitions while messages flow.
+
+Source: docs/doubling.md, docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+
+from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
+from pixiu.cli.reachable import check_reachable
+from pixiu.discovery.target import parse_address
+from pixiu.discovery.view import Layout, RoleLayout
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.errors import ConfigurationError, InvalidArgument
+from registry.doubling import Phase, phases, start_commands
+from registry.doubling_tool import DoublingTool, Result
+
+STOP_VARIABLE: Final = "PIXIU_DOUBLE_KILLED_AFTER"
+"""A test's hook: the tool kills itself (SIGKILL) after its first step in this phase."""
+SESSION_TIMEOUT_S: Final = 10.0
+
+
+@guarded
+def double(
+    role: Annotated[str, typer.Argument(help="router, broker, relay, xiu or pi.")],
+    to: Annotated[int, typer.Option(help="The number of partitions to have then; nothing is done where it is reached.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what is missing; change nothing.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Take back a doubling that has cut nothing yet.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds; then it ends, and another run goes on.")] = 600.0,
+    as_json: AsJson = False,
+    target: Target = DEFAULT_TARGET,
+) -> None:
+    """Give a role twice its partitions while messages flow. Exit code 0: done, 1: waits for what is missing, 2: refused.
+
+    Run again, it goes on with what it or another one began.
+    """
+    if not target.startswith("zk://"):
+        raise InvalidArgument(f"--target {target}: the layout is in the registry; give zk://HOST:PORT/ROOT")
+    if as_json and not (yes or dry_run or abort):
+        raise InvalidArgument("--json cannot ask: add --yes or --dry-run")
+    check_reachable(target)
+    done = asyncio.run(_Run(role, to, target, as_json=as_json).run(dry_run=dry_run, abort=abort, yes=yes, timeout_s=timeout))
+    if not done:
+        raise typer.Exit(1)
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, role: str, to: int, target: str, *, as_json: bool) -> None:
+        self._role = role
+        self._to = to
+        self._target = str(parse_address(target))
+        self._as_json = as_json
+        self._there = RoleLayout()
+        self._began = time.monotonic()
+
+    async def run(self, *, dry_run: bool, abort: bool, yes: bool, timeout_s: float) -> bool:
+        """Whether all that was asked for is done."""
+        address = parse_address(self._target)
+        zookeeper = ZooKeeper(address.hosts, session_timeout_s=SESSION_TIMEOUT_S)
+        await zookeeper.connect()
+        tool = DoublingTool(
+            zookeeper,
+            address.root,
+            self._role,
+            operator=operator(),
+            progress=self._progress,
+            acted=_hook(os.environ.get(STOP_VARIABLE, "")),
+        )
+        try:
+            layout, doubling, problems = await tool.look(self._to)
+            if doubling is None:
+                self._say({"event": "done", "role": self._role, "partitions": self._to}, f"{self._role} has {self._to} partitions")
+                return True
+            self._there = there = layout.roles[self._role]
+            if abort:
+                return await self._take_back(tool, layout, doubling)
+            fresh = doubling not in there.doublings
+            self._plan(there, doubling, problems, fresh)
+            if problems and not dry_run:
+                raise InvalidArgument(f"{self._role} cannot be doubled now: {'; '.join(problems)}")
+            if dry_run:
+                return not problems
+            if fresh and not yes:
+                await asyncio.to_thread(typer.confirm, f"Double {self._role}?", abort=True)
+            return self._ended(await tool.run(doubling, timeout_s))
+        finally:
+            await tool.close()
+            await zookeeper.close()
+
+    async def _take_back(self, tool: DoublingTool, layout: Layout, doubling: str) -> bool:
+        there = layout.roles[self._role]
+        if there.next == there.n:
+            raise InvalidArgument(f"no doubling of {self._role} is under way: there is nothing to take back")
+        await tool.take_back(doubling)
+        self._say(
+            {"event": "taken_back", "role": self._role, "doubling": doubling, "partitions": there.n},
+            f"doubling {doubling} of {self._role} is taken back; it has {there.n} partitions. Stop the replicas of partitions "
+            f"{there.n} to {there.next - 1}; `pixiu up` does that itself",
+        )
+        return True
+
+    def _plan(self, there: RoleLayout, doubling: str, problems: list[str], fresh: bool) -> None:
+        count, wanted = there.n, max(there.replicas, 1)
+        names = " → ".join(phase.value for phase in phases(self._role))
+        if not fresh:
+            self._say(
+                {"event": "resumed", "role": self._role, "doubling": doubling, "n": there.n, "next": there.next},
+                f"doubling {doubling} of {self._role} goes on ({names})",
+            )
+            return
+        said = [f"{self._role}: {count} → {2 * count} partitions, {wanted} replica(s) each ({names})"]
+        said += [f"✗ {problem}" for problem in problems]
+        fields = {"role": self._role, "from": count, "to": 2 * count, "replicas": wanted, "problems": problems}
+        self._say({"event": "plan", **fields}, "\n".join(said))
+
+    def _progress(self, phase: Phase, missing: tuple[str, ...]) -> None:
+        seconds = round(time.monotonic() - self._began, 3)
+        if self._as_json:
+            print_json({"event": "phase", "phase": phase.value, "seconds": seconds, "missing": list(missing)})
+            return
+        out = error_console()
+        out.print(f"{seconds:8.1f} s  {phase.value}", highlight=False)
+        for text in missing:
+            out.print(f"            waits for {text}", highlight=False, markup=False)
+        if phase is Phase.START and missing:
+            out.print("            `pixiu up` starts them on its machine; elsewhere:", highlight=False, markup=False)
+            for line in self._commands(missing):
+                out.print(f"              {line}", highlight=False, markup=False)
+
+    def _commands(self, missing: tuple[str, ...]) -> list[str]:
+        wanted = max(self._there.replicas, 1)
+        found = [(int(text.split()[2].rstrip(":")), wanted - int(text.split()[3])) for text in missing]
+        return start_commands(self._role, found, self._target)
+
+    def _ended(self, result: Result) -> bool:
+        fields = {
+            "role": result.role, "doubling": result.doubling, "partitions": result.partitions,
+            "seconds": {phase: round(seconds, 3) for phase, seconds in result.seconds.items()}, "missing": list(result.missing),
+        }  # fmt: skip
+        if result.missing:
+            again = f"not done: {'; '.join(result.missing)}. `pixiu double {self._role}` goes on, `--abort` takes it back"
+            self._say({"event": "waiting", **fields}, again)
+            return False
+        self._say({"event": "done", **fields}, f"✓ {result.role} has {result.partitions} partitions")
+        return True
+
+    def _say(self, fields: dict[str, object], text: str) -> None:
+        if self._as_json:
+            print_json(fields)
+        else:
+            console().print(text, highlight=False, markup=False)
+
+
+def _hook(phase: str) -> Callable[[Phase], None]:
+    known = [each.value for each in Phase]
+    if phase and phase not in known:
+        raise ConfigurationError(f"{STOP_VARIABLE}={phase}: must be one of {', '.join(known)}")
+
+    def acted(done: Phase) -> None:
+        if done.value == phase:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return acted

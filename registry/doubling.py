@@ -1,0 +1,294 @@
+"""What doubling a role does next, from what is there. Pure; the shell is `registry.doubling_tool`.
+
+    broker, router, relay   BEGIN ─▶ START ─────────────────────────▶ COMMIT ─▶ FOLLOW ───────────▶ DONE
+    xiu, pi                 BEGIN ─▶ START ─▶ LEARN ─▶ SPLIT ─▶ OPEN ─▶ COMMIT ─▶ FOLLOW ─▶ CLEAN ─▶ DONE
+
+The phase is read off the layout and, of Xiu and Pi, off the partitions' logs: a tool that was killed has left nothing behind that
+the next one would have to know.
+
+Source: docs/doubling.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from pixiu.discovery.paths import PARTITIONED_ROLES
+from pixiu.discovery.view import Layout, RoleLayout, View
+from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.placement.partition import MAX_PARTITIONS
+from pixiu.wire.v1 import doubling_pb2 as pb
+
+STORED: Final = ("xiu", "pi")
+"""Roles whose partitions are cut in their logs."""
+CLOSE: Final = 1_000
+"""Parents are split when no child lacks more of its parent's entries than this: moved keys pause for so much."""
+
+
+class Phase(Enum):
+    """Where a doubling stands."""
+
+    BEGIN = "begin"
+    """Nothing is written yet."""
+    START = "start"
+    """The layout names 2n; replicas of the new partitions start and load."""
+    LEARN = "learn"
+    """Xiu, Pi: children take over what their parents have."""
+    SPLIT = "split"
+    """Xiu, Pi: children are close behind; parents refuse moved keys."""
+    OPEN = "open"
+    """Xiu, Pi: children take over the last entries, then serve."""
+    COMMIT = "commit"
+    """Every new partition serves; the layout's number becomes 2n."""
+    FOLLOW = "follow"
+    """Every process takes the new layout."""
+    CLEAN = "clean"
+    """Xiu, Pi: parents delete what moved."""
+    DONE = "done"
+
+
+SOFT_PHASES: Final = (Phase.BEGIN, Phase.START, Phase.COMMIT, Phase.FOLLOW, Phase.DONE)
+STORED_PHASES: Final = (
+    Phase.BEGIN, Phase.START, Phase.LEARN, Phase.SPLIT, Phase.OPEN, Phase.COMMIT, Phase.FOLLOW, Phase.CLEAN, Phase.DONE,
+)  # fmt: skip
+
+
+def phases(role: str) -> tuple[Phase, ...]:
+    """The phases of a role's doubling, in order."""
+    return STORED_PHASES if role in STORED else SOFT_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write 2n into the layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Have the leaders of these partitions, all at once, go on to a phase."""
+
+    partitions: tuple[int, ...]
+    phase: pb.DoublingPhase.ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make 2n the number in the layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Others have to do something first."""
+
+    missing: tuple[str, ...]
+    """What is not there yet, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """There is nothing left to do."""
+
+
+Action = Begin | Advance | Commit | Wait | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there is of one role now."""
+
+    role: str
+    layout: RoleLayout
+    doubling: str
+    """The ID of the doubling that is under way, was just committed, or shall begin: 16 hex digits."""
+    running: Mapping[int, int]
+    """Partition → its Running replicas."""
+    statuses: Mapping[int, pb.DoublingStatus] = field(default_factory=dict)
+    """Xiu, Pi: what the leaders of the partitions say; those that have none are left out."""
+    behind: tuple[str, ...] = ()
+    """Processes that go by an earlier layout than the registry's, in words. Asked for in FOLLOW."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether the layout's number is that of this doubling."""
+        return self.doubling in self.layout.ended
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the layout names this doubling's number as the next one."""
+        return self.layout.next > self.layout.n
+
+    @property
+    def parents(self) -> range:
+        """The partitions that are split."""
+        return range(self.layout.n // 2 if self.committed else self.layout.n)
+
+    def child(self, parent: int) -> int:
+        """The partition that gets a part of a parent's keys."""
+        return parent + len(self.parents)
+
+    def phase_of(self, partition: int) -> pb.DoublingPhase.ValueType:
+        """How far a partition is with this doubling; NONE where it knows of others only."""
+        status = self.statuses.get(partition)
+        return status.phase if status is not None and status.doubling == int(self.doubling, 16) else pb.DOUBLING_NONE
+
+
+def decide(seen: Seen) -> tuple[Phase, Action]:
+    """The phase, and what to do in it."""
+    if seen.committed:
+        return _after(seen)
+    if not seen.under_way:
+        return Phase.BEGIN, Begin()
+    wanted, count = max(seen.layout.replicas, 1), seen.layout.n
+    short = [p for p in range(count, 2 * count) if seen.running.get(p, 0) < wanted]
+    cut = any(seen.phase_of(parent) == pb.DOUBLING_SPLIT for parent in seen.parents)
+    if short and not cut:
+        return Phase.START, Wait(
+            tuple(f"{seen.role} partition {p}: {seen.running.get(p, 0)} of {wanted} replicas Running" for p in short)
+        )
+    if seen.role not in STORED:
+        return Phase.COMMIT, Commit()
+    mute = [p for p in range(2 * count) if p not in seen.statuses]
+    if mute:
+        phase = Phase.OPEN if cut else Phase.LEARN
+        return phase, Wait(tuple(f"{seen.role} partition {p}: no leader answers" for p in mute))
+    return _cut(seen, cut)
+
+
+def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
+    """Xiu and Pi, from the first child that learns to the last one that serves."""
+    parents = tuple(seen.parents)
+    empty = tuple(seen.child(p) for p in parents if seen.phase_of(seen.child(p)) == pb.DOUBLING_NONE)
+    if empty:
+        return Phase.LEARN, Advance(empty, pb.DOUBLING_LEARNING)
+    lag = {p: seen.statuses[p].committed - seen.statuses[seen.child(p)].learned for p in parents}
+    far = [p for p in parents if lag[p] > CLOSE]
+    if far and not cut:
+        return Phase.LEARN, Wait(tuple(f"{seen.role} partition {seen.child(p)}: {lag[p]:,} entries behind" for p in far))
+    whole = tuple(p for p in parents if seen.phase_of(p) == pb.DOUBLING_NONE)
+    if whole:
+        return Phase.SPLIT, Advance(whole, pb.DOUBLING_SPLIT)
+    closed = [p for p in parents if seen.phase_of(seen.child(p)) == pb.DOUBLING_LEARNING]
+    ready = tuple(seen.child(p) for p in closed if seen.statuses[seen.child(p)].learned >= seen.statuses[p].split_at)
+    if ready:
+        return Phase.OPEN, Advance(ready, pb.DOUBLING_OPEN)
+    if closed:
+        return Phase.OPEN, Wait(tuple(f"{seen.role} partition {seen.child(p)}: takes over the last entries" for p in closed))
+    return Phase.COMMIT, Commit()
+
+
+def _after(seen: Seen) -> tuple[Phase, Action]:
+    """The layout has the number of this doubling."""
+    if seen.behind:
+        return Phase.FOLLOW, Wait(seen.behind)
+    if seen.role not in STORED:
+        return Phase.DONE, Finished()
+    parents = tuple(seen.parents)
+    mute = [p for p in range(2 * len(parents)) if p not in seen.statuses]
+    if mute:
+        return Phase.CLEAN, Wait(tuple(f"{seen.role} partition {p}: no leader answers" for p in mute))
+    split = tuple(p for p in parents if seen.phase_of(p) == pb.DOUBLING_SPLIT)
+    for parent in split:
+        mine, moved = seen.statuses[parent].digest, seen.statuses[seen.child(parent)].digest
+        if mine and moved and mine != moved:
+            raise Unavailable(
+                f"{seen.role} partitions {parent} and {seen.child(parent)} do not agree on what moved ({mine:016x}, {moved:016x}): "
+                f"nothing is deleted, and the new partition serves; `pixiu repair --role {seen.role}`, then run this again"
+            )
+    if split:
+        return Phase.CLEAN, Advance(split, pb.DOUBLING_CLEANING)
+    left = [p for p in parents if seen.phase_of(p) == pb.DOUBLING_CLEANING]
+    if left:
+        return Phase.CLEAN, Wait(
+            tuple(f"{seen.role} partition {p}: {seen.statuses[p].keys:,} moved keys are still to be deleted" for p in left)
+        )
+    return Phase.DONE, Finished()
+
+
+def take_back(seen: Seen) -> tuple[int, ...]:
+    """The partitions of Xiu or Pi to send back to NONE before the layout goes back. Raises `InvalidArgument` where the doubling is
+    not under way, or a parent was split already."""
+    if not seen.under_way:
+        raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
+    if any(seen.phase_of(parent) != pb.DOUBLING_NONE for parent in seen.parents):
+        raise InvalidArgument(
+            f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` brings it to its end"
+        )
+    return tuple(p for p in range(2 * seen.layout.n) if seen.phase_of(p) != pb.DOUBLING_NONE)
+
+
+def unfinished(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> bool:
+    """Xiu, Pi: whether parents of the last committed doubling are still split or deleting."""
+    if not layout.ended:
+        return False
+    last = int(layout.ended[-1], 16)
+    return any(s.doubling == last and s.phase in (pb.DOUBLING_SPLIT, pb.DOUBLING_CLEANING) for s in seen.values())
+
+
+def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str) -> str | None:
+    """The ID of the doubling to carry out; None: the role has the wanted number already.
+
+    Args:
+        to: the wanted number of partitions; 0: twice what there is, or what the one under way leads to.
+        unfinished_last: see `unfinished`.
+        new: the ID for a new one.
+
+    Raises `InvalidArgument` when the role cannot be doubled, or another one is being doubled.
+    """
+    if role not in PARTITIONED_ROLES:
+        raise InvalidArgument(f"{role!r} has no partitions; these have: {', '.join(PARTITIONED_ROLES)}")
+    there = layout.roles.get(role)
+    if there is None:
+        raise InvalidArgument(f"the cluster has no {role}; it has {', '.join(sorted(layout.roles)) or 'no layout'}")
+    for other, found in layout.roles.items():
+        if other != role and found.next > found.n:
+            raise InvalidArgument(
+                f"{other} is being doubled; one role at a time: `pixiu double {other}` ends that, "
+                f"`pixiu double {other} --abort` takes it back"
+            )
+    if there.next > there.n:
+        if not there.doublings:
+            raise InvalidArgument(
+                f"the layout names {there.next} partitions of {role} without a doubling: write next {there.n} back"
+            )
+        if to not in (0, there.next):
+            raise InvalidArgument(f"a doubling of {role} to {there.next} partitions is under way: end it before one to {to}")
+        return there.doublings[-1]
+    if unfinished_last and to in (0, there.n):
+        return there.ended[-1]
+    if to == there.n:
+        return None
+    if 2 * there.n > MAX_PARTITIONS:
+        raise InvalidArgument(f"{role} has {there.n} partitions, the most there can be")
+    if to not in (0, 2 * there.n):
+        raise InvalidArgument(f"{role} has {there.n} partitions and doubles to {2 * there.n}, not to {to}")
+    if unfinished_last:
+        raise InvalidArgument(
+            f"the last doubling of {role} has not deleted what moved yet: `pixiu double {role} --to {there.n}` first"
+        )
+    return new
+
+
+def problems(view: View, role: str, version: str) -> list[str]:
+    """What must be put right before a doubling begins, in words."""
+    layout = view.layout.roles[role]
+    found = [
+        f"{role} partition {partition} has no Running replica: `pixiu status`"
+        for partition in range(layout.n)
+        if not view.replicas(role, partition)
+    ]
+    strange = sorted({node.version for node in view.of_role(role) if node.version != version})
+    if strange:
+        found.append(f"this tool has version {version}, and {role} runs {', '.join(strange)}: use the tool of the same version")
+    return found
+
+
+def start_commands(role: str, missing: Sequence[tuple[int, int]], target: str) -> list[str]:
+    """How to start replicas of new partitions by hand: (partition, how many) each."""
+    return [
+        f"python -m {role} --config FILE --set registry={target} --set partition={partition}"
+        + (f"      # {count} times, each with its own data_dir" if count > 1 else "")
+        for partition, count in missing
+    ]

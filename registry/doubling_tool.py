@@ -1,0 +1,378 @@
+"""Carries out `registry.doubling`: holds the lock, looks, acts, until there is nothing left to do.
+
+Source: docs/doubling.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from pixiu.cli.http import fetch
+from pixiu.discovery import paths
+from pixiu.discovery.node import NodeState
+from pixiu.discovery.view import Layout, RoleLayout, View
+from pixiu.discovery.watcher import Discovery
+from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
+from pixiu.errors import InvalidArgument, MalformedData, Unavailable
+from pixiu.ids import hex_id
+from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.version import __version__
+from pixiu.wire.v1 import doubling_pb2 as pb
+from pixiu.wire.v1.doubling_pb2_grpc import DoublingStub
+from registry import doubling as plan
+from registry.doubling import Phase, Seen
+from registry.layout import abort_doubling, begin_doubling, commit_doubling, read_layout
+
+POLL_S: Final = 0.2
+SPLIT_POLL_S: Final = 0.01
+"""While moved keys pause."""
+CALL_S: Final = 10.0
+LOCK_WAIT_S: Final = 20.0
+"""A tool that was killed on another machine has the lock until its session ends."""
+AUDIT_LINES: Final = 100
+"""Entries in a role's node of what was done. Policy: the oldest go."""
+
+
+class Leaders(Protocol):
+    """How the leaders of Xiu's or Pi's partitions are asked. A partition without one that answers raises `Unavailable`."""
+
+    async def status(self, view: View, partition: int, doubling: int) -> pb.DoublingStatus:
+        """Where a partition stands."""
+        ...
+
+    async def advance(self, view: View, partition: int, request: pb.DoublingAdvanceRequest) -> pb.DoublingStatus:
+        """Have it go on to a phase."""
+        ...
+
+
+class GrpcLeaders:
+    """Asks the replicas of a partition, the last one that led first; who does not lead refuses."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._leads: dict[int, str] = {}
+
+    async def status(self, view: View, partition: int, doubling: int) -> pb.DoublingStatus:
+        """See `Leaders`."""
+        return await self._ask(
+            view, partition, lambda stub: stub.Status(pb.DoublingStatusRequest(doubling=doubling), timeout=CALL_S)
+        )
+
+    async def advance(self, view: View, partition: int, request: pb.DoublingAdvanceRequest) -> pb.DoublingStatus:
+        """See `Leaders`."""
+        return await self._ask(view, partition, lambda stub: stub.Advance(request, timeout=CALL_S))
+
+    async def _ask(self, view: View, partition: int, call: Callable[[Any], Awaitable[pb.DoublingStatus]]) -> pb.DoublingStatus:
+        there = [node.address for node in view.replicas(self._role, partition, (NodeState.RUNNING, NodeState.INIT))]
+        said = "no replica is registered"
+        for address in sorted(there, key=lambda one: one != self._leads.get(partition)):
+            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+                try:
+                    status = await call(DoublingStub(channel))
+                except grpc.aio.AioRpcError as error:
+                    said = f"{address}: {error.code().name}: {error.details()}"
+                    continue
+            self._leads[partition] = address
+            return status
+        raise Unavailable(f"{self._role} partition {partition}: no leader answers ({said})")
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run of the tool did."""
+
+    role: str
+    doubling: str
+    partitions: int
+    """Of the role now."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Phase → how long it took in this run."""
+    missing: tuple[str, ...] = ()
+    """What it still waited for when its time was over."""
+
+
+Progress = Callable[[Phase, tuple[str, ...]], None]
+"""Called when the phase, or what is waited for, changes."""
+
+
+class DoublingTool:
+    """One run of `pixiu double`.
+
+    Args:
+        zookeeper: an open session, of this tool alone: the lock goes with it.
+        role: whose partitions are doubled.
+        operator: who does it, for the audit.
+        progress: see `Progress`.
+        leaders: how Xiu's and Pi's leaders are asked.
+        acted: called after every step in a phase, also after a look that finds it must wait: a test's way to end the tool there.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        root: str,
+        role: str,
+        *,
+        operator: str,
+        progress: Progress = lambda _phase, _missing: None,
+        leaders: Leaders | None = None,
+        acted: Callable[[Phase], None] = lambda _phase: None,
+    ) -> None:
+        self._zookeeper = zookeeper
+        self._root = root
+        self._role = role
+        self._operator = operator
+        self._progress = progress
+        self._leaders = leaders or GrpcLeaders(role)
+        self._acted = acted
+        self._changed = asyncio.Event()
+        self._discovery = Discovery(zookeeper, root, self._on_view)
+        self._said: tuple[Phase, tuple[str, ...]] | None = None
+
+    async def look(self, to: int) -> tuple[Layout, str | None, list[str]]:
+        """The layout, the doubling to carry out (None: there is nothing to do), and what must be put right before it begins.
+        `to` as `plan.chosen` has it. Raises as that does."""
+        await self._discovery.start()
+        layout = await self._layout()
+        there = layout.roles.get(self._role, RoleLayout())
+        statuses = await self._statuses(there, 0) if self._role in plan.STORED and there.ended else {}
+        doubling = plan.chosen(layout, self._role, to, plan.unfinished(statuses, there), hex_id(secrets.randbits(63) or 1))
+        fresh = doubling is not None and doubling not in there.doublings
+        return layout, doubling, plan.problems(self._discovery.view, self._role, __version__) if fresh else []
+
+    async def close(self) -> None:
+        """End looking; the session stays."""
+        await self._discovery.close()
+
+    async def run(self, doubling: str, timeout_s: float) -> Result:
+        """Carry a doubling out from wherever it stands, at most for so many seconds: then `Result.missing` says what it waits
+        for, and another run goes on. Raises `Unavailable`, `InvalidArgument`, `RegistryUnavailable`."""
+        result = Result(self._role, doubling, 0)
+        await self._lock(doubling)
+        try:
+            until = time.monotonic() + timeout_s
+            since, last = time.monotonic(), None
+            while True:
+                seen = await self._see(doubling)
+                phase, action = plan.decide(seen)
+                if last is not None and phase is not last:
+                    now = time.monotonic()
+                    result.seconds[last.value] = result.seconds.get(last.value, 0.0) + now - since
+                    since = now
+                last = phase
+                result.partitions = seen.layout.n
+                missing = action.missing if isinstance(action, plan.Wait) else ()
+                self._tell(phase, missing)
+                if isinstance(action, plan.Finished):
+                    await self._audit(doubling, "finished", seen.layout)
+                    return result
+                if isinstance(action, plan.Wait):
+                    if time.monotonic() >= until:
+                        result.missing = missing
+                        return result
+                    self._acted(phase)
+                    await self._pause(phase)
+                    continue
+                await self._holds_lock()
+                await self._act(seen, action)
+                self._acted(phase)
+        finally:
+            await self._unlock()
+
+    async def take_back(self, doubling: str) -> Layout:
+        """Take back a doubling that has cut nothing yet; the layout as it is then. Raises as `plan.take_back`."""
+        await self._lock(doubling)
+        try:
+            seen = await self._see(doubling)
+            begun = plan.take_back(seen)
+            if self._role in plan.STORED and len(seen.statuses) < seen.layout.n:
+                raise Unavailable(f"not every leader of {self._role} answers, so one may have been split: `pixiu status`")
+            await self._advance(seen, plan.Advance(begun, pb.DOUBLING_NONE))
+            layout = await abort_doubling(self._zookeeper, self._root, self._role, doubling)
+            await self._audit(doubling, "taken back", layout.roles[self._role])
+            return layout
+        finally:
+            await self._unlock()
+
+    # --- looking
+
+    def _on_view(self, view: View) -> None:
+        self._changed.set()
+
+    async def _pause(self, phase: Phase) -> None:
+        """Until something changes in the registry, or for a moment."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SPLIT_POLL_S if phase in (Phase.SPLIT, Phase.OPEN) else POLL_S):
+                await self._changed.wait()
+
+    async def _layout(self) -> Layout:
+        layout = await read_layout(self._zookeeper, self._root)
+        if layout is None:
+            raise InvalidArgument(
+                f"the registry holds no layout at {self._root}: is the root right, and was a cluster started there?"
+            )
+        return layout
+
+    async def _see(self, doubling: str) -> Seen:
+        layout, view = await self._layout(), self._discovery.view
+        there = layout.roles[self._role]
+        running = {partition: len(view.replicas(self._role, partition)) for partition in range(max(there.n, there.next))}
+        statuses: dict[int, pb.DoublingStatus] = {}
+        behind: tuple[str, ...] = ()
+        if self._role in plan.STORED:
+            statuses = await self._statuses(there, int(doubling, 16))
+        if doubling in there.ended:
+            behind = await self._behind(layout.version)
+        return Seen(self._role, there, doubling, running, statuses, behind)
+
+    async def _statuses(self, there: RoleLayout, doubling: int) -> dict[int, pb.DoublingStatus]:
+        view, count = self._discovery.view, max(there.n, there.next)
+        found = await asyncio.gather(
+            *(self._leaders.status(view, partition, doubling) for partition in range(count)), return_exceptions=True
+        )
+        return {partition: one for partition, one in enumerate(found) if isinstance(one, pb.DoublingStatus)}
+
+    async def _behind(self, version: int) -> tuple[str, ...]:
+        """Running processes that say that they go by an earlier layout. Who does not answer is `pixiu status`'s matter."""
+        nodes = [node for node in self._discovery.view.nodes if node.state is NodeState.RUNNING]
+
+        async def ask(host: str, port: int) -> int:
+            try:
+                _, body = await fetch(host, port, "/health")
+                said = json.loads(body)
+                return int(said["layout_version"])
+            except (OSError, ValueError, TypeError, KeyError):
+                return version
+
+        said = await asyncio.gather(*(ask(node.host, node.http_port) for node in nodes))
+        return tuple(
+            f"{node.role} at {node.address} goes by layout version {known}, not {version}"
+            for node, known in zip(nodes, said, strict=True)
+            if known < version
+        )
+
+    def _tell(self, phase: Phase, missing: tuple[str, ...]) -> None:
+        if (phase, missing) != self._said:
+            self._said = phase, missing
+            self._progress(phase, missing)
+
+    # --- acting
+
+    async def _act(self, seen: Seen, action: plan.Action) -> None:
+        if isinstance(action, plan.Begin):
+            layout = await begin_doubling(self._zookeeper, self._root, self._role, seen.doubling)
+            await self._audit(seen.doubling, "begun", layout.roles[self._role])
+        elif isinstance(action, plan.Commit):
+            layout = await commit_doubling(self._zookeeper, self._root, self._role, seen.doubling)
+            await self._audit(seen.doubling, "committed", layout.roles[self._role])
+        elif isinstance(action, plan.Advance):
+            await self._advance(seen, action)
+
+    async def _advance(self, seen: Seen, action: plan.Advance) -> None:
+        request = pb.DoublingAdvanceRequest(
+            doubling=int(seen.doubling, 16), partitions=2 * len(seen.parents), phase=action.phase, operator=self._operator
+        )
+        view = self._discovery.view
+        done = await asyncio.gather(
+            *(self._leaders.advance(view, partition, request) for partition in action.partitions), return_exceptions=True
+        )
+        failed = [one for one in done if isinstance(one, BaseException)]
+        # Some may have gone on: the next look says who has not, and asks again.
+        if failed and not all(isinstance(one, Unavailable) for one in failed):
+            raise failed[0]
+        if failed:
+            await asyncio.sleep(POLL_S)
+
+    # --- the lock
+
+    async def _lock(self, doubling: str) -> None:
+        """Hold the role's lock. Raises `InvalidArgument` when another tool is at work, on any role."""
+        until = time.monotonic() + LOCK_WAIT_S
+        path = paths.doubling(self._root, self._role)
+        said = {"operator": self._operator, "host": socket.gethostname(), "pid": os.getpid(), "doubling": doubling}
+        await self._zookeeper.ensure_path(paths.role_directory(self._root, self._role))
+        while True:
+            for role in paths.PARTITIONED_ROLES:
+                holder = await self._holder(role)
+                if holder is not None and time.monotonic() >= until:
+                    raise InvalidArgument(
+                        f"{holder.get('operator')} doubles {role} (pid {holder.get('pid')} on {holder.get('host')}); one at a time"
+                    )
+                if holder is not None:
+                    self._tell(Phase.BEGIN, (f"the tool of {holder.get('operator')} on {holder.get('host')} to end ({role})",))
+                    break
+            else:
+                with contextlib.suppress(NodeExists):
+                    await self._zookeeper.create(path, json.dumps(said).encode(), ephemeral=True)
+                    return
+            await asyncio.sleep(POLL_S)
+
+    async def _holder(self, role: str) -> dict[str, object] | None:
+        """Who holds a role's lock. One of a tool of this machine that is gone is removed: it would stand until its session ends."""
+        path = paths.doubling(self._root, role)
+        try:
+            data, stat = await self._zookeeper.get(path)
+        except NoNode:
+            return None
+        if stat.ephemeral_owner == self._zookeeper.session_id:
+            return None
+        try:
+            said = json.loads(data)
+        except ValueError:
+            raise MalformedData(f"{path} was not written by this tool: look who holds it") from None
+        said = said if isinstance(said, dict) else {}
+        if said.get("host") == socket.gethostname() and isinstance(said.get("pid"), int) and not _lives(said["pid"]):
+            with contextlib.suppress(NoNode):
+                await self._zookeeper.delete(path, stat.version)
+            return None
+        return said
+
+    async def _holds_lock(self) -> None:
+        stat = await self._zookeeper.exists(paths.doubling(self._root, self._role))
+        if stat is None or stat.ephemeral_owner != self._zookeeper.session_id:
+            raise Unavailable("this tool has lost its session with ZooKeeper, and its lock; run it again: it goes on where it was")
+
+    async def _unlock(self) -> None:
+        with contextlib.suppress(Exception):  # it goes with the session, which ends now
+            stat = await self._zookeeper.exists(paths.doubling(self._root, self._role))
+            if stat is not None and stat.ephemeral_owner == self._zookeeper.session_id:
+                await self._zookeeper.delete(paths.doubling(self._root, self._role))
+
+    # --- the audit
+
+    async def _audit(self, doubling: str, what: str, layout: RoleLayout) -> None:
+        """Add a line to what was done with a role's layout: kept in the registry, the newest last."""
+        path = paths.doublings(self._root, self._role)
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "operator": self._operator, "doubling": doubling,
+            "what": what, "n": layout.n, "next": layout.next,
+        }  # fmt: skip
+        try:
+            data, stat = await self._zookeeper.get(path)
+            lines = [*data.decode().splitlines()[1 - AUDIT_LINES :], json.dumps(line)]
+            await self._zookeeper.set(path, "\n".join(lines).encode(), stat.version)
+        except NoNode:
+            await self._zookeeper.create(path, json.dumps(line).encode())
+
+
+def _lives(pid: object) -> bool:
+    try:
+        os.kill(int(str(pid)), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
