@@ -9,7 +9,10 @@ refusal, a time-out or a lost Pi leader ends the streams of the writers that wai
 generation and sends everything unconfirmed again. Pi takes each MsgID once, so two orderly streams of one writer, however they
 mix, make one order.
 
-Source: docs/architecture.md, "A mail is sent".
+While Xiu is doubled, a partition that was split refuses the mail of users who have moved, and says so: their batches are divided
+and go to its child, with the same SnowflakeIDs, in the same places of their channels.
+
+Source: docs/architecture.md, "A mail is sent"; docs/doubling.md.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from typing import Any, Final
 
 from cluster.runtime.contract import END_OF_TURN, NEVER, EndOfTurn, EventTable, Tick
 from pixiu import errors
+from pixiu.placement.split import SplitPartitions
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy import mail_events as ev
-from proxy.mail_batches import Batch, Part, Writer, parts_of, split
+from proxy.mail_batches import Batch, Part, Writer, divide, parts_of, split
 from proxy.mail_requests import STALL_S, Link, Request, append_requests, store_requests, take_runs
 from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
 
@@ -37,6 +41,8 @@ MAX_BATCH_RECORDS: Final = 16_384
 """Of one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
 """After a refusal that passes."""
+MOVED_PAUSE_S: Final = 0.005
+"""Before what a child refused that is not open yet is sent again; twice as long each time."""
 RETRY_MS: Final = 200
 
 
@@ -65,6 +71,8 @@ class MailCore:
         self._timeout_s = timeout_s
         self._taken = taken
         self._xius, self._pis = 0, 0
+        self._split = SplitPartitions()
+        """Partitions of Xiu."""
         self._knows_stores = False
         """A process serves from before its first view of the cluster."""
         self._writers: dict[int, Writer] = {}
@@ -146,7 +154,7 @@ class MailCore:
         if refusal:
             out.append(ev.EndWriter(event.stream, errors.NotServed.code, refusal, 0))
             return
-        self._writers[event.stream] = Writer(event.stream, event.worker, event.generation)
+        self._writers[event.stream] = Writer(event.stream, event.worker, event.generation, self._xius)
 
     def _on_closed(self, event: ev.WriterClosed, now: float, out: list[ev.Effect]) -> None:
         writer = self._writers.pop(event.stream, None)
@@ -205,7 +213,9 @@ class MailCore:
         else:
             writer.expected += event.count
             self.counters.mails_in += event.count
-            made = split(writer, event, self._xius, self._max_size, now + self._timeout_s)
+            if not writer.batches:
+                writer.xius = self._xius
+            made = split(writer, event, self._split.of, self._max_size, now + self._timeout_s)
             if made is None:
                 text = f"a batch of {len(event.data)} bytes is not {event.count} records end to end"
                 self._end([writer], errors.MalformedData.code, text, out)
@@ -279,7 +289,16 @@ class MailCore:
         self._knows_stores = True
         if (event.xius, event.pis) == (self._xius, self._pis):
             return
-        self._xius, self._pis = event.xius, event.pis
+        doubled = event.xius > self._xius > 0 and event.xius % self._xius == 0
+        self._xius = event.xius
+        self._split.set_count(max(event.xius, 1))
+        for link in self._xiu_links.values():
+            link.bounces = 0
+        if doubled:
+            self._reroute([partition for partition, link in self._xiu_links.items() if link.queue])
+            if event.pis == self._pis:
+                return
+        self._pis = event.pis
         self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
 
     def _on_up(self, event: ev.LinkUp, now: float, out: list[ev.Effect]) -> None:
@@ -307,8 +326,7 @@ class MailCore:
             name = f"pi partition {link.store.partition}"
             self._end(writers, errors.StaleStream.code, f"{name}: {text}; what it did not confirm is unknown", out)
         else:
-            batches = [batch for request in lost for batch in request.waiting if not batch.done]
-            link.queue.extendleft(reversed(batches))
+            self._again([batch for request in lost for batch in request.waiting if not batch.done])
 
     def _on_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
         """What came in one turn leaves together."""
@@ -346,9 +364,11 @@ class MailCore:
         """A request is answered whole. True: this is not the leader any more."""
         if request.retry is not None:
             link.trouble = request.retry
-            link.queue.extendleft(reversed([batch for batch in request.waiting if not batch.done]))
-            link.not_before = now + PAUSE_S
-            return request.retry[0] in NEXT_LEADER
+            moved = request.retry[0] == errors.WrongPartition.code and self._moved(link, request, now)
+            self._again([batch for batch in request.waiting if not batch.done])
+            if not moved:
+                link.not_before = now + PAUSE_S
+            return not moved and request.retry[0] in NEXT_LEADER
         at = 0
         for batch in request.waiting:
             count = batch.count
@@ -360,6 +380,61 @@ class MailCore:
                 self._advance(batch.writer, batch.channels, out)
             at += count
         return False
+
+    def _moved(self, link: Link[Batch], request: Request[Batch], now: float) -> bool:
+        """A partition of Xiu refused what is another one's. Whether it is known now where that goes."""
+        partition, split = link.store.partition, self._split
+        if split.learn(partition, request.partitions):
+            self._reroute([partition])
+        elif request.partitions == split.count <= partition:
+            split.forget(partition)
+            self._reroute([partition])
+            parent = self._xiu(partition % split.count)
+            parent.bounces += 1
+            parent.not_before = max(parent.not_before, now + min(PAUSE_S, MOVED_PAUSE_S * 2**parent.bounces))
+        batches = (batch for batch in request.waiting if not batch.done)
+        return any(split.of(uin) != partition for batch in batches for uin in (batch.uins[:1] if batch.many else batch.uins))
+
+    def _reroute(self, partitions: Iterable[int]) -> None:
+        """What waits for these goes where it is stored now."""
+        for partition in partitions:
+            queue = self._xiu(partition).queue
+            waiting = [batch for batch in queue if not batch.done]
+            queue.clear()
+            self._again(waiting)
+
+    def _again(self, batches: list[Batch]) -> None:
+        """Batches that were not stored are sent again, before those that wait, to whoever stores them now."""
+        wanted: dict[int, list[Batch]] = {}
+        divided = False
+        for batch in batches:
+            self._sizes[batch.partition] -= batch.size
+            batch.writer.size -= batch.size
+            self._size -= batch.size
+            parts = divide(batch, self._split.of)
+            for part in parts:
+                self._sizes[part.partition] = self._sizes.get(part.partition, 0) + part.size
+                part.writer.size += part.size
+                self._size += part.size
+                wanted.setdefault(part.partition, []).append(part)
+            if len(parts) > 1:
+                self._place(batch, parts[1:])
+                divided = True
+        if divided:
+            self._deadlines = deque(sorted(self._deadlines, key=lambda batch: batch.deadline))
+        for partition, parts in wanted.items():
+            self._xiu(partition).queue.extendleft(reversed(parts))
+
+    def _place(self, batch: Batch, parts: list[Batch]) -> None:
+        """What was taken out of a batch stands behind it."""
+        writer = batch.writer
+        for channel in batch.channels:
+            queue = writer.channels[channel]
+            at = queue.index(batch) + 1
+            for offset, part in enumerate(parts):
+                queue.insert(at + offset, part)
+        writer.batches.update(dict.fromkeys(parts))
+        self._deadlines.extend(parts)
 
     def _advance(self, writer: Writer, channels: Iterable[int], out: list[ev.Effect]) -> None:
         """Let go on to Pi what is stored and the first in each of its channels."""

@@ -8,7 +8,7 @@ Source: docs/protocol.md, "Record", docs/routing.md, docs/architecture.md, "A ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,8 @@ class Writer:
     stream: int
     worker: int
     generation: int
+    xius: int
+    """Partitions of Xiu when it began, or when nothing of it was under way: of its channels."""
     expected: int = 1
     size: int = 0
     """Bytes that are not confirmed."""
@@ -37,8 +39,8 @@ class Writer:
     batches: dict[Batch, None] = field(default_factory=dict)
     """Under way, in order."""
     channels: dict[int, deque[Batch]] = field(default_factory=dict)
-    """By partition of Xiu (UIN % n): what goes to inboxes of these users, in order. A mail to several users may stand in
-    several; it goes on when it is the first in all of them."""
+    """By UIN % `xius`: what goes to inboxes of these users, in order, whichever partition stores it. A mail to several users may
+    stand in several; it goes on when it is the first in all of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +80,10 @@ class Batch:
         """How many records it has."""
         return len(self.positions)
 
+    def hold(self, data: bytes) -> None:
+        """Its records, all of them."""
+        self.data, self.size = data, len(data) + 8 * len(self.uins)
+
     def finish(self) -> None:
         """Nobody asks for it any more. It may stand in queues for a while, without its records."""
         self.done, self.data, self.uins, self.msg_ids = True, b"", [], []
@@ -94,18 +100,18 @@ class Part:
 
 
 def split(
-    writer: Writer, event: ev.MailReceived, xius: int, max_size: int, deadline: float
+    writer: Writer, event: ev.MailReceived, partition_of: Callable[[int], int], max_size: int, deadline: float
 ) -> tuple[list[Batch], list[ev.Result]] | None:
     """What a writer sent as batches, in order, and what is refused of it; None when it is malformed.
 
     Args:
         writer: whose.
         event: what it sent.
-        xius: partitions of Xiu.
+        partition_of: the partition of Xiu that stores a user's mail. Users of one partition are of one channel.
         max_size: of a record, without its size field.
         deadline: of the batches.
     """
-    data, end, unpack, more = event.data, len(event.data), ROUTE.unpack_from, event.more
+    data, end, unpack, more, xius = event.data, len(event.data), ROUTE.unpack_from, event.more, writer.xius
     batches: list[Batch] = []
     records: dict[Batch, list[bytes]] = {}
     growing: dict[int, Batch] = {}
@@ -130,16 +136,16 @@ def split(
                 refused.append(ev.Result(position, 1, 0, (), *problem))
                 continue
             channels = tuple(dict.fromkeys(uin % xius for uin in receivers))
-            for channel in channels:  # what follows in them must not overtake
-                growing.pop(channel, None)
-            batch = Batch(writer, event.level, key % xius, channels, deadline, uins=receivers, many=True)
+            for partition in [partition for partition in growing if partition % xius in channels]:
+                del growing[partition]  # what follows in them must not overtake
+            batch = Batch(writer, event.level, partition_of(key), channels, deadline, uins=receivers, many=True)
             batch.open = set(receivers)
             batches.append(batch)
         else:
-            channel = key % xius
-            known = growing.get(channel)
+            partition = partition_of(key)
+            known = growing.get(partition)
             if known is None or known.ends[-1] >= BATCH_BYTES:
-                known = growing[channel] = Batch(writer, event.level, channel, (channel,), deadline)
+                known = growing[partition] = Batch(writer, event.level, partition, (key % xius,), deadline)
                 batches.append(known)
             batch = known
             batch.uins.append(key)
@@ -150,9 +156,36 @@ def split(
     if at != end:
         return None
     for batch in batches:
-        batch.data = b"".join(records[batch])
-        batch.size = len(batch.data) + 8 * len(batch.uins)
+        batch.hold(b"".join(records[batch]))
     return batches, refused
+
+
+def divide(batch: Batch, partition_of: Callable[[int], int]) -> list[Batch]:
+    """A batch that is not stored, by the partitions of Xiu that store its mail now: itself, with what is left of it, and the
+    others, which stand behind it in its channels. A mail to many goes where its first receiver's goes."""
+    if batch.many:
+        batch.partition = partition_of(batch.uins[0])
+        return [batch]
+    wanted: dict[int, list[int]] = {}
+    for index, uin in enumerate(batch.uins):
+        wanted.setdefault(partition_of(uin), []).append(index)
+    if len(wanted) == 1:
+        (batch.partition,) = wanted
+        return [batch]
+    begins = [0, *batch.ends]
+    positions, uins, types, ends, data = batch.positions, batch.uins, batch.types, batch.ends, batch.data
+    parts: list[Batch] = []
+    for partition, indexes in wanted.items():
+        part = batch if not parts else Batch(batch.writer, batch.level, partition, batch.channels, batch.deadline)
+        part.partition, part.codes = partition, {}
+        part.positions, part.uins = [positions[at] for at in indexes], [uins[at] for at in indexes]
+        part.types, part.ends = bytearray(types[at] for at in indexes), []
+        records = [data[begins[at] : ends[at]] for at in indexes]
+        for record in records:
+            part.ends.append(len(record) + (part.ends[-1] if part.ends else 0))
+        part.hold(b"".join(records))
+        parts.append(part)
+    return parts
 
 
 def parts_of(batch: Batch, pis: int) -> dict[int, Part]:

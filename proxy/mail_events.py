@@ -93,6 +93,8 @@ class StoredRun:
     """Stored before."""
     code: str
     text: str
+    partitions: int = 0
+    """With WRONG_PARTITION: by how many the partition counts that says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Request(Generic[Waiting]):
     """MsgIDs."""
     codes: dict[int, tuple[str, str]] = field(default_factory=dict)
     retry: tuple[str, str] | None = None
+    partitions: int = 0
+    """A Xiu refused some as another partition's, which counts by so many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,8 @@ class Link(Generic[Waiting]):
     not_before: float = 0.0
     trouble: tuple[str, str] | None = None
     """The last refusal."""
+    bounces: int = 0
+    """How often a child of this partition of Xiu refused what this one had refused, since the layout changed."""
 
     @property
     def deadline(self) -> float:
@@ -167,7 +171,7 @@ def _take_run(request: Request[Batch], run: ev.StoredRun, begin: int, partition:
             for index in range(begin, begin + count):
                 request.codes[index] = (run.code, run.text)
         else:
-            request.retry = (run.code, run.text)
+            request.retry, request.partitions = (run.code, run.text), run.partitions or request.partitions
     elif run.msg_id:
         request.found[begin : begin + count] = [run.msg_id] * count
     else:

@@ -84,5 +84,8 @@ class StoreLink:
             results = list(reply.results)
             self._take(ev.Appended(store.partition, link, reply.request, results, reply.code, reply.text, triple, reply.copies))
             return
-        runs = [ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
+        runs = [
+            ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text, run.partitions)
+            for run in reply.results
+        ]
         self._take(ev.Stored(store.partition, link, runs, triple, reply.copies))

@@ -26,10 +26,13 @@ from pixiu import errors
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
 from xiu import events as ev
-from xiu.batch import check
+from xiu.asking import Asked, Asking, Held, without
+from xiu.batch import Run, check
 from xiu.block import Block
-from xiu.restoring import Step, problem_of
+from xiu.doubling import Change, counted, is_asked, parent_of, problem_of
+from xiu.restoring import Step
 from xiu.restoring import encode as encode_restore
+from xiu.restoring import problem_of as problem_of_restore
 from xiu.retention import trim_below, trim_to
 from xiu.state import DEDUPE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
@@ -45,6 +48,7 @@ CODES: Final = {
     Verdict.ID_REUSED: (errors.IdReused.code, "another message has this SnowflakeID; give every message its own"),
     Verdict.TOO_OLD: (errors.IdTooOld.code, "the SnowflakeID is older than a day; whether it was stored before is unknown"),
     Verdict.ID_AHEAD: (errors.IdAhead.code, "the SnowflakeID is more than 60 s ahead; correct the sender's clock"),
+    Verdict.MOVED: (errors.WrongPartition.code, "the partition was split while this was on its way; send it again"),
     Verdict.NO_NUMBERS: (errors.Unavailable.code, "the leader takes a new epoch; send again"),
 }
 REJECTIONS: Final = {
@@ -129,6 +133,10 @@ class Counters:
     stored: int = 0
     repeated: int = 0
     refused: int = 0
+    moved: int = 0
+    """Refused because they belong to another partition since a doubling."""
+    asked: int = 0
+    """SnowflakeIDs that the parent was asked for."""
     batches_malformed: int = 0
     trims: int = 0
     cut_off: int = 0
@@ -177,10 +185,11 @@ class Core:
         self._state = State(settings.partition, store, store.head)
         self._decided: deque[Decision] = deque()
         """Not written yet. As many as replication lets wait for their commit."""
-        self.layout_version, self._partitions = 0, 1
+        self.layout_version, self._partitions = 0, 0
         self._addresses: tuple[str, ...] = ()
         self._copies = 0
         self._token = 0
+        self._asking: Asking[Batch] = Asking()
         self._proposed: dict[int, Batch] = {}
         self._persisting: deque[tuple[int, Batch]] = deque()
         self._committing: deque[tuple[int, Batch]] = deque()
@@ -194,6 +203,7 @@ class Core:
         self._events.on(ev.SpaceChanged, self._on_space)
         self._events.on(ev.TrimDue, self._on_trim_due)
         self._events.on(ev.EntriesCommitted, self._on_committed)
+        self._events.on(ev.ParentAnswered, self._on_parent)
         self._events.on(Accepted, self._on_accepted)
         self._events.on(Rejected, self._on_rejected)
         self._events.on(Persisted, self._on_persisted)
@@ -255,7 +265,7 @@ class Core:
     @property
     def unanswered(self) -> int:
         """Batches whose writers wait."""
-        return len(self._proposed) + len(self._persisting) + len(self._committing)
+        return len(self._asking) + len(self._proposed) + len(self._persisting) + len(self._committing)
 
     # --- writers
 
@@ -269,43 +279,137 @@ class Core:
             self.counters.refused += sum(result.count for result in results if result.code)
             out.append(self._answer(event.stream, results))
             return
-        settings = self.settings
-        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
+        self._decide_to(self._log.last.counter)
+        settings, total = self.settings, self._counted
+        if 0 < total <= settings.partition:
+            parent = parent_of(settings.partition)
+            where = (self._addresses[parent] if parent < len(self._addresses) else "") or "nobody now"
+            text = (
+                f"partition {settings.partition} is not open: its users belong to partition {parent} of {total}, served by {where}"
+            )
+            self.counters.refused += event.count
+            code = errors.WrongPartition.code
+            out.append(self._answer(event.stream, [ev.Result(event.position, event.count, code, text=text, partitions=total)]))
+            return
+        checked = check(event.data, event.count, settings.partition, total or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
             self.counters.batches_malformed += 1
             out.append(ev.EndStream(event.stream, f"a batch of {len(event.data)} bytes is not {event.count} records end to end"))
             return
-        results = [ev.Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
+        results = [self._refused(event.position + r.index, r.code, r.text) for r in checked.refusals]
         self.counters.refused += len(results)
         batch = Batch(
             event.stream, event.position, event.level, [(run.index, run.count) for run in checked.runs], results, list(results)
         )
-        if not checked.runs:
-            out.append(self._answer(event.stream, results))
+        try:
+            asked = self._to_ask(checked.runs)
+        except errors.StoreDamaged as damage:
+            self._stop_deciding(damage)
+            self._answer_unknown(batch, errors.StoreDamaged.code, "the store is damaged and is to be repaired", out)
+            return
+        if not asked and not self._asking.waits(event.stream):
+            self._propose(batch, checked.runs, event.at_us, out)
             return
         self._token += 1
+        self._asking.add(self._token, Held(event.stream, batch, checked.runs, event.at_us, asked))
+        if asked:
+            self.counters.asked += len(asked)
+            out.append(ev.AskParent(self._token, [(one.snowflake, one.derived) for one in asked]))
+
+    def _refused(self, position: int, code: str, text: str) -> ev.Result:
+        moved = code == errors.WrongPartition.code
+        self.counters.moved += moved
+        return ev.Result(position, 1, code, text=text, partitions=self._counted if moved else 0)
+
+    def _propose(self, batch: Batch, runs: Sequence[Run], at_us: int, out: list[ev.Effect]) -> None:
+        if not runs:
+            out.append(self._answer(batch.stream, batch.results))
+            return
+        batch.runs = [(run.index, run.count) for run in runs]
+        self._token += 1
         self._proposed[self._token] = batch
-        payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in checked.runs]
-        out.append(Propose(self._token, payloads, event.at_us, event.level is Level.REPLICATED))
+        payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in runs]
+        out.append(Propose(self._token, payloads, at_us, batch.level is Level.REPLICATED))
+
+    # --- doubling
+
+    @property
+    def _counted(self) -> int:
+        """By how many partitions this one counts, as its log says up to its last entry, committed or not; 0: nothing says."""
+        return counted(self._state.head.doubling, self._partitions)
+
+    def doubling_entry(self, change: Change) -> tuple[int, bytes]:
+        """The entry (kind, payload) that takes a doubling a step on; to be appended in this turn. Raises NotLeader, StoreDamaged,
+        InvalidArgument."""
+        if not self.epoch:
+            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+        self._decide_to(self._log.last.counter)
+        if self.stuck:
+            raise errors.StoreDamaged("the store is damaged and is to be repaired first")
+        if problem := problem_of(self._state.head.doubling, change, self.settings.partition):
+            raise errors.InvalidArgument(problem)
+        return int(Kind.DOUBLING), change.encode()
+
+    def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
+        """See `State.known`."""
+        return self._state.known(wanted)
+
+    def _to_ask(self, runs: Sequence[Run]) -> list[Asked]:
+        """What of a batch the parent is asked for. Raises StoreDamaged."""
+        head, found = self._state.head, list[Asked]()
+        if head.doubling.cut_us:
+            for run in runs:
+                for index, snowflake, derived, crc in self._state.unknown(run.records, run.count):
+                    if is_asked(head.doubling, head.clock_us, snowflake, derived):
+                        found.append(Asked(run.index + index, snowflake, derived, crc))
+        return found
+
+    def _on_parent(self, event: ev.ParentAnswered, now: float, out: list[ev.Effect]) -> None:
+        for held in self._asking.answer(event.number, event.known):
+            batch, told = held.batch, [self._told(held, one) for one in held.asked]
+            results = [result for result in told if result is not None]
+            batch.results += results
+            batch.refused += results
+            left_out = frozenset(one.index for one, result in zip(held.asked, told, strict=True) if result is not None)
+            self._propose(batch, without(held.runs, left_out), held.at_us, out)
+
+    def _told(self, held: Held[Batch], asked: Asked) -> ev.Result | None:
+        """What is answered of a record without the log; None: the parent does not have it."""
+        position = held.batch.position + asked.index
+        if held.known is None:
+            self.counters.refused += 1
+            text = f"partition {parent_of(self.settings.partition)}, which may have it, does not answer; send again later"
+            return ev.Result(position, 1, errors.Unavailable.code, text=text)
+        known = held.known.get(asked.index)
+        if known is None:
+            return None
+        msg_id, crc = known
+        if crc == asked.crc:
+            self.counters.repeated += 1
+            return ev.Result(position, 1, "", msg_id=msg_id)
+        self.counters.refused += 1
+        code, text = CODES[Verdict.ID_REUSED]
+        return ev.Result(position, 1, code, text=text)
 
     def _when_full(self, event: ev.StoreReceived, text: str) -> list[ev.Result]:
         """Nothing new is taken, and what is stored is confirmed: whoever sends it again would take it for lost, else."""
-        settings = self.settings
-        checked = check(event.data, event.count, settings.partition, self._partitions, settings.max_record_bytes, self._addresses)
-        full = errors.DiskFull.code
+        settings, full = self.settings, errors.DiskFull.code
+        checked = check(event.data, event.count, settings.partition, self._counted or 1, settings.max_record_bytes, self._addresses)
         if checked is None:
             return [ev.Result(event.position, event.count, full, text=text)]
-        results = [ev.Result(event.position + r.index, 1, r.code, text=r.text) for r in checked.refusals]
+        results = [self._refused(event.position + r.index, r.code, r.text) for r in checked.refusals]
         for run in checked.runs:
             try:
-                values = self._state.known(store_entry(run.records, run.count))
+                values = self._state.stored_already(store_entry(run.records, run.count))
+                asked = {one.index for one in self._to_ask([run])}
             except errors.StoreDamaged:
-                values = [b""] * run.count
-            for position, value in enumerate(values, event.position + run.index):
+                values, asked = [b""] * run.count, set()
+            for index, value in enumerate(values, run.index):
+                position = event.position + index
                 if value:
                     self.counters.repeated += 1
                     results.append(ev.Result(position, 1, "", msg_id=DEDUPE.unpack(value)[0]))
-                elif value is None:
+                elif value is None and index not in asked:
                     results.append(ev.Result(position, 1, full, text=text))
                 else:
                     results.append(ev.Result(position, 1, errors.Unavailable.code, text="it may be stored already: send it again"))
@@ -356,7 +460,7 @@ class Core:
         head, below = self._state.head, 0
         if step is Step.BEGIN:
             below = head.below or self._lowest_stored(head)
-        elif step is Step.BLOCKS and (problem := problem_of(blocks, self.epoch, head)):
+        elif step is Step.BLOCKS and (problem := problem_of_restore(blocks, self.epoch, head)):
             raise errors.InvalidArgument(problem)
         return int(Kind.RESTORE), encode_restore(step, below, blocks)
 
@@ -392,7 +496,12 @@ class Core:
     def _on_deposed(self, event: Deposed, now: float, out: list[ev.Effect]) -> None:
         """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
         self.epoch = 0
-        lost = [*self._proposed.values(), *(b for _, b in self._persisting), *(b for _, b in self._committing)]
+        lost = [
+            *self._asking.drop(),
+            *self._proposed.values(),
+            *(b for _, b in self._persisting),
+            *(b for _, b in self._committing),
+        ]
         self._proposed.clear()
         self._persisting.clear()
         self._committing.clear()
@@ -439,8 +548,7 @@ class Core:
                 batch.results.append(ev.Result(position, 1, "", msg_id=value))
             else:
                 self.counters.refused += 1
-                code, text = CODES[verdict]
-                batch.results.append(ev.Result(position, 1, code, text=text))
+                batch.results.append(self._refused(position, *CODES[verdict]))
 
     def _on_rejected(self, event: Rejected, now: float, out: list[ev.Effect]) -> None:
         batch = self._proposed.pop(event.token, None)

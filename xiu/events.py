@@ -36,12 +36,12 @@ class StoreReceived:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChanged:
-    """The layout has this version and Xiu so many partitions."""
+    """The layout has this version and Xiu so many partitions; 0: nothing says how many."""
 
     version: int
     partitions: int
     addresses: tuple[str, ...] = ()
-    """Who serves each partition, as far as is known."""
+    """Who serves each partition, also those that a doubling under way adds, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,16 @@ class EntriesCommitted:
     """On so many disks."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParentAnswered:
+    """What the parent has of a question's SnowflakeIDs: (MsgID, CRC) of each, None where it has none. None: it did not answer."""
+
+    number: int
+    known: Sequence[tuple[int, int] | None] | None
+
+
 Event = (
-    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted
+    StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted | ParentAnswered
     | Accepted | Rejected | Persisted | Leading | Deposed
 )  # fmt: skip
 
@@ -93,6 +101,8 @@ class Result:
     msg_id: int = 0
     """Stored before under this SnowflakeID: its MsgID."""
     text: str = ""
+    partitions: int = 0
+    """With WRONG_PARTITION: by how many this partition counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +129,13 @@ class NeedEpoch:
     """The sequences of this epoch are used up: the replica must be promoted anew."""
 
 
-Effect = Answer | EndStream | NeedEpoch | Propose | Settle
+@dataclass(frozen=True, slots=True)
+class AskParent:
+    """Ask the partition that this one came from for SnowflakeIDs. `ParentAnswered` comes in any case."""
+
+    number: int
+    wanted: Sequence[tuple[int, bool]]
+    """SnowflakeID, and whether it is derived."""
+
+
+Effect = Answer | EndStream | NeedEpoch | AskParent | Propose | Settle

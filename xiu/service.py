@@ -23,7 +23,7 @@ from cluster.runtime.context import Context
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.shared_memory import folder_name
 from pixiu.discovery.node import Node
-from pixiu.discovery.view import View
+from pixiu.discovery.view import RoleLayout, View
 from pixiu.errors import (
     DiskFull,
     Draining,
@@ -41,6 +41,7 @@ from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
 from xiu import events as ev
 from xiu.block import Block
 from xiu.core import Core, Settings
+from xiu.cuts import Cuts
 from xiu.export import XiuExport
 from xiu.machine import Machine
 from xiu.options import Options
@@ -57,6 +58,7 @@ STORE_DAMAGED: Final = "store_damaged"
 FLUSH_FAILED: Final = "flush_failed"
 RESTORE: Final = "restore"
 TRIM: Final = "trim"
+LAYOUT_REFUSED: Final = "layout_refused"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 MEND_AGAIN_S: Final = 5.0
@@ -108,7 +110,11 @@ class Service(RoleShell):
         self.core: Core | None = None
         self.reading: Reading | None = None
         self._table: Table | None = None
-        self._layout = ev.LayoutChanged(0, 1)
+        self._layout = ev.LayoutChanged(0, 0)
+        self._laid_out: RoleLayout | None = None
+        """Of Xiu, as it was taken last."""
+        self._refused: RoleLayout | None = None
+        """A layout that no doubling led to."""
         self._not_repaired = ""
         """Why the last repair failed, as it was logged."""
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now))
@@ -116,6 +122,8 @@ class Service(RoleShell):
         self._runner.effects.on(ev.EndStream, self.streams.end)
         self._runner.effects.on(Propose, self._propose)
         self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
+        self.cuts = Cuts(context, self._replica, self, self._runner.step)
+        self._runner.effects.on(ev.AskParent, self.cuts.ask)
         xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
         self.export = XiuExport(self, options)
         export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
@@ -178,6 +186,7 @@ class Service(RoleShell):
         self.streams.close()
         self.export.exporter.close()
         await self.healer.close()
+        await self.cuts.close()
         self.stop_runners()
         core, self.core, self.reading = self.core, None, None
         await self._replica.stop()
@@ -206,10 +215,17 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Who serves which partition."""
         self.export.view = view
-        count = view.layout.partitions("xiu") if "xiu" in view.layout.roles else 1
-        serving = [view.replicas("xiu", partition) for partition in range(count)]
+        there = view.layout.roles.get("xiu")
+        if there is not None and self._laid_out is not None and not there.grew(self._laid_out):
+            if there != self._refused:
+                self._context.log.error(LAYOUT_REFUSED, partitions=there.n, counted=self._laid_out.n)
+            self._refused = there
+        elif there is not None:
+            self._laid_out = there
+        counted = self._laid_out or RoleLayout(0, 0)
+        serving = [view.replicas("xiu", partition) for partition in range(counted.next)]
         addresses = tuple(nodes[0].address if nodes else "" for nodes in serving)
-        self._layout = ev.LayoutChanged(view.layout.version, count, addresses)
+        self._layout = ev.LayoutChanged(view.layout.version, counted.n, addresses)
         self._runner.step(self._layout)
 
     # What the streams call.
@@ -227,6 +243,11 @@ class Service(RoleShell):
     def member(self) -> int:
         """This replica's MemberID."""
         return self._replica.member
+
+    @property
+    def head(self) -> Head:
+        """The head of what is committed."""
+        return self._machine.store.head
 
     async def restore(self, step: Step, blocks: Sequence[Block], operator: str, reason: str) -> Head:
         """Take a restore a step on; the head after it. Raises PixiuError."""

@@ -25,9 +25,10 @@ from typing import Final, Protocol
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pixiu.ids import MAX_MSG_EPOCH, MSG_COUNTER_BITS, SNOWFLAKE_EPOCH_MS, msg_id
 from pixiu.wire.record import SIZE_FIELD, Flag
-from xiu import restoring
+from xiu import doubling, restoring
 from xiu.block import Block
 from xiu.block import encode as encode_block
+from xiu.doubling import DOUBLING_BYTES, NO_DOUBLING, Change, Doubling
 from xiu.restoring import Step
 
 HEAD_KEY: Final = b"h"
@@ -44,10 +45,14 @@ _HEAD: Final = struct.Struct("<IQQQQQQQ")
 _RESTORE: Final = struct.Struct("<QQ")
 """Of the head, while a restore is under way."""
 HEAD_BYTES: Final = _HEAD.size + 12
+_MORE: Final = (0, _RESTORE.size, DOUBLING_BYTES, _RESTORE.size + DOUBLING_BYTES)
 _COUNT: Final = struct.Struct("<I")
 _TRIM: Final = struct.Struct("<QQ")
 _FIELDS: Final = struct.Struct("<IBBB5xIQ")
 """size, kind, flags, type, CRC, SnowflakeID of a record."""
+_USER: Final = struct.Struct("<Q")
+_USER_AT: Final = 24
+"""Where a record has its UIN."""
 
 LAST_COUNTER: Final = (1 << MSG_COUNTER_BITS) - 1
 DEDUPE_WINDOW_MS: Final = 24 * 3_600_000
@@ -65,6 +70,8 @@ class Kind(IntEnum):
     TRIM = 17
     RESTORE = 18
     """See `xiu.restoring`."""
+    DOUBLING = 19
+    """See `xiu.doubling`."""
 
 
 class Verdict(IntEnum):
@@ -78,6 +85,8 @@ class Verdict(IntEnum):
     ID_AHEAD = 4
     NO_NUMBERS = 5
     """The leader's epoch has no sequences left: another epoch is needed."""
+    MOVED = 6
+    """It belongs to another partition since an entry of the log said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,7 @@ class Head:
     """The highest sequence that a restore which is under way has brought back."""
     below: int = 0
     """Where that restore ends: what lies here or behind is stored already. 0: none is under way."""
+    doubling: Doubling = NO_DOUBLING
 
     def encode(self) -> bytes:
         """The value of `HEAD_KEY`."""
@@ -120,17 +130,20 @@ class Head:
         ) + self.marked_bytes.to_bytes(8, "little")  # fmt: skip
         if self.below:
             data += _RESTORE.pack(self.restored, self.below)
+        data += self.doubling.encode()
         return data + zlib.crc32(data).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, value: bytes) -> Head | None:
         """The head; None when it is broken."""
-        if len(value) not in (HEAD_BYTES, HEAD_BYTES + _RESTORE.size) or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
+        more = len(value) - HEAD_BYTES
+        if more not in _MORE or zlib.crc32(value[:-4]).to_bytes(4, "little") != value[-4:]:
             return None
         epoch, counter, clock, last, floor, stored, trimmed, marked_us = _HEAD.unpack_from(value)
         marked = int.from_bytes(value[_HEAD.size : _HEAD.size + 8], "little")
-        restored, below = _RESTORE.unpack_from(value, _HEAD.size + 8) if len(value) > HEAD_BYTES else (0, 0)
-        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked, restored, below)
+        restored, below = (0, 0) if more in (0, DOUBLING_BYTES) else _RESTORE.unpack_from(value, _HEAD.size + 8)
+        doubled = Doubling.decode(value[-4 - DOUBLING_BYTES : -4] if more >= DOUBLING_BYTES else b"")
+        return cls(Position(epoch, counter), clock, last, floor, stored, trimmed, marked_us, marked, restored, below, doubled)
 
 
 @dataclass(slots=True)
@@ -211,6 +224,9 @@ class State:
             self._trim(entry, decision)
         elif entry.kind == Kind.RESTORE:
             self._restore(entry, decision)
+        elif entry.kind == Kind.DOUBLING:
+            doubled = doubling.after(before.doubling, Change.decode(entry.payload), self._partition, entry.counter, clock)
+            decision.head = replace(decision.head, doubling=doubled)
         elif entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             back = min(clock, CLOCK.unpack(entry.payload)[0])
             decision.head = replace(decision.head, clock_us=back, marked_us=0)  # the next mark has the right time
@@ -235,7 +251,7 @@ class State:
             offset += SIZE_FIELD + size
         return parsed, keys, yesterday
 
-    def known(self, payload: bytes) -> list[bytes | None]:
+    def stored_already(self, payload: bytes) -> list[bytes | None]:
         """The dedupe entry of each record of an entry's payload, without a decision: None when it is not stored, b"" when it is
         decided and not written yet. Raises StoreDamaged."""
         count: int = _COUNT.unpack_from(payload)[0]
@@ -265,6 +281,7 @@ class State:
         left = (entry.epoch << MSG_COUNTER_BITS | LAST_COUNTER) - sequence if entry.epoch <= MAX_MSG_EPOCH else 0
         unwritten, puts, pack, partition = self._unwritten, decision.puts, DEDUPE.pack, self._partition
         first = sequence + 1
+        moved = self._moved(data, parsed) if head.doubling.phase else ()
         rulings: list[Ruling] = []
         kept: list[bytes] = []
         """Slices of records; only when some are left out."""
@@ -279,6 +296,8 @@ class State:
                 known = known or unwritten.get(old_key) or old_found
             elif not oldest <= snowflake < newest:
                 known = b""
+            if moved and index in moved:
+                known = b""
             if known is None and left:
                 left -= 1
                 sequence += 1
@@ -289,7 +308,8 @@ class State:
             if index > run:
                 rulings.append(Ruling(run, index - run, Verdict.STORED, sequence - (index - run) + 1))
                 kept.append(data[begin:offset])
-            rulings.append(Ruling(index, 1, *_judge(known, crc, snowflake < oldest)))
+            verdict = (Verdict.MOVED, 0) if index in moved else _judge(known, crc, snowflake < oldest)
+            rulings.append(Ruling(index, 1, *verdict))
             run = index + 1
             begin = parsed[run][0] if run < count else len(data)
         if run < count:
@@ -298,6 +318,44 @@ class State:
         decision.rulings = rulings
         if sequence >= first:
             self._add_block(decision, Block(first, sequence - first + 1, head.clock_us, b"".join(kept)))
+
+    def _moved(self, data: bytes, parsed: Sequence[tuple[int, int, int, int, int]]) -> frozenset[int]:
+        """Indexes of records that were proposed before the partition was split, and come behind that."""
+        now, partition, unpack = self.head.doubling, self._partition, _USER.unpack_from
+        return frozenset(
+            index
+            for index, (offset, *_) in enumerate(parsed)
+            if not doubling.takes(now, partition, unpack(data, offset + _USER_AT)[0])
+        )
+
+    def unknown(self, records: bytes, count: int) -> list[tuple[int, int, bool, int]]:
+        """(index, SnowflakeID, whether it is derived, CRC) of those of some records that are not known here. Raises StoreDamaged,
+        DiskFailed."""
+        parsed, keys, old_keys = self._keys(_COUNT.pack(count) + records, count, self.head.clock_us // DAY_US & 0xFFFF)
+        found = self._reader.get_many(keys + old_keys)
+        yesterday = zip(old_keys, found[count:], strict=True)
+        wanted: list[tuple[int, int, bool, int]] = []
+        for index, ((_, flags, _, crc, snowflake), key) in enumerate(zip(parsed, keys, strict=True)):
+            known, derived = self._unwritten.get(key) or found[index], bool(flags & Flag.DERIVED_ID)
+            if derived:
+                old_key, old_found = next(yesterday)
+                known = known or self._unwritten.get(old_key) or old_found
+            if known is None:
+                wanted.append((index, snowflake, derived, crc))
+        return wanted
+
+    def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
+        """(MsgID, CRC) of each SnowflakeID (and whether it is derived) that was written here. Raises StoreDamaged, DiskFailed."""
+        day = self.head.clock_us // DAY_US & 0xFFFF
+        keys = [DERIVED_KEY.pack(DERIVED, day, one) if derived else KEY.pack(SNOWFLAKES, one) for one, derived in wanted]
+        old = [(at, DERIVED_KEY.pack(DERIVED, day - 1 & 0xFFFF, one)) for at, (one, derived) in enumerate(wanted) if derived]
+        values = list(self._reader.get_many(keys + [key for _, key in old]))
+        for (at, _), value in zip(old, values[len(keys) :], strict=True):
+            values[at] = values[at] or value
+        found: list[tuple[int, int] | None] = []
+        for value in values[: len(keys)]:
+            found.append(DEDUPE.unpack(value) if value else None)
+        return found
 
     @staticmethod
     def _add_block(decision: Decision, block: Block) -> None:

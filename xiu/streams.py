@@ -237,6 +237,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
                     msg_id=result.msg_id,
                     code=result.code,
                     text=result.text,
+                    partitions=result.partitions,
                 )
                 for answer in answers
                 for result in answer.results

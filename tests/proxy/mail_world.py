@@ -39,6 +39,11 @@ class World(Simulation):
         self.refused: dict[str, int] = {}
         """What the models refused, by code."""
 
+    @property
+    def counted(self) -> int:
+        """Partitions of Xiu, as the layout has them."""
+        return len(self.xius)
+
     def soon(self, what: Callable[[], None], least: float = 0.0005) -> None:
         """Do something after a random while."""
         self.after(least + self.rng.expovariate(400), what)
@@ -100,6 +105,12 @@ class XiuModel:
         self.stored: dict[int, tuple[int, bytes]] = {}
         self._last = 0
         self.refusing = ""
+
+    def take(self, link: int, request: ev.SendStore, put: Callable[[object], None]) -> None:
+        """A request has come on a stream; the reply, if there is one, is given to `put`."""
+        reply = self.answer(link, request)
+        if reply is not None:
+            put(reply)
 
     def answer(self, link: int, request: ev.SendStore) -> ev.Stored | None:
         """None: nobody answers."""
@@ -227,7 +238,7 @@ class ProxyModel:
         self._writers: dict[int, _WriterStream] = {}
         self._turn = False
         self._rings_at = NEVER
-        self.step(ev.StoresChanged(len(self._world.xius), len(self._world.pis)))
+        self.step(ev.StoresChanged(self._world.counted, len(self._world.pis)))
 
     def kill(self) -> None:
         """As kill -9 does."""
@@ -303,12 +314,12 @@ class ProxyModel:
         def there(request: object) -> None:
             if isinstance(model, PiModel):
                 assert isinstance(request, ev.SendAppend)
-                reply: ev.Stored | ev.Appended | None = model.answer(number, request)
+                reply = model.answer(number, request)
+                if reply is not None:
+                    replies.put(reply)
             else:
                 assert isinstance(request, ev.SendStore)
-                reply = model.answer(number, request)
-            if reply is not None:
-                replies.put(reply)
+                model.take(number, request, replies.put)
 
         self.stores[store] = _StoreStream(number, Pipe(self._world, there), replies)
         self.step(ev.LinkUp(store, number, model.epoch))

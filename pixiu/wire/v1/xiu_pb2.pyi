@@ -152,6 +152,7 @@ class StoreResult(_message.Message):
     MSG_ID_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     count: _builtins.int
     sequence: _builtins.int
@@ -161,6 +162,8 @@ class StoreResult(_message.Message):
     code: _builtins.str
     """an error of docs/protocol.md; empty: stored"""
     text: _builtins.str
+    partitions: _builtins.int
+    """with WRONG_PARTITION: by how many this partition counts (docs/doubling.md)"""
     def __init__(
         self,
         *,
@@ -170,10 +173,11 @@ class StoreResult(_message.Message):
         msg_id: _builtins.int = ...,
         code: _builtins.str = ...,
         text: _builtins.str = ...,
+        partitions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "count", b"count", "msg_id", b"msg_id", "position", b"position", "sequence", b"sequence", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "count", b"count", "msg_id", b"msg_id", "partitions", b"partitions", "position", b"position", "sequence", b"sequence", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

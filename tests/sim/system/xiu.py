@@ -285,7 +285,8 @@ class XiuProcess(Unlinked):
         return xiu_pb2.StoreReply(
             results=[
                 xiu_pb2.StoreResult(
-                    position=r.position, count=r.count, sequence=r.sequence, msg_id=r.msg_id, code=r.code, text=r.text
+                    position=r.position, count=r.count, sequence=r.sequence, msg_id=r.msg_id, code=r.code, text=r.text,
+                    partitions=r.partitions,
                 )
                 for r in answer.results
             ],

@@ -1,0 +1,108 @@
+"""Batches of a child that wait for what its parent says of their SnowflakeIDs. Those of one stream leave in order. Pure.
+
+Source: docs/doubling.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pixiu.wire.record import SIZE_FIELD
+from xiu.batch import Run
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A SnowflakeID that the parent is asked for."""
+
+    index: int
+    """Of its record in the batch."""
+    snowflake: int
+    derived: bool
+    crc: int
+
+
+@dataclass(slots=True, eq=False)
+class Held(Generic[BatchT]):
+    """A batch that waits."""
+
+    stream: int
+    batch: BatchT
+    runs: Sequence[Run]
+    at_us: int
+    asked: Sequence[Asked] = ()
+    """Nothing is asked of a batch that only waits for others of its stream."""
+    answered: bool = True
+    known: Mapping[int, tuple[int, int]] | None = field(default_factory=dict)
+    """Index of a record → (MsgID, CRC) that the parent has; None: it does not answer."""
+
+
+class Asking(Generic[BatchT]):
+    """All that wait. Bounded by the streams' windows."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, deque[Held[BatchT]]] = {}
+        self._asked: dict[int, Held[BatchT]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams.values()))
+
+    def waits(self, stream: int) -> bool:
+        """Whether a batch of a stream waits, and so must those behind it."""
+        return stream in self._streams
+
+    def add(self, number: int, held: Held[BatchT]) -> None:
+        """A batch waits; for the answer to a question, if it has one."""
+        self._streams.setdefault(held.stream, deque()).append(held)
+        if held.asked:
+            held.answered = False
+            self._asked[number] = held
+
+    def answer(self, number: int, known: Sequence[tuple[int, int] | None] | None) -> Iterator[Held[BatchT]]:
+        """The parent's answer for each SnowflakeID of a question, None: there was none. The batches that need wait no longer."""
+        held = self._asked.pop(number, None)
+        if held is None:
+            return
+        held.answered = True
+        if known is None:
+            held.known = None
+        else:
+            pairs = zip(held.asked, known, strict=True)
+            held.known = {asked.index: found for asked, found in pairs if found is not None}
+        waiting = self._streams[held.stream]
+        while waiting and waiting[0].answered:
+            yield waiting.popleft()
+        if not waiting:
+            del self._streams[held.stream]
+
+    def drop(self) -> list[BatchT]:
+        """Nothing waits any more; what did."""
+        lost = [held.batch for waiting in self._streams.values() for held in waiting]
+        self._streams, self._asked = {}, {}
+        return lost
+
+
+def without(runs: Sequence[Run], left_out: frozenset[int]) -> list[Run]:
+    """Runs of a batch without some of its records, by their indexes in it."""
+    kept: list[Run] = []
+    for run in runs:
+        if left_out.isdisjoint(range(run.index, run.index + run.count)):
+            kept.append(run)
+            continue
+        at = begin = 0
+        first = run.index
+        for index in range(run.index, run.index + run.count):
+            after = at + SIZE_FIELD + int.from_bytes(run.records[at : at + SIZE_FIELD], "little")
+            if index in left_out:
+                if index > first:
+                    kept.append(Run(first, index - first, run.records[begin:at]))
+                begin, first = after, index + 1
+            at = after
+        if run.index + run.count > first:
+            kept.append(Run(first, run.index + run.count - first, run.records[begin:]))
+    return kept
