@@ -53,11 +53,13 @@ class RouterRoot:
             context.zookeeper, context.router_root, self._changed, context.options.poll_interval_s, roles=ROLES
         )
 
-    async def start(self) -> None:
-        """Read the other root. Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`."""
-        own, there = self._context.membership.node, replace(self._context.cluster, router_root="")
-        assert own is not None
-        self._node = replace(own, settings_hash=there.settings_hash(), wire_hash=there.wire_hash())
+    async def start(self, node: Node) -> None:
+        """Read the other root. `node`: what the broker will register.
+
+        Raises `ConfigurationError` when its processes have other settings, `RegistryUnavailable`.
+        """
+        there = replace(self._context.cluster, router_root="")
+        self._node = replace(node, settings_hash=there.settings_hash(), wire_hash=there.wire_hash())
         await self._discovery.start()
         self._check()
 

@@ -53,7 +53,7 @@ class Service(MemberService):
     async def prepare(self, node: Node) -> Node:
         """Read where the routers are, when that is another root."""
         if self._router_root is not None:
-            await self._router_root.start()
+            await self._router_root.start(node)
         return node
 
     async def start(self) -> None:
