@@ -56,7 +56,7 @@ class RestoreOptions:
     """How long a leader is looked for."""
 
     def leader(self, partition: int) -> Leader:
-        """Of a partition."""
+        """The leader of a partition, who is asked in the operator's name."""
         return Leader(self.target, partition, self.operator, self.reason, self.retry_s)
 
 
