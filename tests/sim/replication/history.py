@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster.replication.clock import MAX_STEP_US
-from cluster.replication.model import START, Entry, EntryKind, PartitionState, Position
+from cluster.replication.model import START, Entry, EntryKind, MemberID, PartitionState, Position
 from cluster.replication.states import State
 
 SLACK_US = 1_000_000
@@ -71,9 +71,14 @@ class History:
         """An in-sync member has what it confirmed, where a power cut leaves it: checked at each commit, not at the end."""
         assert leader.core is not None
         assert leader.log is not None
-        assert leader.core.leader is not None
         epoch = leader.log.epoch_at(counter)
-        for member in leader.core.leader.required():
+        state = self.world.zookeeper.state
+        members: frozenset[MemberID] = frozenset()
+        if leader.core.leader is not None:
+            members = leader.core.leader.required()
+        elif state is not None and state.epoch == leader.log.last.epoch:  # it has committed and handed over in one step
+            members = state.in_sync
+        for member in members:
             node = self.world.nodes[member - 1]
             image = node.disk.image
             index = counter - image.first.counter - 1
