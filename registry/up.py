@@ -145,7 +145,14 @@ class UpOptions:
 
     def grown(self, layout: Layout) -> list[ProcessSpec]:
         """Every process that is wanted, with the partitions that doublings have added."""
-        return replace(self, **{f"{role}s": self.partitions(role, layout) for role in PARTITIONED_ROLES}).specs()
+        return replace(
+            self,
+            routers=self.partitions("router", layout),
+            relays=self.partitions("relay", layout),
+            brokers=self.partitions("broker", layout),
+            xius=self.partitions("xiu", layout),
+            pis=self.partitions("pi", layout),
+        ).specs()
 
     def layout(self) -> dict[str, RoleLayout]:
         """The layout that the registry shall hold."""
