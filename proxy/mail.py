@@ -21,10 +21,11 @@ from typing import Any, Final
 
 from cluster.runtime.contract import END_OF_TURN, NEVER, EndOfTurn, EventTable, Tick
 from pixiu import errors
+from pixiu.placement.split import SplitPartitions
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy import mail_events as ev
-from proxy.mail_batches import Batch, Part, Writer, parts_of, split
+from proxy.mail_batches import Batch, Part, Writer, parts_of, split, split_again
 from proxy.mail_requests import STALL_S, Link, Request, append_requests, store_requests, take_runs
 from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
 
@@ -38,6 +39,10 @@ MAX_BATCH_RECORDS: Final = 16_384
 PAUSE_S: Final = 0.1
 """After a refusal that passes."""
 RETRY_MS: Final = 200
+MOVED_PAUSE_S: Final = 0.01
+"""Before a child of Pi that is not open is asked again: that is over when it has learned the last of what its parent took."""
+CHILD_S: Final = 1.0
+"""How long a child that is not open is asked, before its parent is."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,10 @@ class MailCore:
         self._timeout_s = timeout_s
         self._taken = taken
         self._xius, self._pis = 0, 0
+        self._split = SplitPartitions()
+        """Of Pi: parents are split one by one before the layout says so."""
+        self._closed_until: dict[int, float] = {}
+        """Child that is not open → until when it is asked again."""
         self._knows_stores = False
         """A process serves from before its first view of the cluster."""
         self._writers: dict[int, Writer] = {}
@@ -277,10 +286,41 @@ class MailCore:
 
     def _on_stores(self, event: ev.StoresChanged, now: float, out: list[ev.Effect]) -> None:
         self._knows_stores = True
-        if (event.xius, event.pis) == (self._xius, self._pis):
-            return
-        self._xius, self._pis = event.xius, event.pis
-        self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
+        xius, pis, self._xius, self._pis = self._xius, self._pis, event.xius, event.pis
+        if event.xius != xius or (event.pis != pis and event.pis != 2 * pis):
+            self._split = SplitPartitions(max(event.pis, 1))
+            self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
+        elif event.pis != pis:
+            self._double_pis(out)
+
+    def _double_pis(self, out: list[ev.Effect]) -> None:
+        """The layout says what most parents have said before: they were split."""
+        known = set(self._split.all())
+        self._split.set_count(self._pis)
+        for partition, link in sorted(self._pi_links.items()):
+            if partition < self._pis // 2 and partition + self._pis // 2 not in known:
+                self._reroute(link, "the cluster's layout changed", out)
+
+    def _reroute(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
+        """Whatever waits for a Pi goes to whoever serves it now, in order. What was under way is sent again, as nobody knows what
+        became of it; each inbox takes a MsgID once, and a child has learned what its parent took."""
+        if link.number and link.in_flight:
+            out.append(ev.Disconnect(link.store, link.number, text))
+            waiting = [part for request in link.drop() for part in request.waiting]
+        else:
+            waiting = []
+        waiting += link.queue
+        link.queue.clear()
+        own: list[Part] = []
+        for part in waiting:
+            if part.batch.done:
+                continue
+            for partition, found in split_again(part, self._split).items():
+                if partition == link.store.partition:
+                    own.append(found)
+                else:
+                    self._pi(partition).queue.append(found)
+        link.queue.extend(own)
 
     def _on_up(self, event: ev.LinkUp, now: float, out: list[ev.Effect]) -> None:
         link = self._link(event.store)
@@ -380,7 +420,7 @@ class MailCore:
         if batch.codes:
             refused = [ev.Result(batch.positions[index], 1, 0, (), *why) for index, why in sorted(batch.codes.items())]
             self._answer(batch.writer, refused, ev.Store(False, batch.partition))
-        parts = parts_of(batch, self._pis)
+        parts = parts_of(batch, self._split)
         batch.pending = len(parts)
         if not parts:
             self._finish(batch)
@@ -396,6 +436,9 @@ class MailCore:
         link.progress_at = now
         self.triples[link.store] = event.triple
         stale = event.triple.epoch != link.epoch
+        if event.code == errors.WrongPartition.code and event.request in link.in_flight:
+            self._moved(link, event, now, out)
+            return
         request = link.in_flight.pop(event.request, None)
         if request is None:
             pass
@@ -406,9 +449,25 @@ class MailCore:
             text = f"pi partition {event.partition}: the leader changed"
             self._end([part.batch.writer for part in request.waiting], errors.StaleStream.code, text, out)
         else:
+            self._closed_until.pop(event.partition, None)
             self._appended(link, request, event, out)
         if stale:
             self._leave(link, event.text or "the leader changed", out)
+
+    def _moved(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+        """A Pi does not serve, or not yet, some of whom it was asked for: nothing of the request was appended. A parent that was
+        split says so; a child that is not open is asked again, and after a while its parent, whose cut may be undone."""
+        partition = event.partition
+        link.trouble = (event.code, event.text)
+        if partition < self._split.count:
+            if not self._split.learn(partition, event.partitions):
+                link.not_before = now + MOVED_PAUSE_S
+        elif self._closed_until.setdefault(partition, now + CHILD_S) <= now:
+            del self._closed_until[partition]
+            self._split.forget(partition)
+        else:
+            link.not_before = now + MOVED_PAUSE_S
+        self._reroute(link, event.text, out)
 
     def _append_refused(self, link: Link[Part], request: Request[Part], event: ev.Appended, out: list[ev.Effect]) -> bool:
         """Nothing of a request was appended, or nobody knows. True: this is not the leader any more."""
@@ -471,7 +530,7 @@ class MailCore:
         while self._deadlines and (self._deadlines[0].done or self._deadlines[0].deadline <= now):
             batch = self._deadlines.popleft()
             if not batch.done:
-                store = ev.Store(True, batch.uins[0] % self._pis) if batch.stored else ev.Store(False, batch.partition)
+                store = ev.Store(True, self._split.of(batch.uins[0])) if batch.stored else ev.Store(False, batch.partition)
                 trouble = self._link(store).trouble or (errors.Unavailable.code, "it does not answer")
                 name = f"{store.role} partition {store.partition}"
                 text = f"{name} did not confirm within {self._timeout_s:g} s ({trouble[0]}: {trouble[1]})"
