@@ -77,6 +77,11 @@ class Doubled:
         return self.record.phase is Phase.LEARNING
 
     @property
+    def whole(self) -> bool:
+        """Whether a child may open: it has everything up to the cut."""
+        return self.learning and self.record.whole
+
+    @property
     def holds(self) -> bool:
         """Whether the sweeps wait."""
         return self.record.holds(self._inboxes.now_s)
@@ -143,7 +148,7 @@ class Doubled:
                 return self._take_rows(record, command.body)
             case Step.FOLLOW:
                 return self._follow(record, command.body)
-            case Step.OPEN if record.whole:
+            case Step.OPEN if self.whole:
                 self.on_open()
                 return replace(record, phase=Phase.OPEN)
             case _:

@@ -68,7 +68,7 @@ _RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQ")
 
 
 class Phase(IntEnum):
-    """As in `proto/pixiu/wire/v1/doubling.proto`."""
+    """The phases of `proto/pixiu/wire/v1/doubling.proto`."""
 
     NONE = 0
     LEARNING = 1
@@ -124,7 +124,7 @@ class Command(NamedTuple):
     body: bytes = b""
 
     def encode(self) -> bytes:
-        """As it lies in the log."""
+        """Encode as it lies in the log."""
         return _HEAD.pack(self.step, *self.doubling) + self.body
 
     @classmethod
@@ -168,7 +168,7 @@ class Record:
 
     @property
     def partitions(self) -> int:
-        """Of Pi, as this log has it; 0: it says nothing."""
+        """How many partitions Pi has, by this log; 0: it says nothing."""
         return self.doubling.partitions
 
     @property
@@ -181,7 +181,7 @@ class Record:
         return now_s < self.hold_s <= now_s + MAX_HOLD_S
 
     def encode(self) -> bytes:
-        """As it is stored."""
+        """Encode as stored."""
         fixed = _RECORD.pack(
             self.phase, *self.doubling, *self.learned, *self.source, self.emptied, self.split_at, self.hold_s, self.keys,
             self.size, self.digest,
@@ -230,17 +230,17 @@ def served(record: Record, partition: int, layout: int, appended: int = 0) -> Se
 
 
 def position_body(position: Position) -> bytes:
-    """Of RESET."""
+    """The body of RESET."""
     return _POSITION.pack(*position)
 
 
 def position_of(body: bytes) -> Position:
-    """Of RESET and ROWS. Raises struct.error."""
+    """Which position a body of RESET or ROWS names. Raises struct.error."""
     return Position(*_POSITION.unpack_from(body))
 
 
 def rows_body(source: Position, rows: Iterable[tuple[bytes, bytes]], *, last: bool) -> bytes:
-    """Of ROWS."""
+    """The body of ROWS."""
     parts = [_POSITION.pack(*source), bytes((last,))]
     for key, value in rows:
         parts += (_ROW.pack(len(key), len(value)), key, value)
@@ -261,7 +261,7 @@ def rows_of(body: bytes) -> tuple[bool, list[tuple[bytes, bytes]]]:
 
 
 def follow_body(entries: Iterable[Entry], doubling: Doubling) -> bytes:
-    """Of FOLLOW: what concerns the child of each of its parent's entries; of the others their place and time."""
+    """The body of FOLLOW: what concerns the child of each of its parent's entries; of the others their place and time."""
     parts: list[bytes] = []
     for epoch, counter, kind, at_us, payload in entries:
         kept = of_child(payload, doubling) if kind == ENTRY_KIND else payload if kind in (3, DOUBLING_KIND) else b""
@@ -280,22 +280,22 @@ def followed(body: bytes) -> Iterator[Entry]:
 
 
 def hold_body(until_s: int) -> bytes:
-    """Of HOLD."""
+    """The body of HOLD."""
     return _HOLD.pack(until_s)
 
 
 def hold_of(body: bytes) -> int:
-    """Of HOLD. Raises struct.error."""
+    """The time that a body of HOLD names. Raises struct.error."""
     return int(_HOLD.unpack(body)[0])
 
 
 def note_body(digest: int, keys: int, size: int) -> bytes:
-    """Of NOTE."""
+    """The body of NOTE."""
     return _NOTE.pack(digest, keys, size)
 
 
 def note_of(body: bytes) -> tuple[int, int, int]:
-    """Of NOTE. Raises struct.error."""
+    """Digest, keys and bytes that a body of NOTE says. Raises struct.error."""
     digest, keys, size = _NOTE.unpack(body)
     return digest, keys, size
 

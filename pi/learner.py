@@ -61,7 +61,7 @@ class Learner:
     async def run(self) -> None:
         """Learn until this child is open. Raises Unavailable when the parent cannot be heard, or as `Replica.propose`."""
         record = self._machine.state.doubled.record
-        if record.whole:
+        if self._machine.state.doubled.whole:
             await self._propose(Step.OPEN)
             return
         nodes = self._context.view.replicas("pi", self._doubling.parent, (NodeState.RUNNING, NodeState.DRAINING))
@@ -107,7 +107,7 @@ class Learner:
             await self._propose(Step.FOLLOW, reply.entries)
             if doubled.record.learned == START:
                 raise Unavailable("the parent's sweeps went on without this child; it begins again")
-        if doubled.record.whole:
+        if doubled.whole:
             await self._propose(Step.OPEN)
             return True
         return False

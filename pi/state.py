@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, ParamSpec
+from typing import ClassVar, Final, ParamSpec
 from zlib import crc32
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
@@ -96,6 +96,8 @@ class State:
     Raises StateDamaged from every method when a value has a wrong CRC; after one from `apply` the state must not be used.
     """
 
+    doubled_type: ClassVar[type[Doubled]] = Doubled
+
     def __init__(self, store: Store, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
         self.table = Table(store)
         self.inboxes = InboxTable(self.table, max_heads, max_users)
@@ -110,7 +112,7 @@ class State:
         self._expiry = Expiry(self.inboxes, self._deletions)
         self._reader = Reader(self.inboxes, self._deletions)
         self._loss = Loss(self.inboxes, self._deletions)
-        self.doubled = Doubled(
+        self.doubled = self.doubled_type(
             self.inboxes, learn=self._apply_own, take_time=self._take_time, take_row=self._take_row, reset=self._reset
         )
         self._expiry.stays = self.doubled.stays
