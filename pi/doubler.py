@@ -105,15 +105,16 @@ class Doubler:
         if idle and self._replica.is_leader and self._next() is not None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="pi-doubling")
 
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    def _stop(self) -> asyncio.Task[None] | None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        return task
 
     async def close(self) -> None:
         """End what is under way; the next leader goes on with it."""
-        self._stop()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        if (task := self._stop()) is not None:
+            await asyncio.gather(task, return_exceptions=True)
 
     # --- what takes long
 

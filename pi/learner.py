@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc.aio
@@ -33,6 +34,7 @@ from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
 SILENT_S: Final = 5.0
 """A parent that says nothing for so long is left."""
+BEHIND_POLL_S: Final = 0.05
 HEARTBEAT_S: Final = 1.0
 """A parent says something at least so often."""
 FOLLOW_ENTRIES: Final = 1024
@@ -113,6 +115,8 @@ class Learner:
         return False
 
     async def _propose(self, step: Step, body: bytes = b"") -> None:
+        while self._machine.behind:  # LMDB has to catch up
+            await asyncio.sleep(BEHIND_POLL_S)
         command = Command(step, self._doubling, body)
         written = await self._replica.propose([(DOUBLING_KIND, command.encode())])
         if written.answers != [[[1]]]:
@@ -143,11 +147,13 @@ class Teacher(pb_grpc.PiDoublingServicer):
             await self._hold(doubling)
             learned = Position(request.epoch, request.counter)
             if learned == START or not self._has(learned):
-                async for reply in self._snapshot(doubling, name):
-                    learned = Position(reply.epoch, reply.counter)
+                async with aclosing(self._snapshot(doubling, name)) as replies:
+                    async for reply in replies:
+                        learned = Position(reply.epoch, reply.counter)
+                        yield reply
+            async with aclosing(self._follow(doubling, learned.counter, name)) as replies:
+                async for reply in replies:
                     yield reply
-            async for reply in self._follow(doubling, learned.counter, name):
-                yield reply
         except PixiuError as error:
             await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
         finally:
@@ -177,7 +183,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     # --- the snapshot
 
-    async def _snapshot(self, doubling: Doubling, name: str) -> AsyncIterator[pb.PiLearnReply]:
+    async def _snapshot(self, doubling: Doubling, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
         view, position = self._machine.view(), self._machine.state.applied
         self._pin(name, position.counter)
 
@@ -202,7 +208,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
 
     # --- the log
 
-    async def _follow(self, doubling: Doubling, after: int, name: str) -> AsyncIterator[pb.PiLearnReply]:
+    async def _follow(self, doubling: Doubling, after: int, name: str) -> AsyncGenerator[pb.PiLearnReply, None]:
         machine, held_at = self._machine, time.monotonic()
         while True:
             self._replica.check_leader()

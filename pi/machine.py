@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from cluster.replication.model import Entry
 from pi.digest import Digest
+from pi.doubling import Phase
 from pi.events import NO_DEVICE
 from pi.keys import EPOCH_S
 from pi.reading import Read
@@ -236,6 +237,9 @@ class Machine:
                 raise
             self.store.renew()
             self.state.table.thawed()
+            record = self.state.doubled.record
+            if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
+                self._close_cut()
             self.transactions += 1
             self.flushed = counter
 
