@@ -48,13 +48,17 @@ def writers_of(payload: bytes, found: Sequence[Span]) -> list[Writer]:
     return [writer_at(payload, begin) for op, begin, _ in found if op in (_APPENDS, _FANOUT)]
 
 
+NOBODY: Final = -1
+"""Instead of a partition: one that serves no user."""
+
+
 def check(payload: bytes, found: Sequence[Span], partition: int, partitions: int) -> int:
     """How many appends to one inbox a caller's operations ask for.
 
     Args:
         payload: the operations.
         found: where each one is.
-        partition: this replica's.
+        partition: this replica's; `NOBODY`: it serves no user.
         partitions: of Pi; 0 while that is not known: then any user is served.
 
     Raises WrongPartition, InvalidArgument, TooManyReceivers.
@@ -91,12 +95,13 @@ def check_users(uins: Sequence[int], partition: int, partitions: int) -> None:
     if not uins:
         return
     n = partitions or 1
-    rest = partition % n
-    if min(uins) > 0 and max(uins) <= MAX_ID and (n == 1 or not [uin for uin in uins if uin % n != rest]):
+    rest = partition % n if partition != NOBODY else NOBODY
+    if min(uins) > 0 and max(uins) <= MAX_ID and ((n == 1 and not rest) or not [uin for uin in uins if uin % n != rest]):
         return
     for uin in uins:
         if uin % n != rest:
-            raise WrongPartition(f"user {uin} is served by pi partition {uin % n} of {n}, not by {partition}", key=uin)
+            here = "this one, which is not open" if partition == NOBODY else str(partition)
+            raise WrongPartition(f"user {uin} is served by pi partition {uin % n} of {n}, not by {here}", key=uin)
         if not 0 < uin <= MAX_ID:
             raise InvalidArgument(f"UIN {uin} is out of range: 1 to 2^63-1")
 

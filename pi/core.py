@@ -19,7 +19,8 @@ from typing import Final, Protocol
 from cluster.replication.events import Accepted, Persisted
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
 from pi import events as ev
-from pi.checks import check, check_users, writers_of
+from pi.checks import NOBODY, check, check_users, writers_of
+from pi.doubling import Record, served
 from pi.reading import Read, Refusal
 from pi.state import Results
 from pixiu.errors import (
@@ -107,7 +108,10 @@ class Core:
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
-        self._partitions, self._layout_version = 0, 0
+        self._layout, self._layout_version = 0, 0
+        self._record, self._appended = Record(), 0
+        self._partitions, self._own = 0, partition
+        """Whose users are served: those with `_own`, of so many."""
         self._addresses: dict[int, str] = {}
         self._leader = ""
         self._turn: list[_Waiting] = []
@@ -132,6 +136,7 @@ class Core:
         self._events.on(ev.EntryApplied, self._on_applied)
         self._events.on(ev.LeaderChanged, self._on_leader)
         self._events.on(ev.LayoutChanged, self._on_layout)
+        self._events.on(ev.DoublingChanged, self._on_doubling)
         self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -160,8 +165,8 @@ class Core:
             if not self.epoch:
                 raise NotLeader(f"this replica of pi partition {self.partition} does not lead; ask {self._leader or 'another one'}")
             self._check_writers(event.stream, writers)
-            appends = check(payload, found, self.partition, self._partitions)
-            check_users([read.uin for read in event.reads], self.partition, self._partitions)
+            appends = check(payload, found, self._own, self._partitions)
+            check_users([read.uin for read in event.reads], self._own, self._partitions)
             if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this partition; try again later", 200)
             reads = self._read_all(event.reads)
@@ -290,7 +295,16 @@ class Core:
         self._clock_at = -math.inf
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
-        self._layout_version, self._partitions, self._addresses = event.version, event.partitions, event.addresses
+        self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses
+        self._serve()
+
+    def _on_doubling(self, event: ev.DoublingChanged, now: float, out: list[ev.Effect]) -> None:
+        self._record, self._appended = event.record, event.appended
+        self._serve()
+
+    def _serve(self) -> None:
+        self._partitions, nobody = served(self._record, self.partition, self._layout, self._appended)
+        self._own = NOBODY if nobody else self.partition
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         if now < self.next_deadline():
@@ -321,7 +335,7 @@ class Core:
         code, text = (error.code, str(error)) if isinstance(error, PixiuError) else error
         reply = ev.Reply(stream, request, self._triple, code=code, text=text)
         if isinstance(error, WrongPartition):
-            right = error.key % self._partitions
+            right = error.key % (self._partitions or 1)
             reply.server = (right, self._partitions, self._addresses.get(right, ""))
         elif code == NotLeader.code:
             reply.server = (self.partition, self._partitions, self._leader)

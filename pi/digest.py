@@ -10,13 +10,12 @@ Source: docs/replication.md.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import xxhash
 
-from pi.keys import META_KEY
+from pi.keys import uin_of
 
 RANGE_BITS: Final = 8
 RANGES: Final = 1 << RANGE_BITS
@@ -25,9 +24,6 @@ NOBODY: Final = RANGES
 _SPREAD: Final = 0x9E37_79B9_7F4A_7C15
 _SHIFT: Final = 64 - RANGE_BITS
 _MASK: Final = (1 << 64) - 1
-_UIN: Final = struct.Struct(">Q")
-_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
-"""Where a key has its UIN, by its first byte."""
 
 
 def range_of_user(uin: int) -> int:
@@ -37,28 +33,34 @@ def range_of_user(uin: int) -> int:
 
 def range_of(key: bytes) -> int:
     """The range that a row is in. A key that no version of this program wrote is nobody's."""
-    at = _UIN_AT.get(key[:1])
-    if at is None or key == META_KEY or len(key) < at + _UIN.size:
-        return NOBODY
-    return range_of_user(_UIN.unpack_from(key, at)[0])
+    uin = uin_of(key)
+    return NOBODY if uin is None else range_of_user(uin)
 
 
 class Digest:
     """Sums of row hashes, by range of users."""
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.size = 0
+        """How many, and their bytes."""
         self.sums = [0] * (RANGES + 1)
 
     def add(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Add rows, each once."""
-        sums, count, value_of = self.sums, 0, xxhash.xxh3_64_intdigest
+        sums, count, size, value_of = self.sums, 0, 0, xxhash.xxh3_64_intdigest
         for key, value in rows:
             place = range_of(key)
             # A key's length is its first byte's, so that no other row has the same bytes.
             sums[place] = sums[place] + value_of(key + value) & _MASK
             count += 1
+            size += len(key) + len(value)
         self.rows += count
+        self.size += size
+
+    @property
+    def total(self) -> int:
+        """One number for all rows."""
+        return sum(self.sums) & _MASK
 
     def differing(self, other: Sequence[int]) -> list[int]:
         """The ranges in which another replica has other rows."""

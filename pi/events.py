@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from cluster.replication.events import Accepted, Persisted
 from cluster.runtime.contract import EndOfTurn, Tick
+from pi.doubling import Record
 from pi.reading import DeviceFound
 from pi.state import Results
 from pixiu.wire.levels import Level, Triple
@@ -88,9 +89,18 @@ class LayoutChanged:
     addresses: dict[int, str]
 
 
+@dataclass(frozen=True, slots=True)
+class DoublingChanged:
+    """Where the doubling of this partition stands. `appended`: the number of partitions by a SPLIT that is in the leader's log and
+    not in the state; 0: there is none."""
+
+    record: Record
+    appended: int = 0
+
+
 Event = (
     Requested | StreamClosed | EndOfTurn | Accepted | ProposalRejected | Persisted | EntryApplied | LeaderChanged
-    | LayoutChanged | Tick
+    | LayoutChanged | DoublingChanged | Tick
 )  # fmt: skip
 
 

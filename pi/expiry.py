@@ -13,6 +13,7 @@ Source: docs/pi.md; what depends on a clock is an entry).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from pi.deletions import Deletions
@@ -38,6 +39,8 @@ class Expiry:
         self.near = BEGINNING
         """Up to where the near sweep has come: hour, UIN, lane."""
         self.far = BEGINNING
+        self.stays: Callable[[int], bool] = lambda _uin: True
+        """Whether a user's inboxes are this partition's: those of others are passed over."""
 
     def acknowledged(self, uin: int, lane: int) -> int:
         """The InboxSeq up to which every device that counts has acknowledged; 0 without one."""
@@ -132,6 +135,9 @@ class Expiry:
         found = inboxes.table.keys(b"T" + place, time_key(hours, 0, 0), SWEEP_INBOXES)
         for key in found:
             _, _, uin, lane = TIME_KEY.unpack(key)
+            if not self.stays(uin):
+                place = _after(key)
+                continue
             inboxes.table.get(key)  # its CRC: another inbox than the one meant is not to be touched
             head = inboxes.head(uin, lane)
             looked = self._expire(uin, lane, head, budget) if far else 0
@@ -139,7 +145,12 @@ class Expiry:
             budget -= looked
             if budget <= 0:
                 return key[1:], False
-            place = (int.from_bytes(key[1:], "big") + 1).to_bytes(_PLACE.size, "big")
+            place = _after(key)
             if far:
                 inboxes.table.delete(key)
         return place, len(found) < SWEEP_INBOXES
+
+
+def _after(key: bytes) -> bytes:
+    """The place behind an hour's key."""
+    return (int.from_bytes(key[1:], "big") + 1).to_bytes(_PLACE.size, "big")

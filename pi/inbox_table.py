@@ -47,12 +47,17 @@ class InboxTable:
         self.dirty: dict[int, Head] = {}
         """Heads that are to become values again: see `encode`."""
         self._users: Cache[User] = Cache(max_users)
+        self._sizes = max_heads, max_users
 
     def encode(self) -> None:
         """Turn heads that changed into values."""
         for key, head in self.dirty.items():
             self.table.put(head_key(key >> 2, key & 3), head.encode())
         self.dirty = {}
+
+    def forget_all(self) -> None:
+        """Everything is looked up again; `encode` comes first."""
+        self.heads, self.dirty, self._users = Cache(self._sizes[0]), {}, Cache(self._sizes[1])
 
     # --- inboxes
 

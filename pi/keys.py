@@ -9,6 +9,7 @@
     U | UIN u64                                          the user's devices: number, session, seen at, client ID of each
     T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour
     G | worker u16                                       epoch u32 | generation u32
+    P                                                    where the doubling of this partition stands: see `pi.doubling`
     M                                                    applied position, clock, limits, where the sweeps are
 
 Times are seconds since 2020, u32. LMDB returns a byte that flipped on the disk as it is; the CRC covers the key too, so
@@ -73,6 +74,17 @@ def name_of(key: bytes) -> str:
     if space == b"U" and size == USER_KEY.size:
         return f"the devices of user {USER_KEY.unpack(key)[1]:016x}"
     return f"the value of key {key.hex()}"
+
+
+_UIN: Final = struct.Struct(">Q")
+_UIN_AT: Final = {b"E": 1, b"I": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
+"""Where a key has its UIN, by its first byte."""
+
+
+def uin_of(key: bytes) -> int | None:
+    """Whose a key's value is; None: nobody's, or of a key that no version of this program wrote."""
+    at = _UIN_AT.get(key[:1])
+    return None if at is None or len(key) < at + _UIN.size else int(_UIN.unpack_from(key, at)[0])
 
 
 def entry_key(uin: int, lane: int, seq: int) -> bytes:

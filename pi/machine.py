@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from cluster.replication.model import Entry
 from pi.digest import Digest
+from pi.doubling import Phase
 from pi.events import NO_DEVICE
 from pi.keys import EPOCH_S
 from pi.reading import Read
@@ -82,6 +83,12 @@ class Machine:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.views = Views()
+        self.cut: View | None = None
+        """Of a child: the state as it was when it opened; closed by whoever has read it."""
+        self.advanced = asyncio.Event()
+        """Something was applied."""
+        self.on_doubling: Callable[[], None] = lambda: None
+        """Called when the record of the partition's doubling has changed."""
 
     def open(self) -> bool:
         """Open the store. Whether a damaged one was set aside, and this one is empty."""
@@ -98,6 +105,7 @@ class Machine:
         self.store = StateStore(self._folder, self._map_bytes)
         self.store.sync()  # the last transaction of a process that was killed may be in the page cache alone
         self.state = State(self.store, max_heads=self._heads)
+        self.state.doubled.on_open = self._keep_cut
         self.opened = True
         self.flushed = self.state.applied.counter
         """The state is durable up to this counter."""
@@ -124,6 +132,7 @@ class Machine:
         written, and nothing was applied."""
         if self.behind:
             raise DiskFull(self.full or "LMDB writes lag behind the log")
+        record = self.state.doubled.record
         try:
             found = self._apply_to_marks(entries) if self.views else self.state.apply(entries)
         except StateDamaged as damage:
@@ -132,7 +141,20 @@ class Machine:
             raise
         if self.state.unwritten >= FLUSH_CHANGES:
             self._wake.set()
+        self.advanced.set()
+        if self.state.doubled.record is not record:
+            self.on_doubling()
         return found
+
+    def _keep_cut(self) -> None:
+        self._close_cut()
+        with contextlib.suppress(StorageError):  # then its digest is not known
+            self.cut = self.view()
+
+    def _close_cut(self) -> None:
+        if self.cut is not None:
+            self.cut.close()
+            self.cut = None
 
     def _apply_to_marks(self, entries: Sequence[Entry]) -> list[list[Results]]:
         """The same, and the views that somebody waits for."""
@@ -143,20 +165,39 @@ class Machine:
                 found += self.state.apply(entries[begin:index])
                 begin = index
                 try:
-                    self.views.answer(entry.payload, View(self.store.reader(), self.state.unstored(), self.applied))
+                    self.views.answer(entry.payload, self.view())
                 except StorageError as problem:
                     self.views.answer(entry.payload, problem)
         return found + self.state.apply(entries[begin:])
 
-    async def digest(self, view: View) -> Digest:
-        """Read a view to its end. Raises Unavailable when the state is replaced meanwhile, StorageError."""
-        done = False
-        while not done:
-            async with self._writing:  # not while a snapshot takes the store's place
-                if view.reader.store is not self.store:
-                    raise Unavailable("a snapshot took this replica's state's place; compare it again")
-                done = await _to_its_end(view.read_part)
-        return view.digest
+    def view(self) -> View:
+        """The state as it is now; whoever takes it closes it. Raises StorageError."""
+        return View(self.store.reader(), self.state.unstored(), self.applied)
+
+    async def read_view(self, view: View, take: Callable[[list[tuple[bytes, bytes]]], T]) -> T | None:
+        """Some more rows of a view, as a function makes something of them in a thread; None at the end. Raises Unavailable when
+        the state was replaced meanwhile, StorageError."""
+
+        def part() -> T | None:
+            rows = view.part()
+            return None if rows is None else take(rows)
+
+        async with self._writing:  # not while a snapshot takes the store's place
+            if view.reader.store is not self.store:
+                raise Unavailable("a snapshot took this replica's state's place; ask it again")
+            return await _to_its_end(part)
+
+    async def digest(self, view: View, moves: Callable[[bytes], bool] | None = None) -> Digest:
+        """Read a view to its end, or those of its rows whose keys are wanted. Raises as `read_view`."""
+        digest = Digest()
+
+        def take(rows: list[tuple[bytes, bytes]]) -> bool:
+            digest.add(rows if moves is None else [row for row in rows if moves(row[0])])
+            return True
+
+        while await self.read_view(view, take):
+            pass
+        return digest
 
     @property
     def writing(self) -> asyncio.Lock:
@@ -196,6 +237,9 @@ class Machine:
                 raise
             self.store.renew()
             self.state.table.thawed()
+            record = self.state.doubled.record
+            if record.digest or record.phase is not Phase.OPEN:  # nobody asks for it any more, and LMDB keeps what it frees
+                self._close_cut()
             self.transactions += 1
             self.flushed = counter
 
@@ -246,11 +290,13 @@ class Machine:
         """Replace the state by a snapshot, durably. Nothing is applied meanwhile."""
         async with self._writing:
             await asyncio.to_thread(self._position_of, folder)  # what cannot be read is not taken
+            self._close_cut()
             self.store.close()
             try:
                 await asyncio.to_thread(install, folder / FILE_NAME, self._folder)
             finally:
                 self._open()
+        self.on_doubling()
 
     async def _run(self) -> None:
         while True:
@@ -330,4 +376,5 @@ class Machine:
         with contextlib.suppress(PixiuError):
             await self.flush()
         async with self._writing:
+            self._close_cut()
             self.store.close()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, ParamSpec
+from typing import ClassVar, Final, ParamSpec
 from zlib import crc32
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pi.deletions import Deletions
-from pi.expiry import PURGE_A_TOUCH, Expiry
+from pi.doubled import Doubled
+from pi.doubling import DOUBLING_KIND
+from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
 from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
 from pi.keys import (
@@ -94,6 +96,8 @@ class State:
     Raises StateDamaged from every method when a value has a wrong CRC; after one from `apply` the state must not be used.
     """
 
+    doubled_type: ClassVar[type[Doubled]] = Doubled
+
     def __init__(self, store: Store, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
         self.table = Table(store)
         self.inboxes = InboxTable(self.table, max_heads, max_users)
@@ -108,22 +112,44 @@ class State:
         self._expiry = Expiry(self.inboxes, self._deletions)
         self._reader = Reader(self.inboxes, self._deletions)
         self._loss = Loss(self.inboxes, self._deletions)
+        self.doubled = self.doubled_type(
+            self.inboxes, learn=self._apply_own, take_time=self._take_time, take_row=self._take_row, reset=self._reset
+        )
+        self._expiry.stays = self.doubled.stays
         self._load()
 
     def _load(self) -> None:
         meta = self.table.get(META_KEY)
         if meta is None:
             return
-        version, epoch, counter, self.inboxes.now_s, self.inboxes.dropped, near, far = META.unpack_from(meta)
-        if version != META_VERSION:
-            raise StateDamaged(f"the state has version {version}, this program reads {META_VERSION}")
-        self.applied = Position(epoch, counter)
-        self.inboxes.limits = Limits.decode(meta[META.size :])
-        self._expiry.near, self._expiry.far = near, far
+        self.applied, self.inboxes.dropped = self._take_meta(meta)
         for key in self.table.keys(writer_key(0), b"H", 1 << 16):
             body = self.table.get(key)
             assert body is not None
             self._writers[int.from_bytes(key[1:], "big")] = WRITER_VALUE.unpack(body)
+
+    def _take_meta(self, meta: bytes) -> tuple[Position, int]:
+        """Time, limits and sweeps; returns the applied position, and what was dropped."""
+        version, epoch, counter, self.inboxes.now_s, dropped, near, far = META.unpack_from(meta)
+        if version != META_VERSION:
+            raise StateDamaged(f"the state has version {version}, this program reads {META_VERSION}")
+        self.inboxes.limits = Limits.decode(meta[META.size :])
+        self._expiry.near, self._expiry.far = near, far
+        return Position(epoch, counter), dropped
+
+    def _take_row(self, key: bytes, body: bytes) -> None:
+        """What a child takes from its parent beside the users' values."""
+        if key == META_KEY:
+            self._take_meta(body)
+        elif key[:1] == b"G":
+            self._writers[int.from_bytes(key[1:], "big")] = WRITER_VALUE.unpack(body)
+            self.table.put(key, body)
+
+    def _reset(self) -> None:
+        """A child begins again: what is in memory is nobody's."""
+        self._writers.clear()
+        self.inboxes.forget_all()
+        self.inboxes.now_s, self._expiry.near, self._expiry.far = 0, BEGINNING, BEGINNING
 
     # --- transactions
 
@@ -162,8 +188,26 @@ class State:
         return found
 
     def _apply_one(self, entry: Entry) -> list[Results]:
-        self._epoch = entry.epoch
+        if entry.kind == DOUBLING_KIND:
+            return self._apply_doubling(entry)
+        return [] if self.doubled.learning else self._apply_own(entry)
+
+    def _apply_doubling(self, entry: Entry) -> list[Results]:
+        try:
+            done = self.doubled.apply(entry)
+        except MalformedData:
+            self.damaged_entries += 1
+            return []
+        if not self.doubled.learning:
+            self._take_time(entry)
+        return [[int(done)]]
+
+    def _take_time(self, entry: Entry) -> None:
         self.inboxes.now_s = max(self.inboxes.now_s, min(entry.at_us // 1_000_000 - EPOCH_S, 0xFFFF_FFFF))
+
+    def _apply_own(self, entry: Entry) -> list[Results]:
+        self._epoch = entry.epoch
+        self._take_time(entry)
         if entry.kind == EntryKind.SET_CLOCK and len(entry.payload) == CLOCK.size:
             self._expiry.set_back(max(CLOCK.unpack(entry.payload)[0] // 1_000_000 - EPOCH_S, 0))
         if entry.kind != ENTRY_KIND:
@@ -195,7 +239,7 @@ class State:
                 return [self._delete(*item) for item in DELETE.iter_unpack(items)]
             case Clock(limits):
                 self.inboxes.limits = limits
-                return [int(self._expiry.sweep())]
+                return [int(self.doubled.holds or self._expiry.sweep())]
             case GiveUp(keys):
                 for key in keys:
                     if key[:1] == b"G":

@@ -12,7 +12,6 @@ import asyncio
 import itertools
 from typing import Final
 
-from pi.digest import Digest
 from pi.store import StateReader
 from pi.unwritten import Changes
 from pixiu.errors import Overloaded, StorageError
@@ -41,18 +40,15 @@ class View:
         self._overlay = overlay
         self._rest = iter(overlay.items())
         self._after: bytes | None = b""
-        self.digest = Digest()
 
-    def read_part(self) -> bool:
-        """Take some more rows into the digest. Whether that was all. Blocking; one thread at a time. Raises StorageError."""
+    def part(self) -> list[tuple[bytes, bytes]] | None:
+        """Some more rows; None: there are no more. Blocking; one thread at a time. Raises StorageError."""
         if self._after is not None:
             rows, self._after = self.reader.rows(self._after, PART_ROWS)
             overlay = self._overlay
-            self.digest.add((key, value) for key, value in rows if key not in overlay)
-            return False
+            return [(key, value) for key, value in rows if key not in overlay]
         part = list(itertools.islice(self._rest, PART_ROWS))
-        self.digest.add((key, value) for key, value in part if value is not None)
-        return not part
+        return [(key, value) for key, value in part if value is not None] if part else None
 
     def close(self) -> None:
         """Let the store go on without it."""

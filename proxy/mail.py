@@ -28,7 +28,7 @@ from pixiu.placement.split import SplitPartitions
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy import mail_events as ev
-from proxy.mail_batches import Batch, Part, Writer, divide, parts_of, split
+from proxy.mail_batches import Batch, Part, Writer, divide, parts_of, split, split_again
 from proxy.mail_requests import STALL_S, Link, Request, append_requests, store_requests, take_runs
 from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
 
@@ -44,6 +44,10 @@ PAUSE_S: Final = 0.1
 MOVED_PAUSE_S: Final = 0.005
 """Before what a child refused that is not open yet is sent again; twice as long each time."""
 RETRY_MS: Final = 200
+CLOSED_PAUSE_S: Final = 0.01
+"""Before a child of Pi that is not open is asked again: that is over when it has learned the last of what its parent took."""
+CHILD_S: Final = 1.0
+"""How long a child that is not open is asked, before its parent is."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,11 @@ class Counters:
     refused: int = 0
     writers_ended: int = 0
     links_lost: int = 0
+
+
+def _grown(partitions: int) -> tuple[int, ...]:
+    """Numbers of partitions that mail under way can follow a store to."""
+    return (partitions, 2 * partitions) if partitions else (0,)
 
 
 class MailCore:
@@ -71,8 +80,10 @@ class MailCore:
         self._timeout_s = timeout_s
         self._taken = taken
         self._xius, self._pis = 0, 0
-        self._split = SplitPartitions()
-        """Partitions of Xiu."""
+        self._xiu_split, self._pi_split = SplitPartitions(), SplitPartitions()
+        """Parents are split one by one before the layout says so."""
+        self._closed_until: dict[int, float] = {}
+        """Child of Pi that is not open → until when it is asked again."""
         self._knows_stores = False
         """A process serves from before its first view of the cluster."""
         self._writers: dict[int, Writer] = {}
@@ -215,7 +226,7 @@ class MailCore:
             self.counters.mails_in += event.count
             if not writer.batches:
                 writer.xius = self._xius
-            made = split(writer, event, self._split.of, self._max_size, now + self._timeout_s)
+            made = split(writer, event, self._xiu_split.of, self._max_size, now + self._timeout_s)
             if made is None:
                 text = f"a batch of {len(event.data)} bytes is not {event.count} records end to end"
                 self._end([writer], errors.MalformedData.code, text, out)
@@ -287,19 +298,47 @@ class MailCore:
 
     def _on_stores(self, event: ev.StoresChanged, now: float, out: list[ev.Effect]) -> None:
         self._knows_stores = True
-        if (event.xius, event.pis) == (self._xius, self._pis):
+        xius, pis, self._xius, self._pis = self._xius, self._pis, event.xius, event.pis
+        self._xiu_split.set_count(max(event.xius, 1))
+        if event.xius not in _grown(xius) or event.pis not in _grown(pis):
+            self._pi_split = SplitPartitions(max(event.pis, 1))
+            self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
             return
-        doubled = event.xius > self._xius > 0 and event.xius % self._xius == 0
-        self._xius = event.xius
-        self._split.set_count(max(event.xius, 1))
-        for link in self._xiu_links.values():
-            link.bounces = 0
-        if doubled:
-            self._reroute([partition for partition, link in self._xiu_links.items() if link.queue])
-            if event.pis == self._pis:
-                return
-        self._pis = event.pis
-        self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
+        if event.xius != xius:
+            for link in self._xiu_links.values():
+                link.bounces = 0
+            self._reroute_xius([partition for partition, link in self._xiu_links.items() if link.queue])
+        if event.pis != pis:
+            self._double_pis(out)
+
+    def _double_pis(self, out: list[ev.Effect]) -> None:
+        """The layout says what most parents have said before: they were split."""
+        known = set(self._pi_split.all())
+        self._pi_split.set_count(self._pis)
+        for partition, link in sorted(self._pi_links.items()):
+            if partition < self._pis // 2 and partition + self._pis // 2 not in known:
+                self._reroute_pi(link, "the cluster's layout changed", out)
+
+    def _reroute_pi(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
+        """Whatever waits for a Pi goes to whoever serves it now, in order. What was under way is sent again, as nobody knows what
+        became of it; each inbox takes a MsgID once, and a child has learned what its parent took."""
+        if link.number and link.in_flight:
+            out.append(ev.Disconnect(link.store, link.number, text))
+            waiting = [part for request in link.drop() for part in request.waiting]
+        else:
+            waiting = []
+        waiting += link.queue
+        link.queue.clear()
+        own: list[Part] = []
+        for part in waiting:
+            if part.batch.done:
+                continue
+            for partition, found in split_again(part, self._pi_split).items():
+                if partition == link.store.partition:
+                    own.append(found)
+                else:
+                    self._pi(partition).queue.append(found)
+        link.queue.extend(own)
 
     def _on_up(self, event: ev.LinkUp, now: float, out: list[ev.Effect]) -> None:
         link = self._link(event.store)
@@ -364,7 +403,7 @@ class MailCore:
         """A request is answered whole. True: this is not the leader any more."""
         if request.retry is not None:
             link.trouble = request.retry
-            moved = request.retry[0] == errors.WrongPartition.code and self._moved(link, request, now)
+            moved = request.retry[0] == errors.WrongPartition.code and self._moved_xiu(link, request, now)
             self._again([batch for batch in request.waiting if not batch.done])
             if not moved:
                 link.not_before = now + PAUSE_S
@@ -381,21 +420,21 @@ class MailCore:
             at += count
         return False
 
-    def _moved(self, link: Link[Batch], request: Request[Batch], now: float) -> bool:
+    def _moved_xiu(self, link: Link[Batch], request: Request[Batch], now: float) -> bool:
         """A partition of Xiu refused what is another one's. Whether it is known now where that goes."""
-        partition, split = link.store.partition, self._split
+        partition, split = link.store.partition, self._xiu_split
         if split.learn(partition, request.partitions):
-            self._reroute([partition])
+            self._reroute_xius([partition])
         elif request.partitions == split.count <= partition:
             split.forget(partition)
-            self._reroute([partition])
+            self._reroute_xius([partition])
             parent = self._xiu(partition % split.count)
             parent.bounces += 1
             parent.not_before = max(parent.not_before, now + min(PAUSE_S, MOVED_PAUSE_S * 2**parent.bounces))
         batches = (batch for batch in request.waiting if not batch.done)
         return any(split.of(uin) != partition for batch in batches for uin in (batch.uins[:1] if batch.many else batch.uins))
 
-    def _reroute(self, partitions: Iterable[int]) -> None:
+    def _reroute_xius(self, partitions: Iterable[int]) -> None:
         """What waits for these goes where it is stored now."""
         for partition in partitions:
             queue = self._xiu(partition).queue
@@ -411,7 +450,7 @@ class MailCore:
             self._sizes[batch.partition] -= batch.size
             batch.writer.size -= batch.size
             self._size -= batch.size
-            parts = divide(batch, self._split.of)
+            parts = divide(batch, self._xiu_split.of)
             for part in parts:
                 self._sizes[part.partition] = self._sizes.get(part.partition, 0) + part.size
                 part.writer.size += part.size
@@ -455,7 +494,7 @@ class MailCore:
         if batch.codes:
             refused = [ev.Result(batch.positions[index], 1, 0, (), *why) for index, why in sorted(batch.codes.items())]
             self._answer(batch.writer, refused, ev.Store(False, batch.partition))
-        parts = parts_of(batch, self._pis)
+        parts = parts_of(batch, self._pi_split)
         batch.pending = len(parts)
         if not parts:
             self._finish(batch)
@@ -471,6 +510,9 @@ class MailCore:
         link.progress_at = now
         self.triples[link.store] = event.triple
         stale = event.triple.epoch != link.epoch
+        if event.code == errors.WrongPartition.code and event.request in link.in_flight:
+            self._moved_pi(link, event, now, out)
+            return
         request = link.in_flight.pop(event.request, None)
         if request is None:
             pass
@@ -481,9 +523,25 @@ class MailCore:
             text = f"pi partition {event.partition}: the leader changed"
             self._end([part.batch.writer for part in request.waiting], errors.StaleStream.code, text, out)
         else:
+            self._closed_until.pop(event.partition, None)
             self._appended(link, request, event, out)
         if stale:
             self._leave(link, event.text or "the leader changed", out)
+
+    def _moved_pi(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+        """A Pi does not serve, or not yet, some of whom it was asked for: nothing of the request was appended. A parent that was
+        split says so; a child that is not open is asked again, and after a while its parent, whose cut may be undone."""
+        partition = event.partition
+        link.trouble = (event.code, event.text)
+        if partition < self._pi_split.count:
+            if not self._pi_split.learn(partition, event.partitions):
+                link.not_before = now + CLOSED_PAUSE_S
+        elif self._closed_until.setdefault(partition, now + CHILD_S) <= now:
+            del self._closed_until[partition]
+            self._pi_split.forget(partition)
+        else:
+            link.not_before = now + CLOSED_PAUSE_S
+        self._reroute_pi(link, event.text, out)
 
     def _append_refused(self, link: Link[Part], request: Request[Part], event: ev.Appended, out: list[ev.Effect]) -> bool:
         """Nothing of a request was appended, or nobody knows. True: this is not the leader any more."""
@@ -546,7 +604,7 @@ class MailCore:
         while self._deadlines and (self._deadlines[0].done or self._deadlines[0].deadline <= now):
             batch = self._deadlines.popleft()
             if not batch.done:
-                store = ev.Store(True, batch.uins[0] % self._pis) if batch.stored else ev.Store(False, batch.partition)
+                store = ev.Store(True, self._pi_split.of(batch.uins[0])) if batch.stored else ev.Store(False, batch.partition)
                 trouble = self._link(store).trouble or (errors.Unavailable.code, "it does not answer")
                 name = f"{store.role} partition {store.partition}"
                 text = f"{name} did not confirm within {self._timeout_s:g} s ({trouble[0]}: {trouble[1]})"

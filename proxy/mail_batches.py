@@ -8,12 +8,13 @@ Source: docs/protocol.md, "Record", docs/routing.md, docs/architecture.md, "A ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from pixiu import errors
 from pixiu.ids import MAX_ID
+from pixiu.placement.split import SplitPartitions
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level
 from pixiu.wire.record import HEADER_SIZE, MAIL, MIN_SIZE, ROUTE, SIZE_FIELD, Flag
@@ -188,17 +189,29 @@ def divide(batch: Batch, partition_of: Callable[[int], int]) -> list[Batch]:
     return parts
 
 
-def parts_of(batch: Batch, pis: int) -> dict[int, Part]:
+def parts_of(batch: Batch, pis: SplitPartitions) -> dict[int, Part]:
     """Partition of Pi → what a batch has for it, without what Xiu refused."""
     if batch.many:
         wanted = [(0, uin) for uin in batch.uins] if not batch.codes else []
-    elif pis == 1 and not batch.codes:
+    elif len(pis.all()) == 1 and not batch.codes:
         return {0: Part(batch, list(range(batch.count)), batch.uins)}
     else:
         wanted = [(index, uin) for index, uin in enumerate(batch.uins) if index not in batch.codes]
+    return _by_partition(batch, wanted, pis)
+
+
+def split_again(part: Part, pis: SplitPartitions) -> dict[int, Part]:
+    """Partition of Pi → what of a part is for it now; the batch waits for each of them."""
+    found = _by_partition(part.batch, zip(part.indexes, part.uins, strict=True), pis)
+    part.batch.pending += len(found) - 1
+    return found
+
+
+def _by_partition(batch: Batch, wanted: Iterable[tuple[int, int]], pis: SplitPartitions) -> dict[int, Part]:
     found: dict[int, tuple[list[int], list[int]]] = {}
+    of = pis.of
     for index, uin in wanted:
-        indexes, uins = found.setdefault(uin % pis, ([], []))
+        indexes, uins = found.setdefault(of(uin), ([], []))
         indexes.append(index)
         uins.append(uin)
     return {partition: Part(batch, indexes, uins) for partition, (indexes, uins) in found.items()}

@@ -121,6 +121,8 @@ class Appended:
     text: str
     triple: Triple
     copies: int
+    partitions: int = 0
+    """With WRONG_PARTITION: how many there are, by the store that refused."""
 
 
 Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | EndOfTurn | Tick

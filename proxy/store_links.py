@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
+from pixiu.errors import WrongPartition
 from pixiu.rpc.channels import Channels
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
@@ -82,7 +83,9 @@ class StoreLink:
         triple = Triple(reply.layout_version, reply.epoch, reply.committed)
         if isinstance(reply, pi_pb2.PiReply):
             results = list(reply.results)
-            self._take(ev.Appended(store.partition, link, reply.request, results, reply.code, reply.text, triple, reply.copies))
+            partitions = reply.server.partitions if reply.code == WrongPartition.code else 0
+            answer = (reply.request, results, reply.code, reply.text, triple, reply.copies, partitions)
+            self._take(ev.Appended(store.partition, link, *answer))
             return
         runs = [
             ev.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text, run.partitions)

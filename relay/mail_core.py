@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from cluster.runtime.contract import NEVER, TICK, EndOfTurn, EventTable, Tick
+from pixiu.placement.split import SplitPartitions
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_opens
 from pixiu.wire.v1 import pi_pb2
 from relay import mail_events as ev
@@ -36,6 +37,8 @@ SETTLE_S: Final = 5.0
 """So long after a change of owners, or of gateways, logins are taken for such that others have served until now."""
 
 Answered = Callable[[pi_pb2.PiReply | None, float, list[ev.Effect]], None]
+Again = Callable[[list[ev.Effect]], None]
+"""Asks the same of whoever serves these users now."""
 ItemT = TypeVar("ItemT")
 
 
@@ -60,13 +63,15 @@ class MailCore:
         self.devices, self.deliveries = devices, deliveries
         self._cluster: ev.ClusterChanged | None = None
         self._pis = 0
+        self._split = SplitPartitions()
+        """Of Pi: parents are split one by one before the layout says so."""
         self._gateways: frozenset[int] = frozenset()
         """That can be reached."""
         self._ready: set[int] = set()
         """Gateways whose streams deliver."""
         self._stopping = False
-        self._asked: dict[int, Answered] = {}
-        """By the number of a question; every one is answered."""
+        self._asked: dict[int, tuple[int, Answered, Again]] = {}
+        """By the number of a question: whom it was for, and what is done with its answer; every one is answered."""
         self._number = 0
         self._to_walk: list[int] = []
         self._walk_began = self._settled_at = 0.0
@@ -104,9 +109,9 @@ class MailCore:
         """Give the deliveries an event; what they ask of Pi goes to its partitions."""
         for effect in self.deliveries.step(event, now):
             if isinstance(effect, dv.OpenSessions):
-                self._open(effect, out)
+                self._open(effect.items, out)
             elif isinstance(effect, dv.ReadInboxes):
-                self._read(effect, out)
+                self._read(effect.items, out)
             elif isinstance(effect, dv.SaveCursors):
                 self._save(effect, out)
             else:
@@ -118,7 +123,8 @@ class MailCore:
         self._cluster = event
         serving = bool(event.pis and event.xius) and not self._stopping
         self._pis = event.pis if serving or self._stopping else 0
-        out.append(ev.ConnectPis(self._pis))
+        self._split.set_count(max(self._pis, 1))
+        self._connect(out)
         changed = self.devices.set_owners(event.owners if serving else (), event.partition, event.partitions)
         for gateway in sorted(self._gateways - event.gateways):
             self._deliver(dv.GatewayLost(gateway), now, out)
@@ -127,6 +133,10 @@ class MailCore:
             self._settled_at = now + SETTLE_S
             self._to_walk, self._walk_began = self.devices.users(), now
             self._walk(now, out)
+
+    def _connect(self, out: list[ev.Effect]) -> None:
+        """Children of partitions that are split have their place behind all others."""
+        out.append(ev.ConnectPis(max(self._split.all()) + 1 if self._pis else 0))
 
     def _on_stopping(self, event: dv.Stopping, now: float, out: list[ev.Effect]) -> None:
         """Deliver nothing more, and own nobody; what devices have acknowledged is still saved."""
@@ -189,35 +199,53 @@ class MailCore:
 
     def _by_partition(self, items: Iterable[ItemT], uin: Callable[[ItemT], int]) -> dict[int, list[ItemT]]:
         found: dict[int, list[ItemT]] = {}
-        pis = max(self._pis, 1)
+        of = self._split.of
         for item in items:
-            found.setdefault(uin(item) % pis, []).append(item)
+            found.setdefault(of(uin(item)), []).append(item)
         return found
 
     def _ask(
         self,
         partition: int,
         answered: Answered,
+        again: Again,
         out: list[ev.Effect],
         operations: bytes = b"",
         reads: Sequence[pi_pb2.PiRead] = (),
     ) -> None:
         self._number += 1
-        self._asked[self._number] = answered
+        self._asked[self._number] = partition, answered, again
         out.append(ev.AskPi(self._number, partition, operations, reads))
 
     def _on_pi_answered(self, event: ev.PiAnswered, now: float, out: list[ev.Effect]) -> None:
-        answered = self._asked.pop(event.number, None)
-        if answered is not None:
+        asked = self._asked.pop(event.number, None)
+        if asked is None:
+            return
+        partition, answered, again = asked
+        if event.partitions and self._moved(partition, event.partitions):
+            self._connect(out)
+            again(out)
+        else:
             answered(event.reply, now, out)
+
+    def _moved(self, partition: int, partitions: int) -> bool:
+        """Whether a partition's refusal says where to ask at once. A child that is not open refuses, too: its parent, whose cut may
+        be undone, is asked when the sessions ask again."""
+        if partition >= self._split.count:
+            self._split.forget(partition)
+            return False
+        return self._split.learn(partition, partitions) or (partitions == 2 * self._split.count and self._split.splits(partition))
 
     def _ask_numbers(self, now: float, out: list[ev.Effect]) -> None:
         """Ask how Pi numbers devices that have come; again after a pause while some are not numbered."""
-        for partition, items in self._by_partition(self.devices.to_number(now), lambda item: item[0]).items():
-            operations = b"".join([encode_add_device(uin, device, self.devices.name(uin, device)) for uin, device in items])
-            self._ask(partition, partial(self._numbered, items), out, operations)
+        self._ask_for(self.devices.to_number(now), out)
         if self.devices.unnumbered and self._ask_due == NEVER:
             self._ask_due = now + ASK_PAUSE_S
+
+    def _ask_for(self, wanted: Iterable[tuple[int, int]], out: list[ev.Effect]) -> None:
+        for partition, items in self._by_partition(wanted, lambda item: item[0]).items():
+            operations = b"".join([encode_add_device(uin, device, self.devices.name(uin, device)) for uin, device in items])
+            self._ask(partition, partial(self._numbered, items), partial(self._ask_for, items), out, operations)
 
     def _numbered(
         self, items: Sequence[tuple[int, int]], reply: pi_pb2.PiReply | None, now: float, out: list[ev.Effect]
@@ -226,20 +254,20 @@ class MailCore:
         logins = [self.devices.numbered(uin, device, answer, now) for (uin, device), answer in answers]
         self._logged_in(dv.LoggedIn([login for login in logins if login is not None], now < self._settled_at), now, out)
 
-    def _open(self, effect: dv.OpenSessions, out: list[ev.Effect]) -> None:
-        for partition, items in self._by_partition(effect.items, lambda asked: asked.uin).items():
+    def _open(self, wanted: Sequence[dv.Asked], out: list[ev.Effect]) -> None:
+        for partition, items in self._by_partition(wanted, lambda asked: asked.uin).items():
             operations = encode_opens((asked.uin, asked.device) for asked in items)
-            self._ask(partition, partial(self._opened, items), out, operations)
+            self._ask(partition, partial(self._opened, items), partial(self._open, items), out, operations)
 
     def _opened(self, items: Sequence[dv.Asked], reply: pi_pb2.PiReply | None, now: float, out: list[ev.Effect]) -> None:
         answers = list(zip(items, numbers_of(len(items), reply), strict=True))
         self._forget_refused(answers)
         self._deliver(dv.Opened(answers), now, out)
 
-    def _read(self, effect: dv.ReadInboxes, out: list[ev.Effect]) -> None:
-        for partition, all_items in self._by_partition(effect.items, lambda item: item[0].uin).items():
+    def _read(self, wanted: Sequence[ReadItem], out: list[ev.Effect]) -> None:
+        for partition, all_items in self._by_partition(wanted, lambda item: item[0].uin).items():
             for items in read_requests(all_items):
-                self._ask(partition, partial(self._listed, items), out, reads=reads_of(items))
+                self._ask(partition, partial(self._listed, items), partial(self._read, items), out, reads=reads_of(items))
 
     def _listed(self, items: Sequence[ReadItem], reply: pi_pb2.PiReply | None, now: float, out: list[ev.Effect]) -> None:
         answers = listings_of(items, reply)
@@ -252,15 +280,22 @@ class MailCore:
                 self.devices.forget(asked.uin, asked.device)
 
     def _save(self, effect: dv.SaveCursors, out: list[ev.Effect]) -> None:
-        items = effect.items
-        wanted = self._by_partition(range(len(items)), lambda index: items[index].uin)
-        cursors = _Cursors(effect, [dv.Failure.LATER] * len(items), len(wanted))
-        for partition, indexes in wanted.items():
+        count = len(effect.items)
+        cursors = _Cursors(effect, [dv.Failure.LATER] * count, 1)
+        self._save_some(cursors, range(count), out)
+
+    def _save_some(self, cursors: _Cursors, wanted: Iterable[int], out: list[ev.Effect]) -> None:
+        """Some of a call's cursors, in as many requests as partitions have some; they were one that was not answered."""
+        items = cursors.call.items
+        found = self._by_partition(wanted, lambda index: items[index].uin)
+        cursors.unanswered += len(found) - 1
+        for partition, indexes in found.items():
             operations = encode_acknowledges(
                 (item.uin, item.device, item.session, item.lane, item.up_to, item.bits)
                 for item in (items[index] for index in indexes)
             )
-            self._ask(partition, partial(self._saved, cursors, indexes), out, operations)
+            again = partial(self._save_some, cursors, indexes)
+            self._ask(partition, partial(self._saved, cursors, indexes), again, out, operations)
 
     def _saved(
         self, cursors: _Cursors, indexes: Sequence[int], reply: pi_pb2.PiReply | None, now: float, out: list[ev.Effect]

@@ -36,6 +36,8 @@ class PiAnswered:
 
     number: int
     reply: pi_pb2.PiReply | None
+    partitions: int = 0
+    """Not 0: the partition that was asked serves some of these users no more, or not yet, and says that there are so many."""
 
 
 Event = (

@@ -190,8 +190,8 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
     # --- effects
 
     def _ask_pi(self, effect: ev.AskPi) -> None:
-        def answered(reply: pi_pb2.PiReply | None) -> None:
-            self.runner.step(ev.PiAnswered(effect.number, reply))
+        def answered(reply: pi_pb2.PiReply | None, partitions: int) -> None:
+            self.runner.step(ev.PiAnswered(effect.number, reply, partitions))
 
         self._pi.ask(effect.partition, effect.operations, effect.reads, answered)
 

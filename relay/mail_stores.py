@@ -21,8 +21,9 @@ STALL_S: Final = 3.0
 """A leader that answers nothing for so long may have lost its office: another stream is opened."""
 CHECK_S: Final = 1.0
 
-Answered = Callable[[pi_pb2.PiReply | None], None]
-"""None: it was not done, or is not known to be."""
+Answered = Callable[[pi_pb2.PiReply | None, int], None]
+"""None: it was not done, or is not known to be. Then the number of partitions by the one that was asked, where that serves some
+of these users no more, or not yet; else 0."""
 
 
 class _Partition:
@@ -36,7 +37,7 @@ class _Partition:
 
     def ask(self, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Answered) -> None:
         if self._closed or not self.stream.open or len(self._unanswered) >= MAX_UNANSWERED:
-            answered(None)
+            answered(None, 0)
             return
         self._request += 1
         self._unanswered[self._request] = asyncio.get_running_loop().time(), answered
@@ -59,14 +60,14 @@ class _Partition:
         _, answered = self._unanswered.pop(reply.request if isinstance(reply, pi_pb2.PiReply) else 0, (0.0, None))
         if answered is None or not isinstance(reply, pi_pb2.PiReply):
             return
-        if reply.code in (NotLeader.code, WrongPartition.code):
+        if reply.code == NotLeader.code:
             self.stream.leave()
-        answered(None if reply.code else reply)
+        answered(None if reply.code else reply, reply.server.partitions if reply.code == WrongPartition.code else 0)
 
     def _down(self, reason: str) -> None:
         unanswered, self._unanswered = self._unanswered, {}
         for _, answered in unanswered.values():
-            answered(None)
+            answered(None, 0)
 
 
 class PiLinks:
@@ -108,7 +109,7 @@ class PiLinks:
     def ask(self, partition: int, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Answered) -> None:
         """Ask a partition's leader; `answered` is called once, perhaps at once."""
         if partition >= len(self._partitions):
-            answered(None)
+            answered(None, 0)
         else:
             self._partitions[partition].ask(operations, reads, answered)
 

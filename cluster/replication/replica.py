@@ -148,7 +148,7 @@ class Replica:
         self._syncer = Syncer(self._synced, histogram("pixiu_log_sync_seconds", "How long the disk took to sync the log.").add)
         self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
-        self._sender = SnapshotSender(machine, self._folder, self._peers, self._pin, self._snapshot_sent)
+        self._sender = SnapshotSender(machine, self._folder, self._peers, self.pin, self._snapshot_sent)
         self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
         self._peers.serve(self._receiver.receive, self._receiver.held, self._promote, self.set_clock)
         context.metrics.collect_from(self._samples)
@@ -666,7 +666,8 @@ class Replica:
         if len(self._proposals):
             self._proposals.applied(first, answers, copies)
 
-    def _pin(self, name: str, counter: int | None) -> None:
+    def pin(self, name: str, counter: int | None) -> None:
+        """Keep the log behind a counter, under a name; None: no longer. At most `MAX_PINS` names are kept."""
         self._step(ev.Pinned(name, counter))
 
     def _snapshot_sent(self, event: ev.SnapshotSent) -> None:

@@ -37,6 +37,7 @@ from pixiu.errors import (
     error_of_code,
 )
 from pixiu.ids import msg_partition
+from pixiu.placement.split import SplitPartitions
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
@@ -88,6 +89,7 @@ class Stores:
         self._address = parse_address(target)
         self._leader_s = leader_s
         self._channels = Channels()
+        self._split = SplitPartitions()
 
     async def __aenter__(self) -> Self:
         self._zookeeper = ZooKeeper(self._address.hosts, connect_timeout_s=ASK_S)
@@ -129,13 +131,17 @@ class Stores:
         """The leader's answer, which only it may give."""
         end, why = time.monotonic() + self._leader_s, "none is running"
         while True:
+            wait_s = 0.0
             view = self._discovery.view
             if "pi" not in view.layout.roles:
                 raise NotServed("this cluster keeps no inboxes: `pixiu up --xius 1 --pis 1` has them")
-            partition = uin % view.layout.partitions("pi")
+            self._split.set_count(view.layout.partitions("pi"))
+            partition = self._split.of(uin)
             for node in view.replicas("pi", partition):
                 reply = await self._ask_one(node.address, request)
                 if isinstance(reply, pi_pb2.PiReply):
+                    if reply.code == WrongPartition.code and self._moved(partition, reply):
+                        break
                     codes = [code for code in (reply.code, *(each.code for each in reply.reads)) if code]
                     if not codes:
                         return reply
@@ -143,9 +149,18 @@ class Stores:
                         raise error_of_code(codes[0], reply.text or f"pi at {node.address} refused it with {codes[0]}")
                     reply = f"{', '.join(sorted(set(codes)))} {reply.text}"
                 why = f"{node.address}: {reply}"
+            else:
+                wait_s = RETRY_S
             if time.monotonic() > end:
                 raise Unavailable(f"no leader of pi partition {partition} answers ({why}); `pixiu status` shows who leads")
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(wait_s)
+
+    def _moved(self, partition: int, reply: pi_pb2.PiReply) -> bool:
+        """Whether a partition that refused a user says something new: it was split, or its parent is not."""
+        if partition >= self._split.count:
+            self._split.forget(partition)
+            return False
+        return self._split.learn(partition, reply.server.partitions)
 
     async def _ask_one(self, address: str, request: pi_pb2.PiRequest) -> pi_pb2.PiReply | str:
         """An answer, or why there is none."""

@@ -38,6 +38,10 @@ class SplitPartitions:
         """A child refused a key of its parent: the parent is not split, or the doubling was taken back."""
         self._split.discard(refused_by % self.count)
 
+    def splits(self, partition: int) -> bool:
+        """Whether a partition is known to be split."""
+        return partition in self._split
+
     def of(self, key: int) -> int:
         """The partition that serves a key."""
         partition = key % self.count

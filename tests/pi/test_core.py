@@ -8,6 +8,8 @@ import pytest
 
 from cluster.runtime.contract import NEVER
 from pi import core as module
+from pi import events as ev
+from pi.doubling import Doubling, Phase, Record
 from pixiu.ids import WORKERS
 from pixiu.wire.inbox_operations import (
     MAX_OPERATIONS,
@@ -236,3 +238,34 @@ def test_what_writers_ask_for_does_not_move_the_clock() -> None:
     pi.accept(101)
     pi.apply(101, [[0]])
     assert pi.core.next_deadline() == pi.now + 10.0
+
+
+def test_from_split_on_moved_users_are_refused_with_the_childs_address_and_a_child_that_is_not_open_serves_nobody() -> None:
+    doubling = Doubling(9, 4, 3)
+    pi = Pi()
+    pi.step(ev.LayoutChanged(4, 2, {0: "there:1", 1: "here:1", 3: "child:1"}))
+    assert not pi.ask(appends(5, (message(1), 7)))
+    assert pi.turn() is not None
+    pi.step(ev.DoublingChanged(Record(), appended=4))  # SPLIT is in the log, and not committed
+    (refused,) = pi.ask(appends(5, (message(2), 5), (message(2), 7)))
+    assert (refused.code, refused.server) == ("WRONG_PARTITION", (3, 4, "child:1"))
+    (refused,) = pi.ask(appends(5, (message(3), 5)))
+    assert refused.code == "STALE_WRITER", "what follows in a stream does not overtake what was refused"
+    assert not pi.ask(appends(5, (message(2), 5)), stream=2)
+    pi.step(ev.DoublingChanged(Record()))  # a new leader did not have it
+    assert not pi.ask(appends(5, (message(2), 7)), stream=3)
+
+    for record in (Record(Phase.SPLIT, doubling), Record(Phase.CLEANING, doubling), Record(Phase.NONE, doubling)):
+        pi.step(ev.DoublingChanged(record))
+        (refused,) = pi.step(ev.Requested(4, 1, b"", Level.REPLICATED, [ev.ReadRequest(7, 0, 1, 1, None, 10)]))
+        assert (refused.code, refused.server) == ("WRONG_PARTITION", (3, 4, "child:1"))
+
+    for record in (Record(), Record(Phase.LEARNING, Doubling(9, 2, 1))):
+        pi = Pi(partitions=1)
+        pi.step(ev.DoublingChanged(record))
+        (refused,) = pi.ask(appends(5, (message(1), 7)))
+        assert (refused.code, refused.server) == ("WRONG_PARTITION", (0, 1, "there:1"))
+        (answered,) = pi.ask()
+        assert not answered.code, "whoever asks for its epoch is told"
+    pi.step(ev.DoublingChanged(Record(Phase.OPEN, Doubling(9, 2, 1))))
+    assert not pi.ask(appends(5, (message(1), 7)), stream=2)

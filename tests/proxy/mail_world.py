@@ -16,7 +16,7 @@ from pixiu.client.mail import Effect as SenderEffect
 from pixiu.client.mail import MailBatch, MailOutcome, MailSender, MailTicket, OpenMailStream
 from pixiu.client.options import ClientOptions
 from pixiu.ids import msg_id, msg_lane, snowflake
-from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, decode
+from pixiu.wire.inbox_operations import APPEND, U64, Appends, Code, Fanout, Operation, decode
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Kind, encode, split
 from proxy import mail_events as ev
@@ -29,11 +29,16 @@ START_MS = 1_750_000_000_000
 class World(Simulation):
     """Senders, proxies and models of stores; the same seed gives the same run."""
 
-    def __init__(self, seed: int, xius: int = 2, pis: int = 2, proxies: int = 2, senders: int = 2, lossy: bool = True) -> None:
+    def __init__(
+        self, seed: int, xius: int = 2, pis: int = 2, proxies: int = 2, senders: int = 2, lossy: bool = True,
+        mail: type[MailCore] = MailCore,
+    ) -> None:  # fmt: skip
         super().__init__(seed, now=1000.0)
         self.lossy = lossy
+        self.mail = mail
         self.xius = [XiuModel(self, partition) for partition in range(xius)]
-        self.pis = [PiModel(self, partition) for partition in range(pis)]
+        self.pis = [PiModel(self, partition, pis) for partition in range(pis)]
+        self.layout_pis = pis
         self.proxies = [ProxyModel(self, number) for number in range(proxies)]
         self.senders = [SenderModel(self, number) for number in range(senders)]
         self.refused: dict[str, int] = {}
@@ -59,7 +64,30 @@ class World(Simulation):
     def inbox(self, uin: int, lane: int = 1) -> list[int]:
         """SnowflakeIDs in an inbox, in its order."""
         stored = {number: identity for xiu in self.xius for identity, (number, _) in xiu.stored.items()}
-        return [stored[number] for number in self.pis[uin % len(self.pis)].inboxes.get((uin, lane), [])]
+        (model,) = [pi for pi in self.pis if pi.serves(uin)]
+        return [stored[number] for number in model.inboxes.get((uin, lane), [])]
+
+    def double_pis(self) -> None:
+        """Parents are split one by one; a child opens a while after its parent's cut; then each proxy hears of it in its time."""
+        count = self.layout_pis
+        for partition in range(count):
+            self.pis.append(PiModel(self, partition + count, count, is_open=False))
+        for partition in range(count):
+            self.after(self.rng.uniform(0.0, 1.0), lambda partition=partition: self._split(self.pis[partition], count))
+
+    def _split(self, parent: PiModel, count: int) -> None:
+        parent.partitions = 2 * count
+        child = self.pis[parent.partition + count]
+        moved = {inbox: held for inbox, held in parent.inboxes.items() if inbox[0] % (2 * count) == child.partition}
+
+        def opened() -> None:
+            child.inboxes, child.partitions, child.is_open = moved, 2 * count, True
+            if all(pi.is_open for pi in self.pis):
+                self.layout_pis = 2 * count
+                for proxy in self.proxies:
+                    self.after(self.rng.uniform(0.0, 1.0), proxy.look)
+
+        self.after(self.rng.choice((self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 3.0))), opened)
 
 
 class Pipe:
@@ -144,8 +172,10 @@ class XiuModel:
 class PiModel:
     """A partition of Pi: inboxes, the highest generation of each writer, and streams of appends that ended."""
 
-    def __init__(self, world: World, partition: int) -> None:
+    def __init__(self, world: World, partition: int, partitions: int, *, is_open: bool = True) -> None:
         self._world, self.partition = world, partition
+        self.partitions, self.is_open = partitions, is_open
+        """Of Pi, as it answers; and whether it serves anybody."""
         self.epoch, self.leads = 1, True
         self.inboxes: dict[tuple[int, int], list[int]] = {}
         self._writers: dict[int, tuple[int, int]] = {}
@@ -154,6 +184,10 @@ class PiModel:
         self.full: set[int] = set()
         """UINs whose inboxes refuse."""
 
+    def serves(self, uin: int) -> bool:
+        """Whether it serves a user."""
+        return self.is_open and uin % self.partitions == self.partition
+
     def answer(self, link: int, request: ev.SendAppend) -> ev.Appended | None:
         """None: nobody answers."""
         if not self.leads:
@@ -161,6 +195,8 @@ class PiModel:
         triple = Triple(1, self.epoch, 0)
         operations = decode(request.operations)
         code = self.refusing if self._world.rng.random() < 0.5 else ""
+        if not all(self.serves(uin) for operation in operations for _, uin in self._pairs(operation)):
+            code = "WRONG_PARTITION"
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
             if self._ended.get((link, operation.writer.worker), -1) >= operation.writer.generation:
@@ -170,7 +206,8 @@ class PiModel:
             for operation in operations:
                 assert isinstance(operation, Appends | Fanout)
                 self._ended[link, operation.writer.worker] = operation.writer.generation
-            return ev.Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0)
+            partitions = self.partitions if code == "WRONG_PARTITION" else 0
+            return ev.Appended(self.partition, link, request.request, [], code, "the model says so", triple, 0, partitions)
         results: list[int] = []
         for operation in operations:
             assert isinstance(operation, Appends | Fanout)
@@ -179,11 +216,15 @@ class PiModel:
             results = []
         return ev.Appended(self.partition, link, request.request, results, "", "", triple, 2)
 
-    def _append(self, operation: Appends | Fanout) -> list[int]:
+    @staticmethod
+    def _pairs(operation: Operation) -> list[tuple[int, int]]:
         if isinstance(operation, Appends):
-            pairs = list(APPEND.iter_unpack(operation.items))
-        else:
-            pairs = [(operation.msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers)]
+            return list(APPEND.iter_unpack(operation.items))
+        assert isinstance(operation, Fanout)
+        return [(operation.msg_id, uin) for (uin,) in U64.iter_unpack(operation.receivers)]
+
+    def _append(self, operation: Appends | Fanout) -> list[int]:
+        pairs = self._pairs(operation)
         worker, generation, epoch = operation.writer
         known = self._writers.get(worker, (0, 0))
         if epoch != self.epoch or (known[0] == epoch and generation < known[1]):
@@ -192,7 +233,7 @@ class PiModel:
         self._writers[worker] = (epoch, generation)
         results = []
         for number, uin in pairs:
-            assert uin % len(self._world.pis) == self.partition
+            assert self.serves(uin)
             inbox = self.inboxes.setdefault((uin, msg_lane(number)), [])
             if number in inbox:
                 results.append(inbox.index(number) + 1)
@@ -233,12 +274,17 @@ class ProxyModel:
     def start(self) -> None:
         """A new process."""
         self.alive = True
-        self.core = MailCore(max_record_bytes=1 << 20, timeout_s=5.0)
+        self.core = self._world.mail(max_record_bytes=1 << 20, timeout_s=5.0)
         self.stores: dict[ev.Store, _StoreStream] = {}
         self._writers: dict[int, _WriterStream] = {}
         self._turn = False
         self._rings_at = NEVER
-        self.step(ev.StoresChanged(self._world.counted, len(self._world.pis)))
+        self.look()
+
+    def look(self) -> None:
+        """What the layout says."""
+        if self.alive:
+            self.step(ev.StoresChanged(self._world.counted, self._world.layout_pis))
 
     def kill(self) -> None:
         """As kill -9 does."""

@@ -6,6 +6,9 @@ import pytest
 
 from pixiu.wire.levels import Level
 from proxy import mail_events as ev
+from proxy.mail import MailCore
+from proxy.mail_batches import Part, split_again
+from proxy.mail_requests import Link
 from tests.proxy.mail_world import PiModel, World, XiuModel
 from tests.support.effort import runs
 
@@ -61,9 +64,9 @@ def one_fault(world: World) -> str:
     return what
 
 
-def play(seed: int) -> World:
+def play(seed: int, mail: type[MailCore] = MailCore, *, doubles: bool = False, faulty: bool = True) -> World:
     """A whole run."""
-    world = World(seed)
+    world = World(seed, mail=mail)
     chance = world.rng
     faults: list[str] = []
     for number in range(MAILS):
@@ -73,10 +76,14 @@ def play(seed: int) -> World:
         level = chance.choice((Level.REPLICATED, Level.REPLICATED, Level.PERSISTED, Level.ACCEPTED))
         sender.send(*receivers, level=level, lane=chance.choice((0, 1, 1)))
         world.run(chance.expovariate(200))
-        if number % 40 == 20:
+        if doubles and number == MAILS // 4:
+            world.double_pis()
+        if number % 40 == 20 and faulty:
             faults.append(one_fault(world))
     world.wait_for(world.all_sent)
-    assert len(faults) == MAILS // 40
+    assert len(faults) == (MAILS // 40 if faulty else 0)
+    if doubles:
+        world.wait_for(lambda: world.layout_pis == 4)
     return world
 
 
@@ -86,6 +93,51 @@ def test_confirmed_mail_is_in_every_inbox_once_and_each_senders_in_order(seed: i
     assert check(world) == MAILS
     for sender in world.senders:
         assert sender.generations == sorted(set(sender.generations))
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_same_while_pi_is_doubled(seed: int, faulty: bool) -> None:
+    world = play(seed, doubles=True, faulty=faulty)
+    assert check(world) == MAILS
+    if not faulty:
+        assert world.refused["WRONG_PARTITION"]
+        assert [len(sender.generations) for sender in world.senders] == [1, 1], "no writer's stream ended"
+
+
+class SendsAgainBehindTheRest(MailCore):
+    """Fault: what was under way to a parent that was split is sent to its child behind what waited."""
+
+    def _reroute(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
+        waiting = list(link.queue)
+        link.queue.clear()
+        lost = [part for request in link.in_flight.values() for part in request.waiting]
+        super()._reroute(link, text, out)
+        for part in [*waiting, *lost]:
+            if part in waiting and not part.batch.done:
+                for partition, found in split_again(part, self._split).items():
+                    self._pi(partition).queue.appendleft(found)
+
+
+class KeepsTheLayout(MailCore):
+    """Fault: a refusal of a parent that was split is no news."""
+
+    def _moved(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+        link.in_flight.pop(event.request)
+
+
+@pytest.mark.parametrize("fault", [SendsAgainBehindTheRest, KeepsTheLayout])
+def test_a_fault_in_a_proxy_is_found(fault: type[MailCore]) -> None:
+    """Of those that a doubling brings to light."""
+    for seed in range(20):
+        try:
+            world = play(seed, fault, doubles=True, faulty=False)
+            check(world)
+        except AssertionError:
+            return
+        if any(len(sender.generations) > 1 for sender in world.senders):
+            return
+    raise AssertionError("not found")
 
 
 def test_the_schedules_have_the_faults_that_they_are_for() -> None:

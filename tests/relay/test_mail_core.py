@@ -321,3 +321,47 @@ def test_a_relay_that_stops_serves_nobody_and_still_saves() -> None:
     relay.login(2, 3, at=9)
     relay.cluster()
     assert relay.sessions == set()
+
+
+def test_what_moved_is_asked_of_the_child_at_once_and_a_child_that_is_not_open_is_asked_later() -> None:
+    relay, (first, second) = acknowledged_by_two_partitions()
+    relay.take(ev.ConnectPis)
+    relay.answer(first, 0)
+    relay.step(ev.PiAnswered(second.number, None, partitions=4))
+    assert relay.take(ev.ConnectPis) == [ev.ConnectPis(4)]
+    (again,) = relay.take(ev.AskPi)
+    assert (again.partition, again.operations) == (3, saves(3))
+    relay.step(ev.PiAnswered(again.number, None, partitions=2))
+    assert relay.core.deliveries.unsaved == 1, "the child is not open: the cursor is saved later"
+    relay.tick()
+    (parent,) = relay.take(ev.AskPi)
+    assert (parent.partition, parent.operations) == (1, saves(3)), "the cut may be undone"
+    relay.step(ev.PiAnswered(parent.number, None, partitions=4))
+    (child,) = relay.take(ev.AskPi)
+    assert child.partition == 3
+    relay.answer(child, 0)
+    assert relay.core.deliveries.unsaved == 0
+    relay.cluster(pis=4)
+    relay.login(7)
+    assert [each.partition for each in relay.take(ev.AskPi)] == [3]
+    assert relay.sessions == {2, 3}, "no session ended"
+
+
+def test_a_request_for_users_who_moved_and_others_goes_to_both_and_is_one_answer() -> None:
+    relay = Relay(pis=1)
+    relay.login(2, 3)
+    relay.serve()
+    relay.step(dv.Notified(1, 1, [mail(2, 1), mail(3, 1)]))
+    relay.step(dv.Acknowledged([dv.Acknowledgement(uin, 1, 5, 1, 1, 0) for uin in (2, 3)]))
+    relay.tick()
+    (asked,) = relay.take(ev.AskPi)
+    relay.step(ev.PiAnswered(asked.number, None, partitions=2))
+    one, other = relay.take(ev.AskPi)
+    assert [(one.partition, one.operations), (other.partition, other.operations)] == [(0, saves(2)), (1, saves(3))]
+    relay.answer(one, 0)
+    assert relay.core.deliveries.unsaved == 2
+    relay.answer(other, 0)
+    assert relay.core.deliveries.unsaved == 0
+    relay.login(5)
+    (numbered,) = relay.take(ev.AskPi)
+    assert (numbered.partition, numbered.operations) == (1, numbers(5))

@@ -37,6 +37,8 @@ LEAST = {
     "acknowledged": 150, "cursors saved": 80, "cursors fenced": 0.05, "sessions": 10, "inboxes opened": 10,
     "applications restarted": 1, "accepted": 50, "delivered": 50, "chat": 20, "signals": 8, "receipts": 4, "offline": 1,
     "confirmations": 40,
+    "doubling SPLIT": 0.3, "doubling CLEAN": 0.3, "leaders killed in a doubling": 0.2, "snapshots for children": 0.3,
+    "inboxes after a doubling": 1,
 }  # fmt: skip
 """What must have happened, or been checked, in a run on the average: a simulation in which nothing happens finds nothing."""
 

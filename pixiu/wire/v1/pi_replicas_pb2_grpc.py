@@ -184,3 +184,79 @@ class PiReplicas(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class PiDoublingStub(object):
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Learn = channel.unary_stream(
+                '/pixiu.v1.PiDoubling/Learn',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
+                _registered_method=True)
+
+
+class PiDoublingServicer(object):
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md.
+    """
+
+    def Learn(self, request, context):
+        """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PiDoublingServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Learn': grpc.unary_stream_rpc_method_handler(
+                    servicer.Learn,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'pixiu.v1.PiDoubling', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('pixiu.v1.PiDoubling', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PiDoubling(object):
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md.
+    """
+
+    @staticmethod
+    def Learn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pixiu.v1.PiDoubling/Learn',
+            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_pi__replicas__pb2.PiLearnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

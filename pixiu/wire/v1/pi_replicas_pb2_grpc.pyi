@@ -74,3 +74,34 @@ class PiReplicasServicer(metaclass=_abc_1.ABCMeta):
         """Of the leader, for operators: give up the values that no replica has whole. Audited."""
 
 def add_PiReplicasServicer_to_server(servicer: PiReplicasServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class PiDoublingStub:
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PiDoublingAsyncStub: ...
+    Learn: _grpc.UnaryStreamMultiCallable[_pi_replicas_pb2.PiLearnRequest, _pi_replicas_pb2.PiLearnReply]
+    """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+@_typing.type_check_only
+class PiDoublingAsyncStub(PiDoublingStub):
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Learn: _aio.UnaryStreamMultiCallable[_pi_replicas_pb2.PiLearnRequest, _pi_replicas_pb2.PiLearnReply]  # type: ignore[assignment]
+    """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+class PiDoublingServicer(metaclass=_abc_1.ABCMeta):
+    """Of a parent's leader, by the leader of its child: see docs/doubling.md."""
+
+    @_abc_1.abstractmethod
+    def Learn(
+        self,
+        request: _pi_replicas_pb2.PiLearnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_pi_replicas_pb2.PiLearnReply], _abc.AsyncIterator[_pi_replicas_pb2.PiLearnReply]]:
+        """What moves: from a position on, or anew by a snapshot where the log no longer has that. Goes on until the child has the cut."""
+
+def add_PiDoublingServicer_to_server(servicer: PiDoublingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 import cluster.replication.core
 import gateway.core
 import gateway.events as ge
+import pi.core
 import proxy.mail
 import router.core
 from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.events import MessagesReceived
+from cluster.replication.model import START
 from cluster.runtime.contract import SendControl
+from pi.doubled import Doubled
+from pi.doubling import Phase, Record, rows_body, rows_of
 from pi.state import State
 from pixiu.wire.envelope import REDELIVERED
 from proxy.mail_batches import Batch
@@ -30,6 +34,7 @@ class SystemVariant(Variant):
 
     replication: type[cluster.replication.core.Core] = cluster.replication.core.Core
     state: type[State] = State
+    pi: type[pi.core.Core] = pi.core.Core
     mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
     mail_devices: type[MailDevices] = MailDevices
     deliveries: type[Deliveries] = Deliveries
@@ -81,3 +86,37 @@ class ConfirmsUnheard(router.core.Core):
             super()._take(event, now, effects)
         else:
             effects.append(SendControl(event.peer, [self._confirmation([message.id for message in event.messages])]))
+
+
+class WritesTwice(pi.core.Core):
+    """Fault: a parent that is split goes on to take what moves."""
+
+    def _serve(self) -> None:
+        super()._serve()
+        if self._record.phase in (Phase.SPLIT, Phase.CLEANING) or self._appended:
+            self._partitions = self._layout
+
+
+class _OpensEarly(Doubled):
+    @property
+    def whole(self) -> bool:
+        """Already when there is something."""
+        return self.learning and self.record.learned != START
+
+
+class OpensEarly(State):
+    """Fault: a child opens before it has learned what its parent took up to the cut."""
+
+    doubled_type = _OpensEarly
+
+
+class _LearnsNoCursors(Doubled):
+    def _take_rows(self, record: Record, body: bytes) -> Record | None:
+        last, rows = rows_of(body)
+        return super()._take_rows(record, rows_body(record.source, [row for row in rows if row[0][:1] != b"C"], last=last))
+
+
+class LearnsNoCursors(State):
+    """Fault: a child learns its parent's inboxes and devices, and not what they have acknowledged."""
+
+    doubled_type = _LearnsNoCursors

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pi.core
 import pi.events as pe
 from cluster.replication import events as ev
 from cluster.replication.events import Persisted
@@ -20,6 +19,7 @@ from pixiu.wire.v1 import pi_pb2
 from tests.pi.memory import MemoryStore
 from tests.sim.replication.disk import Disk
 from tests.sim.system.base import Unlinked
+from tests.sim.system.pi_doubler import Doubler
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
 
@@ -52,7 +52,18 @@ class Machine:
         for entry in entries:
             (results,) = self._process.world.mail.applying(self._process, entry, lambda entry=entry: self.state.apply([entry]))  # type: ignore[misc]
             answers.append(results)
+            self._process.doubler.changed()
         return answers
+
+    def rows(self) -> dict[bytes, bytes]:
+        """All values."""
+        found = dict(self._kept.state.values)
+        for key, value in self.state.unstored().items():
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = value
+        return found
 
     def flush(self) -> int:
         """See `Machine`."""
@@ -69,6 +80,7 @@ class Machine:
         self._kept.state = MemoryStore()
         self._kept.state.values = dict(snapshot)
         self.state = self._process.world.variant.state(self._kept.state)
+        self._process.doubler.changed()
 
 
 class PiProcess(Unlinked):
@@ -85,14 +97,16 @@ class PiProcess(Unlinked):
         self._requested_in_turn = False
         self.machine = Machine(self, kept)
         partition = world.partitions["pi", place.partition]
-        self.core = pi.core.Core(partition=place.partition, inboxes=self, limits=Limits(), clock_interval_s=CLOCK_S)
+        self.doubler = Doubler(self)
+        self.core = world.variant.pi(partition=place.partition, inboxes=self, limits=Limits(), clock_interval_s=CLOCK_S)
         self.replica = Replica(self, partition, place.number + 1, kept.disk, self.machine, self._leading, self._deposed)
+        self.doubler.changed(always=True)
         self.after(0.02, lambda: self.set_state("Running"))
 
     @property
     def methods(self) -> dict[str, Callable[[Stream], None]]:
         """See `Served`."""
-        return {"Exchange": self._exchange}
+        return {"Exchange": self._exchange, "Learn": self.doubler.learn}
 
     def on_view(self) -> None:
         """See `Process`."""
@@ -162,10 +176,12 @@ class PiProcess(Unlinked):
     # --- the core
 
     def _leading(self, epoch: int) -> None:
+        self.doubler.leading()
         self.step(pe.LeaderChanged(epoch, ""))
 
     def _deposed(self, epoch: int) -> None:
         self.step(pe.LeaderChanged(0, ""))
+        self.doubler.deposed()
 
     def step(self, event: pe.Event) -> None:
         """Give the core an event and do what it asks for."""

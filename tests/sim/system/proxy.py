@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import proxy.mail_events as me
 from cluster.runtime.contract import END_OF_TURN, TICK
-from pixiu.errors import Draining
+from pixiu.errors import Draining, WrongPartition
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import delivery_pb2, pi_pb2, xiu_pb2
 from proxy.mail_notices import Notices
@@ -60,9 +60,9 @@ class _StoreLink:
         partition, triple = self._store.partition, Triple(reply.layout_version, reply.epoch, reply.committed)
         if self._store.pi:
             results = list(reply.results)
-            self._proxy.mail_step(
-                me.Appended(partition, self._number, reply.request, results, reply.code, reply.text, triple, reply.copies)
-            )
+            partitions = reply.server.partitions if reply.code == WrongPartition.code else 0
+            answer = (reply.request, results, reply.code, reply.text, triple, reply.copies, partitions)
+            self._proxy.mail_step(me.Appended(partition, self._number, *answer))
         else:
             runs = [me.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
             self._proxy.mail_step(me.Stored(partition, self._number, runs, triple, reply.copies))

@@ -49,15 +49,15 @@ class _PiLink:
 
     def __init__(self, relay: SystemRelay, partition: int) -> None:
         self._relay = relay
-        self._unanswered: dict[int, tuple[float, Callable[[Any], None]]] = {}
+        self._unanswered: dict[int, tuple[float, Callable[[Any, int], None]]] = {}
         self._request = 0
         self._closed = False
         self._link = LeaderLink(relay, "pi", partition, up=lambda epoch: None, reply=self._replied, down=self._down)
         self._check()
 
-    def ask(self, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Callable[[Any], None]) -> None:
+    def ask(self, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Callable[[Any, int], None]) -> None:
         if not self._link.open:
-            answered(None)
+            answered(None, 0)
             return
         self._request += 1
         self._unanswered[self._request] = self._relay.world.now, answered
@@ -79,14 +79,14 @@ class _PiLink:
         _, answered = self._unanswered.pop(reply.request, (0.0, None))
         if answered is None:
             return
-        if reply.code in (NotLeader.code, WrongPartition.code):
+        if reply.code == NotLeader.code:
             self._link.leave()
-        answered(None if reply.code else reply)
+        answered(None if reply.code else reply, reply.server.partitions if reply.code == WrongPartition.code else 0)
 
     def _down(self, reason: str) -> None:
         unanswered, self._unanswered = self._unanswered, {}
         for _, answered in unanswered.values():
-            answered(None)
+            answered(None, 0)
 
 
 class _GatewayStream:
@@ -274,11 +274,11 @@ class SystemRelay(Served, RelayProcess):
             self._pis.append(_PiLink(self, len(self._pis)))
 
     def _ask_pi(self, effect: ev.AskPi) -> None:
-        def answered(reply: Any) -> None:
-            self.mail_step(ev.PiAnswered(effect.number, reply))
+        def answered(reply: Any, partitions: int) -> None:
+            self.mail_step(ev.PiAnswered(effect.number, reply, partitions))
 
         if effect.partition >= len(self._pis):
-            answered(None)
+            answered(None, 0)
         else:
             self._pis[effect.partition].ask(effect.operations, effect.reads, answered)
 

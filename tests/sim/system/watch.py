@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gateway.events as ge
 from cluster.replication.model import Entry
 from cluster.replication.states import State
+from pi.keys import uin_of
 from pixiu.client.inbox_core import GapReason, Held
 from pixiu.wire.cursor import MAP_BITS, Cursor
 from pixiu.wire.envelope import ENVELOPE_SIZE, GAP, REDELIVERED, Envelope
@@ -154,7 +155,8 @@ class MailWatch:
                 assert known[entry.counter - 1] == found[0], "two replicas of Pi make different things of an entry"
             return found
         known.append(found[0])
-        for operation, results in zip(operations, found[0], strict=True):
+        # A child that learns does nothing by operations of its own, and what its parent's say was seen there.
+        for operation, results in zip(operations, found[0] if operations else (), strict=bool(found[0])):
             if isinstance(operation, Appends):
                 self._appended(list(APPEND.iter_unpack(operation.items)), results)
             elif isinstance(operation, Fanout):
@@ -312,6 +314,29 @@ class MailWatch:
         yield from self._inboxes()
         yield from self._relays()
         yield from self._replicas()
+        yield from self._doubling()
+
+    def _doubling(self) -> Iterator[str]:
+        """Each user's inboxes are whole at one partition, and nothing of them is left at another."""
+        tool = self._world.tool
+        if tool is None:
+            return
+        if not tool.over:
+            yield "the doubling of Pi is not over"
+            return
+        count = self._world.registry.view.count("pi")
+        for own in range(count):
+            process = self._world.leader_of_pi(own)
+            if process is None:
+                yield f"nobody leads pi {own}"
+                continue
+            strange = {uin for key in process.machine.rows() if (uin := uin_of(key)) is not None and uin % count != own}
+            if strange:
+                yield f"pi {own} has users of other partitions: {sorted(strange)}"
+            for (uin, lane), entries in self.inboxes.items():
+                if uin % count == own and process.machine.state.inboxes.head(uin, lane).last != len(entries):
+                    yield f"pi {own} does not have all of the inbox of {uin}, lane {lane}"
+                self.checked["inboxes after a doubling"] += 1
 
     def _letters(self) -> Iterator[str]:
         for letter in self.letters.values():

@@ -26,6 +26,7 @@ from tests.sim.system.client import Device, SystemClients, Writer
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.gateway import SystemGateway
 from tests.sim.system.pi import PiProcess
+from tests.sim.system.pi_doubler import Tool
 from tests.sim.system.proxy import SystemProxy
 from tests.sim.system.relay import SystemRelay
 from tests.sim.system.replica import Partition
@@ -51,6 +52,7 @@ class SystemShape(Shape):
     xius: int = 1
     pis: int = 1
     writers: int = 2
+    doubles_pi: bool = False
 
 
 class SystemWorld(World):
@@ -79,10 +81,26 @@ class SystemWorld(World):
         for role, number in (("xiu", shape.xius), ("pi", shape.pis)):
             self.registry.layout(role, number, number)
             for partition in range(number):
-                self.partitions[role, partition] = Partition(role, partition)
-                self.add(role, partition, REPLICAS)
+                self._add_store(role, partition)
+        self.tool: Tool | None = None
         self.writers = [Writer(self, number) for number in range(shape.writers)]
         self.devices = [Device(self, uin, FIRST_DEVICE + number) for uin in USERS for number in range(self.rng.choice((1, 1, 2)))]
+
+    def _add_store(self, role: str, partition: int) -> None:
+        self.partitions[role, partition] = Partition(role, partition)
+        self.add(role, partition, REPLICAS)
+
+    def add_pi(self, partition: int) -> None:
+        """A child's replicas start."""
+        self._add_store("pi", partition)
+
+    def leader_of_pi(self, partition: int) -> PiProcess | None:
+        """Who leads, if anybody does."""
+        return next((each for each in self.running(PiProcess) if each.place.partition == partition and each.core.epoch), None)
+
+    def double_pi(self) -> None:
+        """Pi is doubled by a cut in the log of each partition."""
+        self.tool = Tool(self, 77)
 
     def unix_us(self) -> int:
         """Every host's clock."""
@@ -102,7 +120,7 @@ class SystemWorld(World):
 
     def running_pis(self, uin: int) -> list[PiProcess]:
         """Replicas of Pi that serve a user."""
-        return [process for process in self.running(PiProcess) if process.place.partition == uin % self.shape.pis]
+        return [process for process in self.running(PiProcess) if process.place.partition == uin % self.registry.view.count("pi")]
 
     # --- faults
 

@@ -1,0 +1,366 @@
+"""The doubling of a partition of Pi: its phases, and the log's entries that lead from one to the next. Pure.
+
+    parent   NONE ──SPLIT──▶ SPLIT ──CLEAN──▶ CLEANING ──CLEAN … CLEAN──▶ NONE
+    child    NONE ──BEGIN──▶ LEARNING ──RESET, DROP …, ROWS …, FOLLOW …──OPEN──▶ OPEN ──END──▶ NONE
+
+    entry of kind 18    op u8 | doubling u64 | partitions u16 | partition u16 | body       little-endian
+
+    BEGIN               nothing: the child takes over from its parent
+    RESET               epoch u32 | counter u64: a snapshot of the parent at this position comes; what is here goes, by DROP
+    DROP                nothing: some more values go
+    ROWS                epoch u32 | counter u64 | last u8 | n × (key size u8 | value size u32 | key | value)
+    FOLLOW              n × (epoch u32 | counter u64 | kind u8 | at u64 µs | size u32 | payload): the parent's committed entries
+    HOLD                until u32: the parent's sweeps wait until then, so that they do the same on both sides
+    NOTE                digest u64 | keys u64 | bytes u64: what moved, as it was at the cut
+    SPLIT, CLEAN, OPEN, END   nothing
+
+`partition` is the child's in all of them: a key moves when key % partitions == partition.
+
+Source: docs/doubling.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from cluster.replication.model import START, Entry, Position
+from pi.keys import uin_of
+from pixiu.errors import MalformedData
+from pixiu.placement.partition import is_partition_count
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    DELETE,
+    ENTRY_KIND,
+    FANOUT_HEAD,
+    HEAD,
+    TRIM,
+    U64,
+    USER_DEVICE,
+    WRITER,
+    GiveUp,
+    Op,
+    decode,
+    encode,
+    spans,
+)
+
+DOUBLING_KIND: Final = 18
+"""Of the log's entries that hold a command of a doubling."""
+DOUBLING_KEY: Final = b"P"
+"""Of the state's value that has the record."""
+HOLD_S: Final = 300
+"""A parent's sweeps wait so long for a child that has asked for its log; it asks again every minute."""
+MAX_HOLD_S: Final = 2 * HOLD_S
+"""A longer wait is none: the state's time was set back meanwhile."""
+
+_HEAD: Final = struct.Struct("<BQHH")
+_POSITION: Final = struct.Struct("<IQ")
+_ROW: Final = struct.Struct("<BI")
+_ENTRY: Final = struct.Struct("<IQBQI")
+_HOLD: Final = struct.Struct("<I")
+_NOTE: Final = struct.Struct("<QQQ")
+_RECORD: Final = struct.Struct("<BQHHIQIQBQIQQQ")
+
+
+class Phase(IntEnum):
+    """The phases of `proto/pixiu/wire/v1/doubling.proto`."""
+
+    NONE = 0
+    LEARNING = 1
+    SPLIT = 2
+    OPEN = 3
+    CLEANING = 4
+
+
+class Step(IntEnum):
+    """What an entry does."""
+
+    BEGIN = 1
+    RESET = 2
+    DROP = 3
+    ROWS = 4
+    FOLLOW = 5
+    OPEN = 6
+    END = 7
+    HOLD = 8
+    SPLIT = 9
+    CLEAN = 10
+    NOTE = 11
+
+
+class Doubling(NamedTuple):
+    """Which one, and what moves."""
+
+    number: int
+    """Its ID."""
+    partitions: int
+    """Of Pi when it is over."""
+    partition: int
+    """The child's."""
+
+    @property
+    def parent(self) -> int:
+        """The partition that is split."""
+        return self.partition - self.partitions // 2
+
+    def moves(self, uin: int) -> bool:
+        """Whether a user is the child's from the cut on."""
+        return uin % self.partitions == self.partition
+
+
+NO_DOUBLING: Final = Doubling(0, 0, 0)
+
+
+class Command(NamedTuple):
+    """An entry's payload."""
+
+    step: Step
+    doubling: Doubling
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        """Encode as it lies in the log."""
+        return _HEAD.pack(self.step, *self.doubling) + self.body
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Command:
+        """Raises MalformedData."""
+        try:
+            step, *doubling = _HEAD.unpack_from(payload)
+            found = cls(Step(step), Doubling(*doubling), payload[_HEAD.size :])
+        except (struct.error, ValueError) as wrong:
+            raise MalformedData(f"no command of a doubling: {wrong}") from wrong
+        partitions, partition = found.doubling[1:]
+        if not is_partition_count(partitions) or not partitions // 2 <= partition < partitions:
+            raise MalformedData(f"partition {partition} of {partitions} is nobody's child")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where the doubling of a partition stands: a value of its state."""
+
+    phase: Phase = Phase.NONE
+    doubling: Doubling = NO_DOUBLING
+    """The last one."""
+    learned: Position = START
+    """Child: the parent's entry up to which all is here; START: nothing whole is."""
+    source: Position = START
+    """Child: of the snapshot that comes."""
+    emptied: bool = False
+    """Child: what was here before the snapshot is gone."""
+    split_at: int = 0
+    """The parent's counter of SPLIT."""
+    hold_s: int = 0
+    """The parent's sweeps wait until this time of the state."""
+    keys: int = 0
+    size: int = 0
+    """Bytes of the keys and their values."""
+    digest: int = 0
+    """0: not known."""
+    place: bytes = b""
+    """Up to where values were deleted."""
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions Pi has, by this log; 0: it says nothing."""
+        return self.doubling.partitions
+
+    @property
+    def whole(self) -> bool:
+        """Whether a child has everything up to the cut."""
+        return 0 < self.split_at <= self.learned.counter
+
+    def holds(self, now_s: int) -> bool:
+        """Whether sweeps wait."""
+        return now_s < self.hold_s <= now_s + MAX_HOLD_S
+
+    def encode(self) -> bytes:
+        """Encode as stored."""
+        fixed = _RECORD.pack(
+            self.phase, *self.doubling, *self.learned, *self.source, self.emptied, self.split_at, self.hold_s, self.keys,
+            self.size, self.digest,
+        )  # fmt: skip
+        return fixed + self.place
+
+    @classmethod
+    def decode(cls, body: bytes) -> Record:
+        """Decode a stored value whose CRC was right."""
+        phase, number, count, own, epoch, counter, source_epoch, source, emptied, split_at, hold_s, keys, size, digest = (
+            _RECORD.unpack_from(body)
+        )
+        learned, begun = Position(epoch, counter), Position(source_epoch, source)
+        place = body[_RECORD.size :]
+        return cls(
+            Phase(phase), Doubling(number, count, own), learned, begun, bool(emptied), split_at, hold_s, keys, size, digest, place
+        )
+
+
+class Served(NamedTuple):
+    """Whose users a partition serves."""
+
+    partitions: int
+    """Of Pi, as it answers; 0: not known, everybody's."""
+    nobody: bool = False
+    """It is a child that is not open: nobody's."""
+
+
+def served(record: Record, partition: int, layout: int, appended: int = 0) -> Served:
+    """Whose users a partition serves now.
+
+    Args:
+        record: of its state.
+        partition: its number.
+        layout: partitions by the layout; 0: not known.
+        appended: partitions by a SPLIT that is in the leader's log and not in the state; 0: there is none.
+    """
+    if record.phase is Phase.LEARNING:
+        return Served(record.partitions // 2, nobody=True)
+    if 0 < layout <= partition and partition >= record.partitions:
+        return Served(layout, nobody=True)
+    return Served(max(layout, record.partitions, appended))
+
+
+# --- bodies
+
+
+def position_body(position: Position) -> bytes:
+    """The body of RESET."""
+    return _POSITION.pack(*position)
+
+
+def position_of(body: bytes) -> Position:
+    """Which position a body of RESET or ROWS names. Raises struct.error."""
+    return Position(*_POSITION.unpack_from(body))
+
+
+def rows_body(source: Position, rows: Iterable[tuple[bytes, bytes]], *, last: bool) -> bytes:
+    """The body of ROWS."""
+    parts = [_POSITION.pack(*source), bytes((last,))]
+    for key, value in rows:
+        parts += (_ROW.pack(len(key), len(value)), key, value)
+    return b"".join(parts)
+
+
+def rows_of(body: bytes) -> tuple[bool, list[tuple[bytes, bytes]]]:
+    """Whether these are the last ones, and the rows. Raises struct.error."""
+    at = _POSITION.size
+    last, rows = bool(body[at]), list[tuple[bytes, bytes]]()
+    at += 1
+    while at < len(body):
+        key_size, value_size = _ROW.unpack_from(body, at)
+        begin = at + _ROW.size
+        middle, at = begin + key_size, begin + key_size + value_size
+        rows.append((body[begin:middle], body[middle:at]))
+    return last, rows
+
+
+def follow_body(entries: Iterable[Entry], doubling: Doubling) -> bytes:
+    """The body of FOLLOW: what concerns the child of each of its parent's entries; of the others their place and time."""
+    parts: list[bytes] = []
+    for epoch, counter, kind, at_us, payload in entries:
+        kept = of_child(payload, doubling) if kind == ENTRY_KIND else payload if kind in (3, DOUBLING_KIND) else b""
+        parts += (_ENTRY.pack(epoch, counter, kind, at_us, len(kept)), kept)
+    return b"".join(parts)
+
+
+def followed(body: bytes) -> Iterator[Entry]:
+    """The parent's entries. Raises struct.error."""
+    at = 0
+    while at < len(body):
+        epoch, counter, kind, at_us, size = _ENTRY.unpack_from(body, at)
+        begin = at + _ENTRY.size
+        at = begin + size
+        yield Entry(epoch, counter, kind, at_us, body[begin:at])
+
+
+def hold_body(until_s: int) -> bytes:
+    """The body of HOLD."""
+    return _HOLD.pack(until_s)
+
+
+def hold_of(body: bytes) -> int:
+    """The time that a body of HOLD names. Raises struct.error."""
+    return int(_HOLD.unpack(body)[0])
+
+
+def note_body(digest: int, keys: int, size: int) -> bytes:
+    """The body of NOTE."""
+    return _NOTE.pack(digest, keys, size)
+
+
+def note_of(body: bytes) -> tuple[int, int, int]:
+    """Digest, keys and bytes that a body of NOTE says. Raises struct.error."""
+    digest, keys, size = _NOTE.unpack(body)
+    return digest, keys, size
+
+
+# --- what of an entry concerns a child
+
+
+_USERS: Final = {
+    int(Op.ACKNOWLEDGES): (0, ACKNOWLEDGE, 0), int(Op.OPEN_SESSIONS): (0, USER_DEVICE, 0),
+    int(Op.DROP_DEVICES): (0, USER_DEVICE, 0), int(Op.TRIMS): (0, TRIM, 0), int(Op.DELETES): (0, DELETE, 0),
+    int(Op.ADD_DEVICE): (0, None, 0),
+    int(Op.APPENDS): (WRITER.size, APPEND, 8), int(Op.FANOUT): (FANOUT_HEAD, U64, 0),
+}  # fmt: skip
+"""By operation: bytes before its items, an item, where in it the UIN is."""
+_WRITERS: Final = (int(Op.APPENDS), int(Op.FANOUT))
+"""What says which of a writer's streams is the newest, also where nothing of it moves."""
+
+
+def of_child(payload: bytes, doubling: Doubling) -> bytes:
+    """Operations of a parent's entry, without the users that stay. What cannot be read changes nothing on either side."""
+    try:
+        found = spans(payload)
+    except MalformedData:
+        return payload
+    parts: list[bytes] = []
+    for op, begin, end in found:
+        form = _USERS.get(op)
+        if op == Op.GIVE_UP:
+            parts.append(_keys_of_child(payload[begin - HEAD.size : end], doubling))
+        elif form is None:
+            parts.append(payload[begin - HEAD.size : end])
+        else:
+            body = _items_of_child(payload, begin, end, form, doubling)
+            if body or op in _WRITERS:
+                parts.append(HEAD.pack(op, len(body)) + body)
+    return b"".join(parts)
+
+
+def _items_of_child(
+    payload: bytes, begin: int, end: int, form: tuple[int, struct.Struct | None, int], doubling: Doubling
+) -> bytes:  # fmt: skip
+    head, item, uin_at = form
+    count, own = doubling.partitions, doubling.partition
+    first = begin + head
+    size = item.size if item is not None else end - first
+    starts = [
+        at for at in range(first, end, size or 1) if U64.unpack_from(payload, at + uin_at)[0] % count == own
+    ] if end > first else []  # fmt: skip
+    return payload[begin:first] + b"".join([payload[at : at + size] for at in starts])
+
+
+def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
+    try:
+        (given_up,) = decode(operation)
+    except MalformedData:
+        return operation
+    assert isinstance(given_up, GiveUp)
+    keys = tuple(key for key in given_up.keys if (uin := uin_of(key)) is None or doubling.moves(uin))
+    return encode([GiveUp(keys)]) if keys else b""
+
+
+def split_in(entries: Sequence[Entry]) -> int:
+    """The number of partitions by the last SPLIT among entries that are not in the state yet; 0: there is none."""
+    found = 0
+    for entry in entries:
+        if entry.kind == DOUBLING_KIND and entry.payload[:1] == bytes((Step.SPLIT,)):
+            found = Command.decode(entry.payload).doubling.partitions
+    return found
