@@ -61,11 +61,6 @@ class Counters:
     links_lost: int = 0
 
 
-def _grown(partitions: int) -> tuple[int, ...]:
-    """Numbers of partitions that mail under way can follow a store to."""
-    return (partitions, 2 * partitions) if partitions else (0,)
-
-
 class MailCore:
     """Decides; see the module. `step` never raises on what comes from the network.
 
@@ -300,7 +295,8 @@ class MailCore:
         self._knows_stores = True
         xius, pis, self._xius, self._pis = self._xius, self._pis, event.xius, event.pis
         self._xiu_split.set_count(max(event.xius, 1))
-        if event.xius not in _grown(xius) or event.pis not in _grown(pis):
+        follows_xius = event.xius == xius or event.xius > xius > 0 == event.xius % xius
+        if not follows_xius or (event.pis != pis and not event.pis == 2 * pis > 0):
             self._pi_split = SplitPartitions(max(event.pis, 1))
             self._end(list(self._writers.values()), errors.StaleStream.code, "the cluster's layout changed", out)
             return

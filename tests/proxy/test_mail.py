@@ -439,7 +439,7 @@ def test_the_next_deadline_is_the_end_of_a_pause_a_stall_or_the_time_to_confirm(
 def test_a_changed_layout_ends_every_stream() -> None:
     pipeline = Pipeline()
     pipeline.step(ev.WriterOpened(2, 10, 71))
-    pipeline.step(ev.StoresChanged(1, 2))
+    pipeline.step(ev.StoresChanged(1, 4))
     assert [(end.stream, end.code) for end in pipeline.take(ev.EndWriter)] == [(1, "STALE_STREAM"), (2, "STALE_STREAM")]
 
 

@@ -108,21 +108,21 @@ def test_the_same_while_pi_is_doubled(seed: int, faulty: bool) -> None:
 class SendsAgainBehindTheRest(MailCore):
     """Fault: what was under way to a parent that was split is sent to its child behind what waited."""
 
-    def _reroute(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
+    def _reroute_pi(self, link: Link[Part], text: str, out: list[ev.Effect]) -> None:
         waiting = list(link.queue)
         link.queue.clear()
         lost = [part for request in link.in_flight.values() for part in request.waiting]
-        super()._reroute(link, text, out)
+        super()._reroute_pi(link, text, out)
         for part in [*waiting, *lost]:
             if part in waiting and not part.batch.done:
-                for partition, found in split_again(part, self._split).items():
+                for partition, found in split_again(part, self._pi_split).items():
                     self._pi(partition).queue.appendleft(found)
 
 
 class KeepsTheLayout(MailCore):
     """Fault: a refusal of a parent that was split is no news."""
 
-    def _moved(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
+    def _moved_pi(self, link: Link[Part], event: ev.Appended, now: float, out: list[ev.Effect]) -> None:
         link.in_flight.pop(event.request)
 
 
