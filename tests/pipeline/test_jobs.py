@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,16 +14,13 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-import pixiu
 from pipeline.audit import AuditOptions
 from pipeline.commands import pipeline
-from pipeline.replicas import Replicas, Rows
 from pipeline.report import Bars, Report, Section
 from pipeline.skew import Load, verdict
 from pixiu.client.stores import Stores
 from pixiu.ids import msg_id, snowflake
 from pixiu.mqtt.client_io import MQTTClient
-from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
@@ -108,57 +103,6 @@ async def acknowledged(store: Store, uin: int, up_to: int, bits: int) -> None:
         assert await stores.change(uin, encode_acknowledges([(uin, device, session, 1, up_to, bits)])) == [0]
 
 
-def process_of(store: Store, role: str, partition: int | None = None) -> int:
-    """The process ID of the only one."""
-    processes = store.cluster.processes(role)
-    (found,) = [int(each["pid"]) for each in processes if partition is None or each["partition"] == partition]
-    return found
-
-
-async def stored_while_pi_dies(store: Store, uin: int, count: int) -> list[int]:
-    """Mail of a sender who leaves, to a user whose Pi is killed between the two writes, and the proxy with it; its MsgIDs."""
-    pi, proxy = process_of(store, "pi", uin % 2), process_of(store, "proxy")
-
-    def stored() -> list[int]:
-        with Replicas(store.target, "xiu") as replicas:
-            replicas.find()
-            bounds = replicas.bounds(uin % 2)
-            columns = columns_of("messages", ["msg_id"])
-            rows = Rows(uin % 2, "messages", columns, (uin,), bounds.first, bounds.end)
-            return [each for found in replicas.read(rows) for each in found.column("msg_id").to_pylist()]
-
-    os.kill(pi, signal.SIGSTOP)
-    try:
-        async with pixiu.connect(store.target) as px:
-            writer = px.mail_writer()
-            await writer.room()
-            receipts = [writer.send(uin, b"%d" % number) for number in range(count)]
-            found: list[int] = []
-
-            async def all_are() -> bool:
-                found[:] = await asyncio.to_thread(stored)
-                return len(found) == count
-
-            await until(all_are, "mail in Xiu")
-            assert not any(receipt.resolved for receipt in receipts), "nobody was told that it is stored"
-    finally:
-        os.kill(proxy, signal.SIGKILL)  # else it would have Pi list them in the end
-        os.kill(pi, signal.SIGKILL)
-    return found
-
-
-async def delivered(store: Store, uin: int, count: int) -> list[int]:
-    """MsgIDs of what a device is given that acknowledges nothing."""
-    found: list[int] = []
-    async with pixiu.connect(store.target) as px, px.inbox(uin=uin, device="forgetful") as inbox:
-        async with asyncio.timeout(120):
-            async for mail in inbox:
-                found.append(mail.msg_id)
-                if len(found) == count:
-                    break
-    return found
-
-
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -171,26 +115,20 @@ class TestOnACluster:
         return audit.run(spark, AuditOptions(store.target, settle_s=0, **more))
 
     def test_audit_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path) -> None:
-        alone, ghost, late, slow, unlucky, forgetful = store.users(6)
+        alone, ghost, late, slow = store.users(4)
         ordinary = store.send([late, slow], [b"%d" % number for number in range(20)])
         clean, _ = self.audit(spark, store)
         assert clean.findings == 0, clean.to_json()
 
         never = stored_alone(store, alone, [b"a", b"b", b"c"])
-        never += asyncio.run(stored_while_pi_dies(store, unlucky, 5))
-        store.cluster.wait_healthy()
         ghosts = [msg_id(ghost % 2, 64, 1 << 40 | number) for number in (1, 2)]
         asyncio.run(listed_alone(store, ghost, ghosts, 4002))
         back = stored_alone(store, late, [b"first", b"second"])
         asyncio.run(listed_alone(store, late, back[::-1], 4003))
         asyncio.run(acknowledged(store, slow, 3, 0b100))
         got = tmp_path / "got.jsonl"
-        to_forgetful = store.send([forgetful], [b"x", b"y", b"z"])
-        came = asyncio.run(delivered(store, forgetful, 3)) + asyncio.run(delivered(store, forgetful, 2))
-        assert set(came) == set(to_forgetful)
         some = sorted(ordinary)[:3]
-        lines = [{"msg_id": identity, "uin": ordinary[identity].key} for identity in some]
-        lines += [{"msg_id": identity, "uin": forgetful} for identity in came]
+        lines = [{"msg_id": identity, "uin": ordinary[identity].key} for identity in [*some, some[0]]]
         got.write_text("".join(json.dumps(line) + "\n" for line in lines))
         sends = tmp_path / "sends.jsonl"
         told = [*lines[:3], {"msg_id": 5, "uin": alone}]
@@ -202,12 +140,10 @@ class TestOnACluster:
         assert {row["msg_id"] for row in rows["orphaned"]} == set(ghosts)
         assert [row["msg_id"] for row in rows["out_of_order"]] == [back[0]]
         assert (rows["stored_twice"], rows["listed_twice"], rows["dropped"]) == ([], [], [])
-        assert {row["msg_id"]: row["times"] for row in rows["repeated"]} == {
-            identity: times for identity, times in Counter(came).items() if times > 1
-        }
+        assert [(row["msg_id"], row["times"]) for row in rows["repeated"]] == [(some[0], 2)]
         assert [row["msg_id"] for row in rows["lost"]] == [5]
         assert sorted(row["inbox_seq"] for row in rows["unacknowledged"] if row["uin"] == slow) == [4, 5, 7, 8, 9, 10]
-        assert report.findings == len(never) + len(ghosts) + 1 + 2 + 1
+        assert report.findings == len(never) + len(ghosts) + 1 + 1 + 1
 
     def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
         from pipeline import skew
