@@ -166,3 +166,20 @@ def test_what_waits_for_the_parent_is_refused_when_its_leader_is_deposed() -> No
     question = only(xiu.send(old(1)), ev.AskParent)
     assert codes(xiu.deposed()) == ["NOT_LEADER"]
     assert xiu.step(ev.ParentAnswered(question.number, [None])) == []
+
+
+def test_a_child_with_a_full_disk_does_not_say_of_what_its_parent_may_have_that_it_is_not_stored() -> None:
+    xiu = child()
+    xiu.space(enough=False)
+    assert codes(xiu.send(old(1), old(2, at_ms=NOW_MS + 121_000))) == ["UNAVAILABLE", "DISK_FULL"]
+
+
+def test_a_parent_with_a_full_disk_still_says_who_has_moved() -> None:
+    xiu = Xiu()
+    append(xiu, SPLIT)
+    xiu.commit()
+    xiu.space(enough=False)
+    assert sorted((result.code, result.partitions) for result in results(xiu.send(mail(1, key=5), mail(2, key=1)))) == [
+        ("DISK_FULL", 0),
+        ("WRONG_PARTITION", 8),
+    ]

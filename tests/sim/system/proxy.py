@@ -64,7 +64,10 @@ class _StoreLink:
             answer = (reply.request, results, reply.code, reply.text, triple, reply.copies, partitions)
             self._proxy.mail_step(me.Appended(partition, self._number, *answer))
         else:
-            runs = [me.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text) for run in reply.results]
+            runs = [
+                me.StoredRun(run.position, run.count, run.sequence, run.msg_id, run.code, run.text, run.partitions)
+                for run in reply.results
+            ]
             self._proxy.mail_step(me.Stored(partition, self._number, runs, triple, reply.copies))
 
 
