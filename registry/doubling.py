@@ -24,6 +24,8 @@ from pixiu.wire.v1 import doubling_pb2 as pb
 
 STORED: Final = ("xiu", "pi")
 """Roles whose partitions are cut in their logs."""
+COPIED: Final = ("pi",)
+"""Of them, those whose children learn what moves; a child of Xiu leaves stored messages where they are."""
 CLOSE: Final = 1_000
 """Parents are split when no child lacks more of its parent's entries than this: moved keys pause for so much."""
 
@@ -164,7 +166,7 @@ def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
     if empty:
         return Phase.LEARN, Advance(empty, pb.DOUBLING_LEARNING)
     lag = {p: seen.statuses[p].committed - seen.statuses[seen.child(p)].learned for p in parents}
-    far = [p for p in parents if lag[p] > CLOSE]
+    far = [p for p in parents if lag[p] > CLOSE] if seen.role in COPIED else []
     if far and not cut:
         return Phase.LEARN, Wait(tuple(f"{seen.role} partition {seen.child(p)}: {lag[p]:,} entries behind" for p in far))
     whole = tuple(p for p in parents if seen.phase_of(p) == pb.DOUBLING_NONE)
@@ -207,16 +209,15 @@ def _after(seen: Seen) -> tuple[Phase, Action]:
     return Phase.DONE, Finished()
 
 
-def take_back(seen: Seen) -> tuple[int, ...]:
-    """The partitions of Xiu or Pi to send back to NONE before the layout goes back. Raises `InvalidArgument` where the doubling is
-    not under way, or a parent was split already."""
+def check_take_back(seen: Seen) -> None:
+    """Whether the layout may go back: a child that has begun to learn begins anew with the next doubling. Raises
+    `InvalidArgument` where the doubling is not under way, or a parent was split already."""
     if not seen.under_way:
         raise InvalidArgument(f"no doubling of {seen.role} is under way: there is nothing to take back")
     if any(seen.phase_of(parent) != pb.DOUBLING_NONE for parent in seen.parents):
         raise InvalidArgument(
             f"{seen.role} was split already, so this doubling cannot be taken back: `pixiu double {seen.role}` brings it to its end"
         )
-    return tuple(p for p in range(2 * seen.layout.n) if seen.phase_of(p) != pb.DOUBLING_NONE)
 
 
 def unfinished(seen: Mapping[int, pb.DoublingStatus], layout: RoleLayout) -> bool:

@@ -25,7 +25,7 @@ from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
-from pixiu.errors import InvalidArgument, MalformedData, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, NotLeader, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.version import __version__
@@ -57,6 +57,9 @@ class Leaders(Protocol):
         ...
 
 
+NO_REPLICA: Final = "no replica is registered"
+
+
 class GrpcLeaders:
     """Asks the replicas of a partition, the last one that led first; who does not lead refuses."""
 
@@ -76,17 +79,18 @@ class GrpcLeaders:
 
     async def _ask(self, view: View, partition: int, call: Callable[[Any], Awaitable[pb.DoublingStatus]]) -> pb.DoublingStatus:
         there = [node.address for node in view.replicas(self._role, partition, (NodeState.RUNNING, NodeState.INIT))]
-        said = "no replica is registered"
+        said = NO_REPLICA
         for address in sorted(there, key=lambda one: one != self._leads.get(partition)):
             async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
                 try:
                     status = await call(DoublingStub(channel))
                 except grpc.aio.AioRpcError as error:
-                    said = f"{address}: {error.code().name}: {error.details()}"
+                    if NotLeader.code not in (error.details() or "") or said is NO_REPLICA:
+                        said = f"{address}: {error.code().name}: {error.details()}"
                     continue
             self._leads[partition] = address
             return status
-        raise Unavailable(f"{self._role} partition {partition}: no leader answers ({said})")
+        raise Unavailable(f"{self._role} partition {partition}: {said}")
 
 
 @dataclass(slots=True)
@@ -186,20 +190,25 @@ class DoublingTool:
                     await self._pause(phase)
                     continue
                 await self._holds_lock()
-                await self._act(seen, action)
+                refused = await self._act(seen, action)
+                if refused:
+                    self._tell(phase, refused)
+                    if time.monotonic() >= until:
+                        result.missing = refused
+                        return result
+                    await self._pause(phase)
                 self._acted(phase)
         finally:
             await self._unlock()
 
     async def take_back(self, doubling: str) -> Layout:
-        """Take back a doubling that has cut nothing yet; the layout as it is then. Raises as `plan.take_back`."""
+        """Take back a doubling that has cut nothing yet; the layout as it is then. Raises as `plan.check_take_back`."""
         await self._lock(doubling)
         try:
             seen = await self._see(doubling)
-            begun = plan.take_back(seen)
+            plan.check_take_back(seen)
             if self._role in plan.STORED and len(seen.statuses) < seen.layout.n:
                 raise Unavailable(f"not every leader of {self._role} answers, so one may have been split: `pixiu status`")
-            await self._advance(seen, plan.Advance(begun, pb.DOUBLING_NONE))
             layout = await abort_doubling(self._zookeeper, self._root, self._role, doubling)
             await self._audit(doubling, "taken back", layout.roles[self._role])
             return layout
@@ -271,7 +280,8 @@ class DoublingTool:
 
     # --- acting
 
-    async def _act(self, seen: Seen, action: plan.Action) -> None:
+    async def _act(self, seen: Seen, action: plan.Action) -> tuple[str, ...]:
+        """Take a step; who refused it, and why. Some may have gone on: the next look says who has not, and asks again."""
         if isinstance(action, plan.Begin):
             layout = await begin_doubling(self._zookeeper, self._root, self._role, seen.doubling)
             await self._audit(seen.doubling, "begun", layout.roles[self._role])
@@ -279,9 +289,10 @@ class DoublingTool:
             layout = await commit_doubling(self._zookeeper, self._root, self._role, seen.doubling)
             await self._audit(seen.doubling, "committed", layout.roles[self._role])
         elif isinstance(action, plan.Advance):
-            await self._advance(seen, action)
+            return await self._advance(seen, action)
+        return ()
 
-    async def _advance(self, seen: Seen, action: plan.Advance) -> None:
+    async def _advance(self, seen: Seen, action: plan.Advance) -> tuple[str, ...]:
         request = pb.DoublingAdvanceRequest(
             doubling=int(seen.doubling, 16), partitions=2 * len(seen.parents), phase=action.phase, operator=self._operator
         )
@@ -290,11 +301,10 @@ class DoublingTool:
             *(self._leaders.advance(view, partition, request) for partition in action.partitions), return_exceptions=True
         )
         failed = [one for one in done if isinstance(one, BaseException)]
-        # Some may have gone on: the next look says who has not, and asks again.
-        if failed and not all(isinstance(one, Unavailable) for one in failed):
-            raise failed[0]
-        if failed:
-            await asyncio.sleep(POLL_S)
+        for one in failed:
+            if not isinstance(one, Unavailable):
+                raise one
+        return tuple(str(one) for one in failed)
 
     # --- the lock
 

@@ -120,7 +120,7 @@ def problem_of(now: Doubling, change: Change, partition: int) -> str:
     child = partition >= total // 2
     under_way = f"doubling {now.id:016x} of this partition is in phase {now.phase.name}"
     if step is Phase.SPLIT and not child:
-        if now.phase is not Phase.NONE:
+        if now.phase not in (Phase.NONE, Phase.OPEN):  # it may have come from the doubling before
             return under_way
         return "" if now.partitions in (0, total // 2) else f"this partition is one of {now.partitions} already"
     if step is Phase.LEARNING and child:

@@ -18,11 +18,11 @@ from registry.doubling import (
     Phase,
     Seen,
     Wait,
+    check_take_back,
     chosen,
     decide,
     phases,
     start_commands,
-    take_back,
     unfinished,
 )
 from tests.support.doublings import Stores
@@ -98,6 +98,13 @@ def test_parents_are_split_together_and_only_when_their_children_are_close() -> 
     assert decide(stored(BEGUN, stores)) == (Phase.SPLIT, Advance((0, 1), pb.DOUBLING_SPLIT))
 
 
+def test_a_child_of_xiu_has_nothing_to_learn_before_the_cut() -> None:
+    stores = Stores(2, 50_000)
+    for child in (2, 3):
+        stores.go_to(child, int(ID, 16), pb.DOUBLING_LEARNING)
+    assert decide(replace(stored(BEGUN, stores), role="xiu")) == (Phase.SPLIT, Advance((0, 1), pb.DOUBLING_SPLIT))
+
+
 def test_once_one_parent_is_split_nothing_holds_the_others_up() -> None:
     stores = Stores(2, 100)
     for partition in (2, 3):
@@ -134,14 +141,14 @@ def test_nothing_is_deleted_where_parent_and_child_do_not_agree() -> None:
 
 def test_a_doubling_is_taken_back_until_the_first_cut() -> None:
     stores = Stores(2, 100)
-    assert take_back(stored(BEGUN, stores)) == ()
+    check_take_back(stored(BEGUN, stores))
     stores.go_to(3, int(ID, 16), pb.DOUBLING_LEARNING)
-    assert take_back(stored(BEGUN, stores)) == (3,)
+    check_take_back(stored(BEGUN, stores))
     stores.go_to(1, int(ID, 16), pb.DOUBLING_SPLIT)
     with pytest.raises(InvalidArgument, match="was split already"):
-        take_back(stored(BEGUN, stores))
+        check_take_back(stored(BEGUN, stores))
     with pytest.raises(InvalidArgument, match="nothing to take back"):
-        take_back(soft(FOUR))
+        check_take_back(soft(FOUR))
 
 
 def test_which_doubling_is_carried_out() -> None:

@@ -54,6 +54,7 @@ def test_a_child_takes_nothing_before_it_is_open_whatever_the_layout_says() -> N
     opened = taken(3, LEARNING, OPEN)
     assert (opened.cut_us, opened.split_at, counted(opened, 2), takes(opened, 3, 7)) == (AT_US, 77, 4, True)
     assert taken(3, LEARNING, OPEN, CLEANING, Change(Phase.SPLIT, OTHER, 8)).cut_us == AT_US
+    assert taken(3, LEARNING, OPEN, Change(Phase.SPLIT, OTHER, 8)).cut_us == AT_US
 
 
 def test_a_child_learns_anew_when_a_doubling_was_taken_back() -> None:
