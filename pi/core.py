@@ -53,6 +53,8 @@ MAX_WAITING_BYTES: Final = 64 << 20
 """Operations that wait for their commit. Policy: more are refused with OVERLOADED."""
 MAX_ENTRY_BYTES: Final = 1 << 20
 """Of one entry; what came in one turn beyond it goes into the next one."""
+CLOCK_AGAIN_S: Final = 0.1
+"""After a clock entry that was refused, because others had not said their time yet, the next one is due."""
 SWEEP_AGAIN_S: Final = 0.5
 """After a clock entry whose sweep of expired mail had more to do, the next one is due so soon."""
 _CODES: Final = {
@@ -108,6 +110,8 @@ class Core:
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
+        self._limits_said = False
+        """This leader's limits are in its log, or on their way there before all else."""
         self._layout, self._layout_version = 0, 0
         self._record, self._appended = Record(), 0
         self._partitions, self._own = 0, partition
@@ -179,14 +183,14 @@ class Core:
             out.append(self._reply(waiting))
             return
         if self._turn_operations + len(found) > MAX_OPERATIONS:
-            self._propose(out)
+            self._propose(now, out)
         self.counters["appends"] += appends
         self._turn.append(waiting)
         self._turn_operations += len(found)
         self._turn_bytes += len(payload)
         self._waiting_bytes += len(payload)
         if self._turn_bytes >= MAX_ENTRY_BYTES:
-            self._propose(out)
+            self._propose(now, out)
 
     def _check_writers(self, stream: int, writers: list[Writer]) -> None:
         """Raises StaleWriter for a stream of appends that ended with a refusal."""
@@ -229,9 +233,11 @@ class Core:
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
         if self._turn:
-            self._propose(out)
+            self._propose(now, out)
 
-    def _propose(self, out: list[ev.Effect]) -> None:
+    def _propose(self, now: float, out: list[ev.Effect]) -> None:
+        if not self._limits_said:  # whoever decides by an earlier leader's, or by none, keeps too little or too much
+            self._propose_clock(now, out)
         turn, self._turn, self._turn_bytes, self._turn_operations = self._turn, [], 0, 0
         self._token += 1
         self._proposed[self._token] = turn
@@ -244,7 +250,11 @@ class Core:
         self._to_persist.append(event.first)
 
     def _on_rejected(self, event: ev.ProposalRejected, now: float, out: list[ev.Effect]) -> None:
-        for waiting in self._proposed.pop(event.token, []):
+        turn = self._proposed.pop(event.token, None)
+        if turn == []:  # a clock entry
+            self._clock_at = now + CLOCK_AGAIN_S - self._clock_interval_s
+            self._limits_said = False
+        for waiting in turn or ():
             self._waiting_bytes -= len(waiting.payload)
             self._end_writers(waiting.stream, waiting.writers)
             self._refuse(waiting.stream, waiting.request, (event.code, event.text), out)
@@ -292,7 +302,7 @@ class Core:
             self._logged, self._proposed, self._turn = {}, {}, []
             self._turn_bytes = self._turn_operations = 0
             self._to_persist.clear()
-        self._clock_at = -math.inf
+        self._clock_at, self._limits_said = -math.inf, False
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses
@@ -309,7 +319,10 @@ class Core:
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         if now < self.next_deadline():
             return
-        self._clock_at = now
+        self._propose_clock(now, out)
+
+    def _propose_clock(self, now: float, out: list[ev.Effect]) -> None:
+        self._clock_at, self._limits_said = now, True
         self._token += 1
         self._proposed[self._token] = []
         out.append(ev.Propose(self._token, encode([Clock(self._limits)]), replicated=False))

@@ -105,6 +105,7 @@ PLAYED: Final[dict[str, Play]] = {
     f'{PX} send --mail --user 7 "kept for you"': Play(shows=("replicated",)),
     f"{PX} inbox list 7": Play(shows=("kept for you",)),
     f"{PX} probe": Play(shows=("total .*ms", "all .*paths work")),
+    f"{PX} double broker --dry-run": Play(shows=("broker: .* partitions",)),
     f"{PX} pipeline audit": Play(meanwhile=True, shows=("Audit of mail", "entries")),
     f"{PX} replay FILE.jsonl.gz --speed 1000": Play(shows=(*REPORT, "every promise was kept")),
     f"{PX} up": Play(last=True, stays=True, shows=("are Running",)),

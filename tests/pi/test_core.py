@@ -88,7 +88,7 @@ def test_an_entry_holds_no_more_operations_than_replicas_read() -> None:
     assert not pi.proposals
     assert not pi.ask(raw=nothing * 2)
     assert pi.turn() is not None
-    assert [len(decode(entry.payload)) for entry in pi.proposals] == [MAX_OPERATIONS, 2]
+    assert [len(decode(entry.payload)) for entry in pi.proposals] == [1, MAX_OPERATIONS, 2], "the leader's limits come first"
 
 
 OF_USER_8: list[Operation] = [
@@ -216,6 +216,21 @@ def test_the_leader_alone_appends_the_clock_with_its_limits() -> None:
     assert other.tick() is None
     other.lead(6)
     assert other.core.next_deadline() < other.now, "a new leader's clock entry, with its limits, is due at once"
+
+
+def test_nothing_is_taken_before_the_leaders_limits_are_in_the_log() -> None:
+    pi = Pi()
+    limits = pi.tick()
+    pi.reject("OVERLOADED", "the clocks of the other replicas are not known yet")
+    assert pi.core.next_deadline() < pi.now + 1.0, "and not after a whole interval"
+    pi.ask(appends(5, (message(1), 7)))
+    data = pi.turn()
+    assert [limits and entry.payload == limits.payload for entry in pi.proposals] == [True, True, False]
+    assert pi.proposals[-1] is data
+    pi.accept(100)
+    pi.ask(appends(5, (message(2), 7)))
+    pi.turn()
+    assert len(pi.proposals) == 4, "once is enough"
 
 
 def test_a_sweep_that_did_not_come_to_its_end_goes_on_soon() -> None:
