@@ -8,6 +8,7 @@ Source: docs/doubling.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,7 @@ from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
 from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from xiu.core import Core
-from xiu.doubling import Change, Phase, is_asked, parent_of, reached
+from xiu.doubling import NO_DOUBLING, Change, Phase, is_asked, parent_of, reached
 from xiu.events import AskParent, ParentAnswered
 from xiu.options import Options
 from xiu.state import Head
@@ -81,6 +82,19 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             await channel.close()
 
     # --- the operator's tool
+
+    async def open_when_split(self) -> None:
+        """A child opens by itself as soon as its parent is split: moved users wait for it, whatever became of the tool."""
+        now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
+        if now.phase is Phase.LEARNING and self._replica.is_leader:
+            request = doubling_pb2.DoublingAdvanceRequest(
+                doubling=now.id,
+                partitions=now.partitions,
+                phase=doubling_pb2.DOUBLING_OPEN,
+                operator=f"xiu partition {self._partition}",
+            )
+            with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
+                await self._service.advance(request)
 
     async def doubling_entry(self, request: doubling_pb2.DoublingAdvanceRequest) -> tuple[int, bytes] | None:
         """See `Doubled`."""

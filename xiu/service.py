@@ -61,6 +61,8 @@ TRIM: Final = "trim"
 LAYOUT_REFUSED: Final = "layout_refused"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
+OPEN_POLL_S: Final = 0.1
+"""How often a child that learns asks whether its parent is split."""
 MEND_AGAIN_S: Final = 5.0
 """Between two tries to repair the store: perhaps another replica has joined."""
 LEADER_WAIT_S: Final = 10.0
@@ -169,6 +171,7 @@ class Service(RoleShell):
         self.every(self._options.trim_interval_s, self._trim)
         self.every(SPACE_INTERVAL_S, self._watch_space)
         self.every(MEND_POLL_S, self._mend)
+        self.every(OPEN_POLL_S, self.cuts.open_when_split)
         limit = time.monotonic() + LEADER_WAIT_S
         while not self._replica.leader_address and not self._serves() and time.monotonic() < limit:
             await asyncio.sleep(LEADER_POLL_S)

@@ -64,7 +64,7 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     ) -> doubling_pb2.DoublingStatus:
         """Go on to a phase."""
         try:
-            return await self._advance(request)
+            return await self.advance(request)
         except PixiuError as error:
             await abort(context, error)
 
@@ -75,7 +75,8 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
             raise Unavailable("whether this replica still leads, or has applied everything, is not sure; try again in a moment")
         return status
 
-    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
+    async def advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
+        """Take the partition to a phase. Raises PixiuError."""
         if not request.doubling or not is_partition_count(request.partitions) or request.phase not in PHASES:
             raise InvalidArgument("a doubling has an ID, a power of two of partitions, and goes on to a phase that is not NONE")
         if not 0 < len(request.operator) <= MAX_TEXT:
