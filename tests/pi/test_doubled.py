@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable
 
@@ -49,9 +48,10 @@ from pixiu.wire.inbox_operations import (
     encode,
 )
 from tests.pi.memory import HOUR, MemoryStore, Replica, at_us
+from tests.support.effort import runs
 from tests.support.pi import acknowledges, appends, message
 
-SEEDS = int(os.environ.get("PIXIU_PI_SEEDS", "60"))
+SEEDS = runs("PIXIU_PI_SEEDS", local=8, ci=30)
 DOUBLING = Doubling(99, 4, 3)
 USERS = (1, 3, 5, 7, 9, 11)
 """Of partition 1 of 2; 3, 7 and 11 move to partition 3 of 4."""

@@ -14,7 +14,7 @@ from tests.support.effort import runs
 
 pytestmark = pytest.mark.sim
 
-SEEDS = runs("PIXIU_MAIL_SEEDS", local=8, ci=40)
+SEEDS = runs("PIXIU_MAIL_SEEDS", local=6, ci=20)
 USERS = 6
 MAILS = 400
 

@@ -19,7 +19,7 @@ from xiu.doubling import Doubling, Phase
 
 pytestmark = pytest.mark.sim
 
-SEEDS = runs("PIXIU_DOUBLING_SEEDS", local=10, ci=60)
+SEEDS = runs("PIXIU_DOUBLING_SEEDS", local=6, ci=25)
 FAULT_SEEDS = 120
 """Within so many a fault that was put back is found."""
 USERS = 8

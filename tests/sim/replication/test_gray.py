@@ -7,7 +7,7 @@ import pytest
 from tests.sim.replication.gray import AILMENTS, violations
 from tests.support.effort import runs
 
-RUNS = runs("PIXIU_REPLICATION_GRAY_RUNS", local=8, ci=50)
+RUNS = runs("PIXIU_REPLICATION_GRAY_RUNS", local=8, ci=30)
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)

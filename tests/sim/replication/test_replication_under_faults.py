@@ -73,7 +73,7 @@ def test_nothing_is_lost_with_logs_on_real_files(tmp_path: Path, monkeypatch: py
 
 def test_after_a_forced_promotion_the_old_leader_is_not_taken_for_a_copy() -> None:
     bad = {
-        seed: found for seed in range(runs("PIXIU_REPLICATION_FORCED_RUNS", local=25, ci=200)) if (found := forced.violations(seed))
+        seed: found for seed in range(runs("PIXIU_REPLICATION_FORCED_RUNS", local=25, ci=100)) if (found := forced.violations(seed))
     }
     assert not bad
 
