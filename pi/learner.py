@@ -22,13 +22,13 @@ import grpc.aio
 from cluster.replication.model import START, Position
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
+from cluster.runtime.export import abort
 from pi.doubling import DOUBLING_KIND, HOLD_S, Command, Doubling, Phase, Step, follow_body, hold_body, position_body, rows_body
 from pi.keys import uin_of, unseal
 from pi.machine import Machine
 from pixiu.discovery.node import NodeState
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.rpc.channels import MESSAGE_BYTES, PEER_CHANNEL
-from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
@@ -155,7 +155,7 @@ class Teacher(pb_grpc.PiDoublingServicer):
                 async for reply in replies:
                     yield reply
         except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], f"{error.code}: {error}")
+            await abort(context, error)
         finally:
             self._unpin_later(name)
 

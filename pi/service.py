@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from cluster.replication.doubling import DoublingService
 from cluster.replication.events import Accepted, Persisted
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
@@ -23,9 +24,8 @@ from cluster.runtime.role import RoleShell, Runner, totals
 from pi import events as ev
 from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
-from pi.doubler import Doubler
 from pi.doubling import Record
-from pi.doubling_service import DoublingService
+from pi.doubling_leader import DoublingLeader
 from pi.export import PiExport
 from pi.learner import Teacher
 from pi.machine import Machine
@@ -39,7 +39,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import doubling_pb2_grpc, export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
 
 DRAIN_POLL_S: Final = 0.02
 DAMAGED: Final = "pi_state_damaged"
@@ -67,7 +67,9 @@ class Service(RoleShell):
         )  # fmt: skip
         self._comparer = Comparer(self._machine, self._replica)
         self.repairer = Repairer(context, options.partition, self._machine, self._replica, self.spawn)
-        self._doubler = Doubler(context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed)
+        self._doubling = DoublingLeader(
+            context, options.partition, self._machine, self._replica, self._end_turn, self._doubling_changed
+        )
         self._teacher = Teacher(options.partition, self._machine, self._replica)
         self._streams: dict[int, Stream] = {}
         self._numbers = itertools.count(1)
@@ -78,7 +80,7 @@ class Service(RoleShell):
         self._runner.effects.on(ev.Reply, self._reply)
         pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
-        doubling_pb2_grpc.add_DoublingServicer_to_server(DoublingService(self._doubler), context.server)
+        DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
         self._export = PiExport(self._machine, options)
         export_pb2_grpc.add_ExportServicer_to_server(self._export, context.server)
@@ -92,7 +94,7 @@ class Service(RoleShell):
         if await asyncio.to_thread(self._machine.open):
             self._context.log.error(SET_ASIDE, folder=self._context.options.data_dir)
         found = await self._replica.prepare(node)
-        self._runner.step(ev.DoublingChanged(self._doubler.record))
+        self._runner.step(ev.DoublingChanged(self._doubling.record))
         self._opened_s = time.monotonic() - began
         return found
 
@@ -101,7 +103,7 @@ class Service(RoleShell):
         self._export.view = view
         addresses = {node.partition: node.address for node in view.of_role("pi") if node.state is NodeState.RUNNING}
         self._runner.step(ev.LayoutChanged(view.layout.version, view.layout.partitions("pi"), addresses))
-        self._doubler.look()
+        self._doubling.look()
 
     async def start(self) -> None:
         """Take part: who leads is found out by and by."""
@@ -119,7 +121,7 @@ class Service(RoleShell):
         """Write what is left and close everything."""
         self._export.exporter.close()
         self._teacher.close()
-        await self._doubler.close()
+        await self._doubling.close()
         await self._replica.stop()
         self.stop_runners()
         await self.cancel_tasks()
@@ -188,12 +190,12 @@ class Service(RoleShell):
         self._runner.step(ev.DoublingChanged(record, appended))
 
     def _leading(self, epoch: int) -> None:
-        self._doubler.leading()
+        self._doubling.leading()
         self._runner.step(ev.LeaderChanged(epoch, ""))
 
     def _deposed(self, epoch: int) -> None:
         self._runner.step(ev.LeaderChanged(0, ""))
-        self._doubler.deposed()
+        self._doubling.deposed()
 
     def _propose(self, effect: ev.Propose) -> None:
         """Write an entry, and say what becomes of it."""

@@ -15,8 +15,8 @@ from zlib import crc32
 
 from cluster.replication.model import CLOCK, START, Entry, EntryKind, Position
 from pi.deletions import Deletions
-from pi.doubled import Doubled
 from pi.doubling import DOUBLING_KIND
+from pi.doubling_state import DoublingState
 from pi.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inbox import MAX_DEVICES, Device, Head, User
 from pi.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
@@ -96,7 +96,7 @@ class State:
     Raises StateDamaged from every method when a value has a wrong CRC; after one from `apply` the state must not be used.
     """
 
-    doubled_type: ClassVar[type[Doubled]] = Doubled
+    doubled_type: ClassVar[type[DoublingState]] = DoublingState
 
     def __init__(self, store: Store, max_heads: int = MAX_HEADS, max_users: int = MAX_USERS) -> None:
         self.table = Table(store)

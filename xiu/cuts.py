@@ -21,6 +21,7 @@ from cluster.runtime.export import abort
 from pixiu.errors import InvalidArgument, NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
+from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from xiu.core import Core
 from xiu.doubling import NO_DOUBLING, Change, Phase, is_asked, parent_of, reached
@@ -28,6 +29,7 @@ from xiu.events import AskParent, ParentAnswered
 from xiu.options import Options
 from xiu.state import Head
 
+ADVANCED: Final = "xiu_doubling_advanced"
 MAX_ASKED: Final = 4096
 """SnowflakeIDs of one call."""
 CALL_S: Final = 1.0
@@ -72,7 +74,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         """By address. Bounded by the replicas of the parent."""
         self._leader = ""
         """Address of who answered last."""
-        self._service = DoublingService(context, replica, self)
+        DoublingService(context.server, replica, self)
         xiu_partitions_pb2_grpc.add_XiuPartitionsServicer_to_server(self, context.server)
 
     async def close(self) -> None:
@@ -94,10 +96,28 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
                 operator=f"xiu partition {self._partition}",
             )
             with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
-                await self._service.advance(request)
+                await self.advance_doubling(request)
 
-    async def doubling_entry(self, request: doubling_pb2.DoublingAdvanceRequest) -> tuple[int, bytes] | None:
+    async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
         """See `Doubled`."""
+        if await self._entry(request) is None:
+            return
+        what = {
+            "doubling": hex_id(request.doubling),
+            "partitions": request.partitions,
+            "phase": doubling_pb2.DoublingPhase.Name(request.phase),
+        }
+        await asyncio.to_thread(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
+        # What holds when it is appended counts, and somebody else may have asked for the same meanwhile.
+        entry = await self._entry(request)
+        if entry is not None:
+            await self._replica.submit([entry]).reached(Level.REPLICATED)
+            self._context.log.info(ADVANCED, operator=request.operator, **what)
+        if await self._entry(request) is not None:
+            raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
+
+    async def _entry(self, request: doubling_pb2.DoublingAdvanceRequest) -> tuple[int, bytes] | None:
+        """The entry (kind, payload) that takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
         change = Change(Phase(request.phase), request.doubling, request.partitions)
         if reached(self._shell.head.doubling, change):
             return None

@@ -1,27 +1,22 @@
 """The gRPC service by which the operator's tool doubles Xiu and Pi: the leader of a partition takes it from phase to phase.
 
-What the phases do is the role's: it gives the entry that takes its partition there, and says where it stands.
+What the phases do is the role's: it takes its partition there, and says where it stands.
 
 Source: docs/doubling.md.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final, Protocol
 
 import grpc.aio
 
 from cluster.replication.replica import Replica
-from cluster.runtime.context import Context
 from cluster.runtime.export import abort
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
-from pixiu.ids import hex_id
 from pixiu.placement.partition import is_partition_count
-from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc
 
-ADVANCED: Final = "doubling_advanced"
 MAX_TEXT: Final = 512
 """Of what an operator says of himself."""
 PHASES: Final = frozenset(doubling_pb2.DoublingPhase.values()) - {doubling_pb2.DOUBLING_NONE}
@@ -30,8 +25,9 @@ PHASES: Final = frozenset(doubling_pb2.DoublingPhase.values()) - {doubling_pb2.D
 class Doubled(Protocol):
     """What the service needs of a role. Both are asked of a leader."""
 
-    async def doubling_entry(self, request: doubling_pb2.DoublingAdvanceRequest) -> tuple[int, bytes] | None:
-        """The entry (kind, payload) that takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
+    async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
+        """Take the partition to a phase, of a request whose fields are within bounds; nothing to do where it is there, or beyond.
+        Raises PixiuError."""
 
     async def doubling_status(self) -> doubling_pb2.DoublingStatus:
         """Where the partition stands, of what is committed. Raises PixiuError."""
@@ -41,14 +37,14 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     """The gRPC service `pixiu.v1.Doubling` of a replicated role.
 
     Args:
-        context: of the process.
+        server: of the process.
         replica: of the partition.
         role: knows the phases.
     """
 
-    def __init__(self, context: Context[Any], replica: Replica, role: Doubled) -> None:
-        self._context, self._replica, self._role = context, replica, role
-        doubling_pb2_grpc.add_DoublingServicer_to_server(self, context.server)
+    def __init__(self, server: grpc.aio.Server, replica: Replica, role: Doubled) -> None:
+        self._replica, self._role = replica, role
+        doubling_pb2_grpc.add_DoublingServicer_to_server(self, server)
 
     async def Status(
         self, request: doubling_pb2.DoublingStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -64,7 +60,7 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
     ) -> doubling_pb2.DoublingStatus:
         """Go on to a phase."""
         try:
-            return await self.advance(request)
+            return await self._advance(request)
         except PixiuError as error:
             await abort(context, error)
 
@@ -75,22 +71,11 @@ class DoublingService(doubling_pb2_grpc.DoublingServicer):
             raise Unavailable("whether this replica still leads, or has applied everything, is not sure; try again in a moment")
         return status
 
-    async def advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
-        """Take the partition to a phase. Raises PixiuError."""
+    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest) -> doubling_pb2.DoublingStatus:
         if not request.doubling or not is_partition_count(request.partitions) or request.phase not in PHASES:
             raise InvalidArgument("a doubling has an ID, a power of two of partitions, and goes on to a phase that is not NONE")
         if not 0 < len(request.operator) <= MAX_TEXT:
             raise InvalidArgument(f"operator has 1 to {MAX_TEXT} characters")
         self._replica.check_leader()
-        if await self._role.doubling_entry(request) is not None:
-            phase = doubling_pb2.DoublingPhase.Name(request.phase)
-            what = {"doubling": hex_id(request.doubling), "partitions": request.partitions, "phase": phase}
-            await asyncio.to_thread(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
-            # What holds when it is appended counts, and somebody else may have asked for the same meanwhile.
-            entry = await self._role.doubling_entry(request)
-            if entry is not None:
-                await self._replica.submit([entry]).reached(Level.REPLICATED)
-                self._context.log.info(ADVANCED, operator=request.operator, **what)
-            if await self._role.doubling_entry(request) is not None:
-                raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
+        await self._role.advance_doubling(request)
         return await self._status()

@@ -14,8 +14,8 @@ from cluster.membership.events import Effect as ReplicaEffect
 from cluster.membership.events import MessagesReceived
 from cluster.replication.model import START
 from cluster.runtime.contract import SendControl
-from pi.doubled import Doubled
 from pi.doubling import Phase, Record, rows_body, rows_of
+from pi.doubling_state import DoublingState
 from pi.state import State
 from pixiu.wire.envelope import REDELIVERED
 from proxy.mail_batches import Batch
@@ -97,7 +97,7 @@ class WritesTwice(pi.core.Core):
             self._partitions = self._layout
 
 
-class _OpensEarly(Doubled):
+class _OpensEarly(DoublingState):
     @property
     def whole(self) -> bool:
         """Already when there is something."""
@@ -110,7 +110,7 @@ class OpensEarly(State):
     doubled_type = _OpensEarly
 
 
-class _LearnsNoCursors(Doubled):
+class _LearnsNoCursors(DoublingState):
     def _take_rows(self, record: Record, body: bytes) -> Record | None:
         last, rows = rows_of(body)
         return super()._take_rows(record, rows_body(record.source, [row for row in rows if row[0][:1] != b"C"], last=last))

@@ -1,4 +1,4 @@
-"""The twins of `pi.doubler` and `pi.learner`: what a leader of Pi does for the doubling of its partition, and the operator's tool.
+"""The twins of `pi.doubling_leader` and `pi.learner`: a leader of Pi in the doubling of its partition, and the operator's tool.
 
 The record, its rules and what entries make of it are production.
 """

@@ -25,7 +25,6 @@ from pi.view import View
 from pixiu.discovery.view import RoleLayout
 from pixiu.errors import InvalidArgument, NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
-from pixiu.placement.partition import is_partition_count
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2 as pb
@@ -40,7 +39,7 @@ LOG_ENTRIES: Final = 4096
 LOG_BYTES: Final = 1 << 20
 
 
-class Doubler:
+class DoublingLeader:
     """Runs the doubling of one replica's partition.
 
     Args:
@@ -199,11 +198,8 @@ class Doubler:
 
     # --- the operator's steps
 
-    def status(self) -> pb.DoublingStatus:
-        """Where it stands, of what is committed. Raises NotLeader, Draining, Unavailable."""
-        self._replica.check_leader()
-        if not self._replica.lease_valid():
-            raise Unavailable("this replica may not lead any more, or has not applied everything; retry in a moment")
+    async def doubling_status(self) -> pb.DoublingStatus:
+        """See `cluster.replication.doubling.Doubled`."""
         record = self.record
         partitions = record.partitions // 2 if record.phase is Phase.LEARNING else record.partitions
         return pb.DoublingStatus(
@@ -218,23 +214,21 @@ class Doubler:
             digest=record.digest,
         )
 
-    async def advance(self, request: pb.DoublingAdvanceRequest) -> pb.DoublingStatus:
-        """Go on to a phase. Raises InvalidArgument, NotYet, Unavailable, or as `Replica.propose`."""
-        self._replica.check_leader()
+    async def advance_doubling(self, request: pb.DoublingAdvanceRequest) -> None:
+        """See `cluster.replication.doubling.Doubled`. Raises InvalidArgument, NotYet, Unavailable, or as `Replica.propose`."""
         partitions = request.partitions
-        if not request.doubling or partitions < 2 or not is_partition_count(partitions) or self._partition >= partitions:
+        if partitions < 2 or self._partition >= partitions:
             raise InvalidArgument(f"partition {self._partition} has no part in doubling {request.doubling:016x} to {partitions}")
         is_child = self._partition >= partitions // 2
         doubling = Doubling(request.doubling, partitions, self._partition if is_child else self._partition + partitions // 2)
         wanted = Phase(int(request.phase))
         async with self._steps:
             if not self._reached(wanted, doubling):
-                self._check_layout(doubling, over=wanted in (Phase.CLEANING, Phase.NONE))
+                self._check_layout(doubling, over=wanted is Phase.CLEANING)
                 what = {"doubling": hex_id(doubling.number), "partitions": partitions, "phase": wanted.name}
                 await asyncio.to_thread(self._replica.audit, request.operator, "doubling", what)
                 await (self._advance_child(wanted, doubling) if is_child else self._advance_parent(wanted, doubling))
                 self._context.log.info(ADVANCED, operator=request.operator, **what)
-        return self.status()
 
     def _reached(self, wanted: Phase, doubling: Doubling) -> bool:
         """Whether this phase, or a later one, is reached."""
@@ -245,7 +239,7 @@ class Doubler:
         order = (Phase.LEARNING, Phase.OPEN, Phase.NONE) if is_child else (Phase.SPLIT, Phase.CLEANING, Phase.NONE)
         if wanted not in order:
             raise InvalidArgument(f"{'a child' if is_child else 'a parent'} has no phase {wanted.name}")
-        return order.index(wanted) <= order.index(record.phase) or (wanted is Phase.NONE and record.phase is Phase.CLEANING)
+        return order.index(wanted) <= order.index(record.phase)
 
     def _check_layout(self, doubling: Doubling, *, over: bool) -> None:
         """The registry must name the doubling, and where something goes, have ended it. Raises Unavailable."""
@@ -260,14 +254,12 @@ class Doubler:
             done = await self._write(Command(Step.BEGIN, doubling))
         elif self.record.doubling != doubling:
             raise InvalidArgument(f"partition {self._partition} has not begun to learn; advance it to LEARNING first")
-        elif wanted is Phase.OPEN:
+        else:  # OPEN: `_reached` has refused any other phase
             record = self.record
             if not record.whole:
                 cut = f"the cut at {record.split_at}" if record.split_at else "the cut, which is not made"
                 raise NotYet(f"partition {self._partition} has learned up to {record.learned.counter} of {cut}")
             done = await self.propose(Step.OPEN) or self.record.phase is Phase.OPEN
-        else:
-            done = await self.propose(Step.END)
         if not done:
             raise InvalidArgument(f"partition {self._partition} is {self.record.phase.name}: it cannot go on to {wanted.name}")
 

@@ -42,7 +42,7 @@ _END: Final = b"\xff"
 _CLOCK: Final = bytes((Op.CLOCK,))
 
 
-class Doubled:
+class DoublingState:
     """Applies a doubling's entries.
 
     Args:
