@@ -7,7 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 
 import pixiu
@@ -17,6 +19,7 @@ from pixiu.wire.v1 import doubling_pb2 as pb
 from tests.history.checker import check, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits
+from tests.support.doubling import call
 from tests.support.mail_history import Traffic
 from tests.support.pi_doubling import PiDoubling
 from tests.support.roles import Roles
@@ -205,3 +208,20 @@ async def kill_leader(roles: Roles, history: History, partition: int, *names: st
 
     await until(led, f"partition {partition} has a leader")
     history.fault(Fault("kill", leader, heals=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"phase": 9}, "goes on to a phase"),
+        ({"phase": pb.DOUBLING_NONE}, "goes on to a phase"),
+        ({"operator": "x" * 513}, "characters"),
+    ],
+)
+async def test_a_request_that_cannot_be_is_refused_in_words(roles: Roles, change: dict[str, Any], text: str) -> None:
+    await start_all(roles, "pi-0")
+    node = await roles.node("pi-0")
+    assert node is not None
+    sound: dict[str, Any] = {"doubling": 7, "partitions": 2, "phase": pb.DOUBLING_SPLIT, "operator": "a test"}
+    with pytest.raises(grpc.aio.AioRpcError, match=f"INVALID_ARGUMENT.*{text}"):
+        await call(node.address, pb.DoublingAdvanceRequest(**sound | change))
