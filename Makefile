@@ -19,7 +19,7 @@ QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test lint fuzz lossy mail sim bench proto docs clean
+.PHONY: run quick check test lint fuzz lossy mail guarded sim grow bench native native-test proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -33,12 +33,12 @@ quick: lint  # what to run while one works: every test that starts nothing
 	$(BIN)/python -m pytest $(QUICK)
 
 check: lint  # what to run before a push: simulations play fewer seeds than in continuous integration
-	$(BIN)/python scripts/state_diagrams.py --check
+	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py --check
 	$(BIN)/python scripts/import_graph.py --check
 	$(BIN)/python -m pytest $(FILES) -n 3 -m "not (e2e or spark)" --ignore tests/e2e
 
 test: lint  # what continuous integration runs
-	CI=true $(BIN)/python -m pytest $(FILES) -n 3
+	CI=true $(BIN)/python -m pytest $(FILES) -n 6
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600
@@ -49,18 +49,30 @@ lossy: $(VENV)/.dev  # ten times as long as in the suite: real processes behind 
 mail: $(VENV)/.dev  # at least ten minutes: mail between users who come and go, while every kind of process is killed in turn
 	PIXIU_MAIL_KILLS=$(or $(PIXIU_MAIL_KILLS),35) $(BIN)/python -m pytest -s tests/e2e/test_mail_history.py
 
+guarded: $(VENV)/.dev  # three machines with 21 processes, on which everything that guards them is exchanged again and again
+	PIXIU_GUARDED_ROUNDS=$(or $(PIXIU_GUARDED_ROUNDS),3) $(BIN)/python -m pytest -s tests/e2e/test_guarded_machines.py
+
 sim: $(VENV)/.dev
 	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim
 
+grow: $(VENV)/.dev  # every role doubles twice under load: ten minutes; FAULT=child and the like break something in each phase
+	$(BIN)/python -m benchmarks.growth --fault $(or $(FAULT),none)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+native: $(VENV)/.dev  # compiles what messages pass, in place; PIXIU_COMPILE=1 runs it, which whole clusters do not do yet
+	PIXIU_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --build-lib . --build-temp build/native
+
+native-test: native  # `make quick` on the compiled build
+	PIXIU_COMPILE=1 $(BIN)/python -m pytest $(QUICK)
 
 proto: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/generate_protos.py
 	$(BIN)/python scripts/test_vectors.py
 
 docs: $(VENV)/.dev
-	$(BIN)/python scripts/state_diagrams.py
+	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py
 	$(BIN)/python scripts/import_graph.py
 
 $(VENV)/bin/python:
@@ -77,5 +89,5 @@ $(VENV)/.dev: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
 	@touch $@ $(VENV)/.server
 
 clean:
-	rm -rf $(VENV) run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) run build dist cluster/native *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

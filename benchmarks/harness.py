@@ -45,6 +45,7 @@ class Running:
     ports: dict[str, list[int]]
     endpoints: dict[str, list[int]]
     mqtt_ports: list[int]
+    http_ports: dict[str, list[int]]
 
     @property
     def servers(self) -> list[int]:
@@ -75,6 +76,7 @@ async def cluster(
                 {role: [node.port for node in nodes if node.role == role] for role in roles},
                 {role: [node.endpoint for node in nodes if node.role == role] for role in roles},
                 [node.mqtt_port for node in nodes if node.mqtt_port],
+                {role: [node.http_port for node in nodes if node.role == role] for role in roles},
             )
         finally:
             await local.stop()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pixiu.mqtt import codec
 from pixiu.mqtt.packets import Connect, Side
-from pixiu.mqtt.server import ServerSession
+from pixiu.mqtt.server import ServerSession, SessionLimits
 
 MESSAGES = 2000
 ROUNDS = 50
@@ -47,12 +47,12 @@ def main() -> None:
         return lambda: decoder.feed(stream)
 
     def session_qos0() -> Callable[[], object]:
-        session = ServerSession(0.0, "assigned")
+        session = ServerSession(0.0, "assigned", SessionLimits(max_packets_a_turn=MESSAGES))
         session.receive(connect, 0.0)
         return lambda: session.receive(qos0, 0.0)
 
     def session_qos1() -> Callable[[], object]:
-        session = ServerSession(0.0, "assigned")
+        session = ServerSession(0.0, "assigned", SessionLimits(max_packets_a_turn=MESSAGES))
         session.receive(connect, 0.0)
 
         def run() -> None:

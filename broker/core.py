@@ -86,7 +86,7 @@ class Core(MemberCore):
             membership=membership if membership is not None else LwwMap(),
         )
         self.state = State.INIT
-        self.counters: Counters = Counters()
+        self._counters = Counters()
         self.relays = Relays() if through_relays else None
         self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
@@ -97,6 +97,11 @@ class Core(MemberCore):
         self._waiting_since: float | None = None
         self._said_waiting_at = 0.0
         self.table.on(RecordsReceived, self._on_records)
+
+    @property
+    def counters(self) -> Counters:
+        """What it has done since its start."""
+        return self._counters
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from broker.core import Core, State
 from broker.feeds import FeedState
+from broker.introductions import Introductions
 from broker.options import Options
 from broker.router_root import RouterRoot
 from cluster.links.api import Outcome, Peer, PeerState
@@ -24,6 +25,7 @@ from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Hop
+from pixiu.wire.v1 import control_pb2
 
 WAITING_FOR_ROUTERS: Final = "waiting_for_routers"
 MEMBERSHIP_READY: Final = "membership_ready"
@@ -45,6 +47,7 @@ class Service(MemberService):
             tracer=tracer_of(context, Hop.BROKER, options.partition),
         )
         super().__init__(context, self._core)
+        self._introductions = Introductions()
         self._router_root = RouterRoot(context, self._take_view) if context.cluster.router_root else None
         self._runner.effects.on(ev.WaitingForRouters, self._say_waiting)
 
@@ -80,6 +83,8 @@ class Service(MemberService):
         degraded = f"no router of partition {', '.join(map(str, lost))} can be used" if lost else None
         if core.relays is not None and not core.relays.partitions:
             degraded = degraded or "cluster.fanout is relay, and no relay is running: rooms' messages reach nobody"
+        if core.membership.counters.refused:
+            degraded = degraded or "the map is full, and some members of rooms are not in it: raise broker.max_entries"
         return {
             "membership": core.state.value,
             **super().health(),
@@ -99,8 +104,9 @@ class Service(MemberService):
         me = self._context.endpoint_id
         relays = view.running("relay") if self._context.cluster.fanout == "relay" else ()
         others = [node for role in ("router", "gateway", "broker") for node in view.of_role(role) if node.endpoint != me]
-        nodes = (*others, *relays)
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._introductions.view_changed(view)
+        peers = [Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in (*others, *relays)]
+        self._context.links.set_peers([*peers, *self._introductions.peers])
         layout, routers, brokers = view.layout, view.running("router"), view.running("broker")
         coming = layout.roles.get("router")
         self._runner.step(
@@ -109,7 +115,7 @@ class Service(MemberService):
                 layout.partitions("broker"),
                 _replicas(node for node in brokers if node.endpoint != me),
                 frozenset(),
-                gateways_of(view),
+                (*gateways_of(view), *self._introductions.gateways),
                 ev.OtherRole(layout.partitions("router"), coming.next if coming is not None else 1, _replicas(routers)),
                 ev.OtherRole(layout.partitions("relay"), 0, _replicas(relays)) if relays else ev.NO_OTHER,
             )
@@ -126,8 +132,14 @@ class Service(MemberService):
         if self._router_root is not None and state in (PeerState.DEAD, PeerState.ALIVE):
             self._router_root.mark(peer, dead=state is PeerState.DEAD)
         super().on_peer_state(peer, state)
+        if state is PeerState.DEAD and self._introductions.died(peer):
+            self._take_view(self._source_view())
 
     # Inside.
+
+    def _introduced(self, gateways: Iterable[control_pb2.GatewayAddress]) -> None:
+        if self._introductions.take(gateways, self._source_view()):
+            self._take_view(self._source_view())
 
     def _source_view(self) -> View:
         return self._router_root.view() if self._router_root is not None else super()._source_view()

@@ -39,6 +39,11 @@ class Admission:
         self.evicted = 0
         self.refused = 0
 
+    def set_limits(self, *, rate_per_s: float, burst: float, max_connections: int, now: float) -> None:
+        """Admit by these from now on; who is connected stays."""
+        self._bucket = TokenBucket(rate_per_s, burst, now) if rate_per_s else None
+        self._max_connections = max_connections
+
     @property
     def pending(self) -> int:
         """Connections that have not said who they are."""

@@ -45,7 +45,8 @@ class Backlog:
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self._limit = limit_bytes
         self._patience_s = patience_s
-        self._chunks: deque[tuple[bytes, int, float]] = deque()
+        self._chunks: deque[tuple[bytes, int, float]] | None = None
+        """Made when something waits: an empty one has 600 bytes, and most connections never need it."""
         self._bytes = 0
         self._leaving_since: float | None = None
         self._over = False
@@ -58,6 +59,8 @@ class Backlog:
 
     def put(self, data: bytes, count: int, now: float) -> bool:
         """Add `count` messages. False when the connection has been late for too long."""
+        if self._chunks is None:
+            self._chunks = deque()
         self._chunks.append((data, count, now))
         self._bytes += len(data) + CHUNK_BYTES
         while self._bytes > self._limit and self._chunks:

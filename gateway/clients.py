@@ -16,9 +16,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from cluster.access.guard import Guard
 from cluster.runtime.role import totals
+from cluster.runtime.token_bucket import TokenBucket
 from gateway import events as ev
 from gateway.admission import Admission
+from gateway.memory_budget import SMALL_BYTES, MemoryBudget
 from gateway.options import Options
 from gateway.paced_fanout import PacedFanout
 from gateway.publishing import Confirmable
@@ -29,11 +32,13 @@ from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.server import SessionLimits
 from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.wire.envelope import Envelope
 from pixiu.wire.v1 import control_pb2
 
 MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
+NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
 
@@ -54,8 +59,11 @@ class Connection(Protocol):
     def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
         """Write mail, at once or as soon as the client takes it. `anew`: what of an older session waits is to go no more."""
 
-    def answer(self, request: int, known: bool) -> None:
-        """A join has taken effect; `known` is False when the routers did not confirm it in time."""
+    def answer(self, answer: ev.Answer) -> None:
+        """A join has taken effect, or what of it was refused has not; `known` is False when it was not confirmed in time."""
+
+    def passed(self, size: int) -> None:
+        """So many bytes of QoS 0 that it published are no longer under way."""
 
     def announce(self) -> None:
         """Tell the client, if its protocol can, that the gateway is going."""
@@ -84,6 +92,22 @@ class Named(Protocol):
         """End the connection to the client."""
 
 
+class Holder(Named, Protocol):
+    """A connection that may hold memory."""
+
+    id: int
+
+
+class Publishers(Protocol):
+    """Sends messages of QoS 1; see `gateway.publishing.ConfirmedPublishers`."""
+
+    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: `when_room` is called when there may be room for it."""
+
+    def forget(self, when_room: Callable[[], None]) -> None:
+        """A client that waits for room is gone."""
+
+
 @dataclass(slots=True)
 class ClientCounters:
     """What clients were not given, or did not get through."""
@@ -94,8 +118,24 @@ class ClientCounters:
     """Published messages that could not be passed on."""
     subscriptions_unconfirmed: int = 0
     """Answered although no router or relay had confirmed them in time."""
+    subscriptions_refused: int = 0
+    """A router or relay had no room for them."""
+    denied: int = 0
+    """Published messages of QoS 0 that their clients may not publish."""
+    tls_failures: int = 0
+    """Connections that ended in their TLS handshake."""
     chat_offline: int = 0
     """Messages of QoS 1 to users who are not connected."""
+
+
+def _rates(options: Options) -> Rates:
+    return Rates(
+        client_messages_per_s=options.client_messages_per_s,
+        client_bytes_per_s=options.client_bytes_per_s,
+        room_messages_per_s=options.room_messages_per_s,
+        room_bytes_per_s=options.room_bytes_per_s,
+        burst_s=options.limit_burst_s,
+    )
 
 
 class Clients:
@@ -105,9 +145,10 @@ class Clients:
         now: monotonic seconds.
         step: gives an event to the gateway's core, and performs the effects.
         next_snowflake: a new message's ID. Raises `LeaseExpired`.
-        publish_confirmed: sends a message of QoS 1; `message.resolved` is called once. Raises `Overloaded` or `Unavailable`.
+        publishers: send messages of QoS 1.
         roles: those of the cluster's layout.
         through_relays: rooms' messages come through relays, to which every connection is told.
+        guard: asks clients who they are; None: nobody has to log in.
     """
 
     def __init__(
@@ -117,28 +158,22 @@ class Clients:
         now: Callable[[], float],
         step: Callable[[ev.Event], None],
         next_snowflake: Callable[[], SnowflakeID],
-        publish_confirmed: Callable[[Confirmable], None],
+        publishers: Publishers,
         roles: Callable[[], Collection[str]],
         endpoint: EndpointID,
         max_record_bytes: int,
         vrooms: VRooms,
         through_relays: bool,
+        topics: TopicRooms = BY_FIRST_LEVEL,
+        guard: Guard | None = None,
     ) -> None:
-        self.options = options
+        self.options, self.guard = options, guard
         self.now, self.step = now, step
-        self.next_snowflake, self.publish_confirmed = next_snowflake, publish_confirmed
-        self.endpoint, self.max_record_bytes, self.vrooms = endpoint, max_record_bytes, vrooms
+        self.next_snowflake, self.publishers = next_snowflake, publishers
+        self.endpoint, self.max_record_bytes, self.vrooms, self.topics = endpoint, max_record_bytes, vrooms, topics
         self.limits = SessionLimits(max_subscriptions=options.max_subscriptions)
         self.slow_consumers = SlowConsumers(now)
-        self.rates = PublishRates(
-            Rates(
-                client_messages_per_s=options.client_messages_per_s,
-                client_bytes_per_s=options.client_bytes_per_s,
-                room_messages_per_s=options.room_messages_per_s,
-                room_bytes_per_s=options.room_bytes_per_s,
-                burst_s=options.limit_burst_s,
-            )
-        )
+        self.rates = PublishRates(_rates(options))
         self.counters = ClientCounters()
         self.closed_by_reason: Counter[str] = Counter()
         """Reason → connections that ended for it."""
@@ -150,6 +185,9 @@ class Clients:
             max_connections=options.max_connections,
             now=now(),
         )
+        self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
+        self._holders: dict[int, Holder] = {}
+        self._flush: asyncio.Handle | None = None
         self._paced = PacedFanout(self._write, asyncio.get_running_loop().call_later, self._dropped)
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
@@ -159,6 +197,17 @@ class Clients:
         self._by_client: dict[str, Named] = {}
         self._remembered: OrderedDict[str, dict[int, SnowflakeID]] = OrderedDict()
         self._draining = False
+
+    def set_options(self, options: Options) -> None:
+        """Go by other rates and limits of connections from now on."""
+        self.options = options
+        self.rates.set_rates(_rates(options))
+        self._admission.set_limits(
+            rate_per_s=options.connect_rate_per_s,
+            burst=options.connect_burst,
+            max_connections=options.max_connections,
+            now=self.now(),
+        )
 
     def __len__(self) -> int:
         """Connections that have said who they are."""
@@ -175,6 +224,13 @@ class Clients:
     def serves_mail(self) -> bool:
         """Whether mail can come: the cluster keeps inboxes, too."""
         return self.serves_users and "pi" in self._roles()
+
+    def join_rate(self) -> TokenBucket | None:
+        """A new connection's bucket for what it joins and leaves. None: there is no limit."""
+        options = self.options
+        return (
+            TokenBucket(options.client_joins_per_s, options.client_joins_burst, self.now()) if options.client_joins_per_s else None
+        )
 
     def arrived(self, connection: Pending) -> int:
         """A number for a new connection, which has not said who it is yet. An older one may have to go for it."""
@@ -231,6 +287,31 @@ class Clients:
             while len(self._remembered) > MAX_REMEMBERED_CLIENTS:
                 self._remembered.popitem(last=False)
 
+    def hold_memory(self, connection: Holder, address: str, held: int) -> None:
+        """A connection holds so many bytes that nobody has taken. Those that hold the most end when it is too much in all."""
+        if held < SMALL_BYTES and connection.id not in self._holders:
+            return
+        self._holders[connection.id] = connection
+        for number in self.memory.hold(connection.id, address, held):
+            self._holders.pop(number).end(CloseReason.MEMORY, NO_MEMORY)
+        if held < SMALL_BYTES:
+            self._holders.pop(connection.id, None)
+
+    def forget_memory(self, connection: Holder) -> None:
+        """A connection is gone."""
+        self._holders.pop(connection.id, None)
+        self.memory.forget(connection.id)
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Have `connection.flush` called when this turn of the event loop ends."""
+        self._written[connection.id] = connection
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush = None
+        self.flush()
+
     # --- effects of the core
 
     def deliver(self, effect: ev.Deliver) -> None:
@@ -261,9 +342,16 @@ class Clients:
     def answer(self, effect: ev.Answer) -> None:
         """Tell a client that its subscription has taken effect."""
         self.counters.subscriptions_unconfirmed += not effect.known
+        self.counters.subscriptions_refused += len(effect.refused) + effect.user_refused
         connection = self._connections.get(effect.connection)
         if connection is not None:
-            connection.answer(effect.request, effect.known)
+            connection.answer(effect)
+
+    def passed(self, effect: ev.Passed) -> None:
+        """What a client published is no longer under way."""
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.passed(effect.size)
 
     def replace(self, effect: ev.Disconnect) -> None:
         """End a connection that a newer login replaces."""
@@ -307,6 +395,8 @@ class Clients:
             "connections_pending": self._admission.pending,
             "connections_evicted_total": self._admission.evicted,
             "connections_refused_total": self._admission.refused,
+            "memory_held_bytes": self.memory.bytes,
+            "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),
             "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
             "connections_closed_total{reason}": dict(self.closed_by_reason),

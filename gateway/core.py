@@ -8,35 +8,42 @@ Source: PiXiu §2.5, §5.1; docs/architecture.md, benchmarks/README.md.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from cluster.links.api import Outcome
 from cluster.membership.lww_map import VALUED_MESSAGES_A_CONTROL, Update
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from gateway import events as ev
+from gateway.dedupe import Dedupe
 from gateway.devices import DeviceIndex
 from gateway.mail import MailBook
-from gateway.membership_reporter import MembershipReporter
+from gateway.membership_reporter import Answered, MembershipReporter
 from gateway.rooms import Channel, Client, RoomIndex
 from gateway.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.traces import Traces
-from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.ids import EndpointID, gateway_msg_id, snowflake_time_ms
 from pixiu.placement.big_rooms import VRooms, with_key
 from pixiu.placement.ordered_routes import Routes
 from pixiu.wire.record import HEADER_SIZE, IDENTITY, IDENTITY_AT, MIN_SIZE, SIZE_FIELD, Flag, Kind, intact_body
 from pixiu.wire.trace import UNTRACED, Tracer
 from pixiu.wire.v1 import control_pb2
 
-DEDUPE_GENERATION = 65_536
-"""The dedupe set starts a new generation after so many messages; it remembers the last one or two."""
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
+MOVING = EndpointID(0)
+"""In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
 """One look at a record's flags tells whether it is to no topic and untraced, as nearly all are."""
+LEAVES_A_TURN = 128
+"""Channels that clients who are gone leave in one turn of the event loop, about 15 µs each; the rest follows in the next ones."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
+IDENTITY_END = IDENTITY_AT + IDENTITY.size
 ROOM = int(Kind.ROOM)
 CHAT = int(Kind.CHAT)
 MALFORMED: Final = Settle(Outcome.MALFORMED)
@@ -51,12 +58,32 @@ class Counters:
     duplicates: int = 0
     without_members: int = 0
     damaged: int = 0
+    expired: int = 0
+    """Older than their lifetime."""
     batches_malformed: int = 0
     published: int = 0
     publish_dropped: int = 0
     signals_delivered: int = 0
     signals_repeated: int = 0
     """Copies and repeats of what was delivered: dropped, and answered."""
+
+
+_Published = tuple[int, bytes, int]
+"""Key, record, connection."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A client's request that is not answered yet."""
+
+    event: ev.Join
+    channels: list[tuple[int, bytes | None]]
+    """Of the event, as the index calls them."""
+    waits_for: int
+    """Routers, and where it matters relays, that have not answered."""
+    known: bool = True
+    rooms_refused: frozenset[int] = frozenset()
+    user_refused: bool = False
 
 
 class Core:
@@ -69,6 +96,8 @@ class Core:
         vrooms: the cluster's big rooms.
         through_relays: rooms' messages come through relays, so that a join has taken effect when those know the user.
         tracer: stamps traced records.
+        jitter: see `MembershipReporter`.
+        unix_ms: the time by which lifetimes are over, Unix milliseconds; it may be that of the senders' IDs only about.
     """
 
     def __init__(
@@ -80,7 +109,10 @@ class Core:
         vrooms: VRooms = NO_BIG_ROOMS,
         through_relays: bool = False,
         tracer: Tracer = UNTRACED,
+        jitter: Callable[[], float] = lambda: 0.0,
+        unix_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._unix_ms = unix_ms
         self.index = RoomIndex(vrooms)
         self._through_relays = through_relays
         self.signals = Signals(signals if signals is not None else MemoryTable())
@@ -89,19 +121,27 @@ class Core:
         self._identity = (instance, generation)
         self._counter = 0
         self._token = 0
-        self._seen: set[tuple[int, int]] = set()
-        self._seen_before: set[tuple[int, int]] = set()
+        self.dedupe = Dedupe()
         self._dirty: dict[Channel, None] = {}
         self._proxies: tuple[ev.Replica, ...] = ()
-        self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy)
-        self._held: list[tuple[int, bytes]] = []
-        self.rooms = MembershipReporter(instance, self._as_of, self._next_token)
-        self.users = MembershipReporter(instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL)
+        self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy, MOVING)
+        self._held: list[_Published] = []
+        """What clients published in this turn."""
+        self._moving: list[_Published] = []
+        """What waits because its key moves to another proxy."""
+        self._from: dict[int, dict[int, int]] = {}
+        """Token of a parcel to a proxy → the connections that it is from, and how many bytes of each."""
+        self.rooms = MembershipReporter(instance, self._as_of, self._next_token, jitter=jitter)
+        self.users = MembershipReporter(
+            instance, self._as_of, self._next_token, few_members=0, parcel=VALUED_MESSAGES_A_CONTROL, jitter=jitter
+        )
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt)
-        self._halves: dict[int, dict[int, bool | None]] = {}
-        """Connection → request that routers and relays both have to confirm → what the first of them said."""
+        self._asked: dict[int, dict[int, _Asked]] = {}
+        """Connection → request that is not answered yet."""
+        self._leaving: deque[ev.Closed] = deque()
+        """Clients that are gone and still in rooms."""
         self._table = self._event_table()
 
     def _event_table(self) -> EventTable[ev.Effect]:
@@ -149,6 +189,8 @@ class Core:
 
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
+        if self._leaving:
+            return 0.0
         routes = self._proxy_routes.deadline
         return min(self.rooms.next_deadline(), self.users.next_deadline(), NEVER if routes is None else routes)
 
@@ -162,6 +204,8 @@ class Core:
             "mail_connections": self.devices.mail_connections,
             "mail_unacknowledged": self.mail.unacknowledged,
             "signals_dropped_total": self.signals.overflows,
+            "dedupe_messages": len(self.dedupe),
+            "dedupe_forgotten_early_total": self.dedupe.forgotten_early,
             "traces_left_out_total": self.traces.left_out,
             **self.rooms.samples(""),
             **self.users.samples("devices_"),
@@ -170,7 +214,7 @@ class Core:
     @property
     def unconfirmed(self) -> int:
         """What was said and some partition has not confirmed."""
-        return self.rooms.unconfirmed + self.users.unconfirmed
+        return self.rooms.unconfirmed + self.users.unconfirmed + len(self._leaving)
 
     def _next_id(self) -> int:
         self._counter += 1
@@ -185,8 +229,7 @@ class Core:
         return self._token
 
     def _choose_proxy(self, key: int) -> EndpointID | None:
-        usable = [proxy for proxy in self._proxies if proxy.usable] or list(self._proxies)
-        return usable[key % len(usable)].endpoint if usable else None
+        return _proxy_of(key, self._proxies)
 
     def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
         """A batch from a broker or a relay; of a malformed one nothing is delivered."""
@@ -196,8 +239,9 @@ class Core:
             out.append(MALFORMED)
             return
         rooms, users, room, chat, signal = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL
-        seen, before = self._seen, self._seen_before
-        identity_of = IDENTITY.unpack_from
+        self.dedupe.turn(now)
+        seen, before = self.dedupe.current, self.dedupe.before
+        from_bytes = int.from_bytes
         self.counters.records_in += len(records)
         for record in records:
             kind = record[4]
@@ -206,16 +250,15 @@ class Core:
                     self.traces.arrived(record)
                 self.signals.take(record)
                 continue
-            identity = identity_of(record, IDENTITY_AT)
+            identity = record[IDENTITY_AT:IDENTITY_END]
             if identity in seen or identity in before:
                 self.counters.duplicates += 1
                 continue
-            seen.add(identity)
             body = intact_body(record)
             if body is None:
                 self.counters.damaged += 1
                 continue
-            key = identity[1]
+            key = from_bytes(identity[8:], "little")
             if not record[5] & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
@@ -229,13 +272,23 @@ class Core:
                 self.counters.without_members += 1
                 (self.rooms if kind == room else self.users).missing(key)
                 continue
+            if (record[10] or record[11]) and self._expired(record):
+                self.counters.expired += 1
+                continue
+            # Only what is whole and delivered: a damaged copy, or one that nobody was there for, is no reason to drop the next.
+            seen.add(identity)
             self._dirty[channel] = None
             if channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:
                 channel.pending_records.append(record)
-        if len(seen) >= DEDUPE_GENERATION:
-            self._seen_before, self._seen = seen, set()
+
+    def _expired(self, record: bytes) -> bool:
+        """Whether a record is older than its sender wants it to be delivered."""
+        if record[5] & Flag.DERIVED_ID:
+            return False
+        lifetime_ms = int.from_bytes(record[10:12], "little") * 60_000
+        return self._unix_ms() > snowflake_time_ms(int.from_bytes(record[16:24], "little")) + lifetime_ms
 
     def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
         self.rooms.set_replicas(event.partitions, event.replicas, now)
@@ -244,10 +297,11 @@ class Core:
         self.users.set_replicas(event.partitions, event.replicas, now)
 
     def _on_proxies(self, event: ev.ProxiesChanged, now: float, out: list[ev.Effect]) -> None:
-        known = {proxy.endpoint for proxy in event.proxies}
-        gone = [proxy.endpoint for proxy in self._proxies if proxy.endpoint not in known]
-        self._proxies = event.proxies
-        self._proxy_routes.change(now, gone)
+        old, self._proxies = self._proxies, event.proxies
+        if old != event.proxies:
+            usable = {proxy.endpoint for proxy in event.proxies if proxy.usable}
+            gone = [proxy.endpoint for proxy in old if proxy.endpoint not in usable]
+            self._proxy_routes.change(now, lambda key: _proxy_of(key, old), gone=gone)
 
     def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
         self.index.clients[event.connection] = Client(event.uin, event.packets)
@@ -264,29 +318,47 @@ class Core:
         self.rooms.announce([Update(self._next_id(), room, uin, login, reason) for room in rooms], now)
 
     def _on_closed(self, event: ev.Closed, now: float, out: list[ev.Effect]) -> None:
-        client = self.index.clients.get(event.connection)
+        client = self._client(event.connection)
         if client is None:
             return
-        left = self.index.leave(event.connection, list(client.channels))
         self.index.leave_user(event.connection)
-        del self.index.clients[event.connection]
         self.rooms.forget(event.connection)
         self.users.forget(event.connection)
-        self._halves.pop(event.connection, None)
-        self._say_rooms(left, client.uin, False, event.reason, now)
+        self._asked.pop(event.connection, None)
+        client.gone = True
+        self._leaving.append(event)
         self.users.announce(self.devices.closed(event.connection, event.reason), now)
         out += self.mail.closed(event.connection)
 
+    def _client(self, connection: int) -> Client | None:
+        client = self.index.clients.get(connection)
+        return client if client is not None and not client.gone else None
+
+    def _leave_some(self, now: float) -> None:
+        """Take clients that are gone out of their rooms. Until then these get what no connection takes."""
+        left = LEAVES_A_TURN
+        while self._leaving and left > 0:
+            gone = self._leaving[0]
+            client = self.index.clients[gone.connection]
+            channels = list(islice(client.channels, left))
+            left -= max(len(channels), 1)
+            self._say_rooms(self.index.leave(gone.connection, channels), client.uin, False, gone.reason, now)
+            if not client.channels:
+                del self.index.clients[gone.connection]
+                self._leaving.popleft()
+
     def _on_join(self, event: ev.Join, now: float, out: list[ev.Effect]) -> None:
-        client = self.index.clients.get(event.connection)
+        client = self._client(event.connection)
         if client is None:
             return
         channels = self.index.channels(event.connection, event.channels)
         self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
         pairs = {(room, client.uin) for room, _ in channels}
         to_user = event.chat or event.mail
-        if not to_user and not self._through_relays:
-            out += self.rooms.request(event.connection, event.request, pairs, now)
+        asked = _Asked(event, channels, 2 if to_user or self._through_relays else 1)
+        self._asked.setdefault(event.connection, {})[event.request] = asked
+        if asked.waits_for == 1:
+            self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
             return
         if event.chat:
             self.index.join_user(event.connection)
@@ -295,30 +367,53 @@ class Core:
             older = self.devices.older(event.connection) if event.mail and not self.devices.takes_mail(event.connection) else []
             out += [ev.Disconnect(connection, control_pb2.REASON_MOVED) for connection in older]
             self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
-        self._halves.setdefault(event.connection, {})[event.request] = None
         devices = self.devices.pairs(event.connection)
-        out += self._answered(self.rooms.request(event.connection, event.request, pairs, now))
-        out += self._answered(self.users.request(event.connection, event.request, devices, now))
+        self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
+        self._answered(self.users.request(event.connection, event.request, devices, now), now, out, users=True)
 
-    def _answered(self, answers: list[ev.Answer]) -> list[ev.Answer]:
-        """Answers that may go out: one that needs both routers and relays goes with the second."""
-        if not self._halves:
-            return answers
-        found: list[ev.Answer] = []
+    def _answered(self, answers: list[Answered], now: float, out: list[ev.Effect], *, users: bool = False) -> None:
+        """Answer the clients; one that needs both routers and relays is answered with the second."""
         for answer in answers:
-            halves = self._halves.get(answer.connection, {})
-            if answer.request not in halves:
-                found.append(answer)
-            elif halves[answer.request] is None:
-                halves[answer.request] = answer.known
+            asked = self._asked.get(answer.connection, {}).get(answer.request)
+            if asked is None:
+                continue
+            asked.waits_for -= 1
+            asked.known = asked.known and answer.known
+            if users:
+                asked.user_refused = bool(answer.refused)
             else:
-                found.append(ev.Answer(answer.connection, answer.request, bool(halves.pop(answer.request)) and answer.known))
-                if not halves:
-                    del self._halves[answer.connection]
-        return found
+                asked.rooms_refused = answer.refused
+            if asked.waits_for:
+                continue
+            del self._asked[answer.connection][answer.request]
+            if not self._asked[answer.connection]:
+                del self._asked[answer.connection]
+            refused = self._leave_refused(answer.connection, asked, now, out)
+            to_user = asked.event.chat or asked.event.mail
+            user_refused = to_user and (asked.user_refused or bool(refused and not self.index.clients[answer.connection].packets))
+            out.append(ev.Answer(answer.connection, answer.request, asked.known, refused, user_refused))
+
+    def _leave_refused(
+        self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]
+    ) -> frozenset[tuple[int, bytes | None]]:
+        """Take a client out of what it was refused; of who speaks records a request is refused whole. Returns these channels."""
+        if not asked.rooms_refused and not asked.user_refused:
+            return frozenset()
+        client, event = self.index.clients[connection], asked.event
+        whole = not client.packets or (asked.user_refused and self._through_relays)
+        gone = [index for index, (room, _) in enumerate(asked.channels) if whole or room in asked.rooms_refused]
+        left = self.index.leave(connection, [asked.channels[index] for index in gone])
+        self._say_rooms(left, client.uin, False, 1, now)
+        if asked.user_refused or whole:
+            if event.chat:
+                self.index.leave_user(connection)
+            self.users.announce(self.devices.leave(connection, chat=event.chat, mail=event.mail), now)
+            if event.mail:
+                out += self.mail.closed(connection)
+        return frozenset(event.channels[index] for index in gone)
 
     def _on_leave(self, event: ev.Leave, now: float, out: list[ev.Effect]) -> None:
-        client = self.index.clients.get(event.connection)
+        client = self._client(event.connection)
         if client is None:
             return
         channels = self.index.channels(event.connection, event.channels)
@@ -330,14 +425,18 @@ class Core:
             out += self.mail.closed(event.connection)
 
     def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:
-        self._held.extend(event.records)
-        if len(self._held) > MAX_HELD_RECORDS:
-            self.counters.publish_dropped += len(self._held) - MAX_HELD_RECORDS
-            del self._held[:-MAX_HELD_RECORDS]
+        self._held.extend((key, record, event.connection) for key, record in event.records)
+        over = len(self._held) + len(self._moving) - MAX_HELD_RECORDS
+        if over > 0:
+            self.counters.publish_dropped += over
+            waiting = self._moving + self._held
+            self._moving, self._held = [], waiting[over:]
+            out += _passed(waiting[:over])
 
     def _on_confirmed(self, event: ev.Confirmed, now: float, out: list[ev.Effect]) -> None:
         if not self.users.reports_to(event.peer):
-            out += self._answered(self.rooms.confirmed(event.peer, event.ids))
+            self._answered(self.rooms.confirmed(event.peer, event.ids), now, out)
+            self._answered(self.rooms.refused(event.peer, event.refused, now), now, out)
             return
         for number, time in event.newer:
             change = self.users.message(number)
@@ -349,7 +448,8 @@ class Core:
             # While relays double two partitions are told, of which one may not know the user's other devices.
             if self.users.message(change.id) is None:
                 self.devices.confirmed(change)
-        out += self._answered(answers)
+        self._answered(answers, now, out, users=True)
+        self._answered(self.users.refused(event.peer, event.refused, now), now, out, users=True)
 
     def _on_replaced(self, event: ev.Replaced, now: float, out: list[ev.Effect]) -> None:
         connections = self.devices.replaced(event.uin, event.key, event.connect_time)
@@ -368,17 +468,22 @@ class Core:
         for token, handled in event.parcels:
             if not any(reports.settled(token, handled, now) for reports in (self.rooms, self.users)):
                 self._proxy_routes.settled(token)
+                out += [ev.Passed(connection, size) for connection, size in self._from.pop(token, {}).items()]
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         self._proxy_routes.expire(now)
-        out += self._answered(self.rooms.expire(now))
-        out += self._answered(self.users.expire(now))
+        self._answered(self.rooms.expire(now), now, out)
+        self._answered(self.users.expire(now), now, out, users=True)
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
         """Membership first, so that routers know of it before a message that a client sends after it."""
+        if self._leaving:
+            self._leave_some(now)
         out += self.rooms.flush(now)
         out += self.users.flush(now)
-        if self._held and not self._proxy_routes.held:
+        if self._moving and not self._proxy_routes.held:
+            self._moving, self._held = [], self._moving + self._held
+        if self._held:
             self._send_published(out)
         answers = self._end_signals() if self.signals else []
         traced = self.traces.finish() if self.traces else []
@@ -416,19 +521,27 @@ class Core:
         return self.index.rooms.get(key) if record[5] & Flag.TO_ROOM else self.index.users.get(key)
 
     def _send_published(self, out: list[ev.Effect]) -> None:
-        parcels: dict[tuple[EndpointID, int], list[bytes]] = {}
-        for key, record in self._held:
+        parcels: dict[tuple[EndpointID, int], list[_Published]] = {}
+        dropped: list[_Published] = []
+        for published in self._held:
+            key, record, _ = published
             proxy = self._proxy_routes.target(key)
             if proxy is None:
                 self.counters.publish_dropped += 1
+                dropped.append(published)
                 continue
-            parcels.setdefault((proxy, record[6] >> 6), []).append(record)
-        self.counters.published += len(self._held)
+            if proxy == MOVING:
+                self._moving.append(published)
+                continue
+            self.counters.published += 1
+            parcels.setdefault((proxy, record[6] >> 6), []).append(published)
         self._held = []
-        for (proxy, lane), records in parcels.items():
+        for (proxy, lane), parcel in parcels.items():
             token = self._next_token()
             self._proxy_routes.sent(token, proxy)
-            out.append(SendRecords(proxy, records, lane, token))
+            self._from[token] = _bytes_of(parcel)
+            out.append(SendRecords(proxy, [record for _, record, _ in parcel], lane, token))
+        out += _passed(dropped)
 
     def _deliver(self, out: list[ev.Effect]) -> None:
         for channel in self._dirty:
@@ -447,6 +560,23 @@ class Core:
                 self.counters.deliveries += len(channel.record_targets) * len(channel.pending_records)
                 channel.pending_records = []
         self._dirty.clear()
+
+
+def _proxy_of(key: int, proxies: tuple[ev.Replica, ...]) -> EndpointID | None:
+    usable = [proxy for proxy in proxies if proxy.usable] or list(proxies)
+    return usable[key % len(usable)].endpoint if usable else None
+
+
+def _bytes_of(published: list[_Published]) -> dict[int, int]:
+    """Connection → the bytes that it published of these."""
+    found: dict[int, int] = {}
+    for _, record, connection in published:
+        found[connection] = found.get(connection, 0) + len(record)
+    return found
+
+
+def _passed(published: list[_Published]) -> list[ev.Passed]:
+    return [ev.Passed(connection, size) for connection, size in _bytes_of(published).items()]
 
 
 def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> ev.Deliver:

@@ -102,9 +102,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Local clients published: (key, record) of each, in order."""
+    """A local client published: (key, record) of each, in order. `Passed` follows when they are no longer under way."""
 
     records: list[tuple[int, bytes]]
+    connection: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ class Confirmed:
     peer: EndpointID
     ids: list[int]
     newer: list[tuple[int, int]] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    """Logins for which it has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +278,25 @@ class KeepTraces:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long, and goes on."""
+    """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long, and goes on.
+
+    `refused`: the channels of the request that a router or relay has no room for, as the client calls them; it is not in them.
+    `user_refused`: nor does it get the messages to its user that it asked for.
+    """
 
     connection: int
     request: int
     known: bool
+    refused: frozenset[tuple[int, bytes | None]] = frozenset()
+    user_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """So many bytes of what a client published by `Publish` are with the proxies, or lost."""
+
+    connection: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,4 +339,5 @@ Effect = (
     | WriteMail
     | AcknowledgementsDue
     | EndMailStream
+    | Passed
 )

@@ -25,10 +25,11 @@ class Listener:
 
     Args:
         connect: makes the protocol of a new connection.
+        option: which one says the port.
     """
 
-    def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-        self._connect, self._host, self._port = connect, host, port
+    def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int, option: str = "mqtt_port") -> None:
+        self._connect, self._host, self._port, self._option = connect, host, port, option
         self._server: asyncio.Server | None = None
 
     async def bind(self) -> int:
@@ -41,7 +42,7 @@ class Listener:
         except OSError as error:
             where = f"{self._host}:{self._port}"
             if error.errno == errno.EADDRINUSE:
-                text = f"gateway.mqtt_port: {where} is taken by another process; choose another port, or 0 for any"
+                text = f"gateway.{self._option}: {where} is taken by another process; choose another port, or 0 for any"
                 raise ConfigurationError(text) from None
             raise Unavailable(f"gateway.mqtt_host: cannot listen on {where}: {error.strerror}") from None
         return int(self._server.sockets[0].getsockname()[1])

@@ -27,14 +27,17 @@ class MailQueue:
     """Mail that waits for one connection."""
 
     def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes] | None = None
+        """Made at the first mail: an empty one has 600 bytes, and most connections never need it."""
 
     def __len__(self) -> int:
         """Entries that wait."""
-        return len(self._chunks)
+        return len(self._chunks) if self._chunks is not None else 0
 
     def put(self, chunks: list[bytes], *, anew: bool) -> bool:
         """Add entries. False when there are too many, and the connection is to end."""
+        if self._chunks is None:
+            self._chunks = deque()
         if anew:
             self._chunks.clear()
         self._chunks.extend(chunks)

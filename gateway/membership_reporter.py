@@ -5,6 +5,10 @@ that serves its room or user, until that confirms it. The same message is sent a
 dies, or no confirmation comes; a newer change of the pair replaces it. For a room with few local members it goes twice in any
 case, a little later: where one lost datagram would matter most, nobody waits for the loss to be noticed.
 
+Each partition has a window: so many messages are under way to it, and the rest waits. What is lost or not confirmed is sent
+again later and later, until the partition confirms anything; while it has no replica nothing is tried at all. A login that a
+replica has no room for is refused to the clients that wait for it.
+
 `own` is the map of what is on this gateway as of its last GatewayMsgID. Replicas compare theirs with it by their heartbeats, and
 ask for what they lack; what is sent here for somebody who is not in it is answered with an absence. What is said here of rooms
 holds for users, and of users for devices, where the replicas are relays.
@@ -18,6 +22,8 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from cluster.membership.anti_entropy import Source, rule_of
 from cluster.membership.lww_map import MESSAGES_A_CONTROL, LwwMap, Update
@@ -29,9 +35,18 @@ from pixiu.placement.partition import rendezvous, serves
 from pixiu.wire.v1 import control_pb2
 
 CONFIRM_TIMEOUT_S = 1.0
-"""A message that no replica confirmed for so long is sent again."""
-RETRY_TIMEOUT_S = 0.1
-"""A message whose datagram was lost, or for which there was no replica, is sent again after so long."""
+"""A message that no replica confirmed for so long is sent again; after twice, four times, … as long, as long as its partition
+confirms nothing."""
+LOSS_PAUSE_S = 0.1
+"""The pause of a partition to which a datagram was lost; it doubles likewise."""
+MAX_PAUSE_S = 16.0
+"""The longest of both, before jitter of up to a half."""
+WINDOW = 2_048
+"""Messages under way to one partition that it has not confirmed. Policy: further ones wait."""
+MAX_A_TURN = 256
+"""Messages to one partition in one turn of the event loop, about 6 µs each; the rest follows in the next ones."""
+REFUSED_PAUSE_S = 10.0
+"""A login that was refused, and that some client was told already, is tried again after so long."""
 ANSWER_TIMEOUT_S = 10.0
 """A client's request is answered after so long even when no replica confirmed it; the message is still repeated."""
 FEW_MEMBERS = 3
@@ -44,16 +59,63 @@ MAX_PRESENCES = 1 << 40
 """Of the map of what is here, which connections and their subscriptions bound already."""
 
 
+class Answered(NamedTuple):
+    """What a client waited for is known everywhere, or took too long (`known` is False), or has no room somewhere."""
+
+    connection: int
+    request: int
+    known: bool
+    refused: frozenset[int] = frozenset()
+    """The rooms, or users, of which a login was refused."""
+
+
 @dataclass(slots=True)
 class _Change:
     """The newest change of a (room, user) pair that is not confirmed by every partition."""
 
     message: Update
-    waiting: dict[int, float]
-    """Partition → when to send to it (again)."""
-    requests: list[tuple[int, int]] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    """Partitions that have not confirmed it."""
+    requests: dict[tuple[int, int], None] = field(default_factory=dict)
+    """(connection, request) of the clients that wait for it."""
     twice: set[int] = field(default_factory=set)
     """Partitions that get it twice and have not got it yet."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """What one partition is told. By GatewayMsgID, each in one of the maps."""
+
+    new: dict[int, None] = field(default_factory=dict)
+    again: dict[int, None] = field(default_factory=dict)
+    """To be sent again, before what is new."""
+    under_way: dict[int, float] = field(default_factory=dict)
+    """When each was sent, in that order."""
+    refused: deque[tuple[float, int]] = field(default_factory=deque)
+    """(when to send it again, GatewayMsgID), in order."""
+    failures: int = 0
+    """Losses and time-outs in a row."""
+    not_before: float = 0.0
+
+    def forget(self, number: int) -> None:
+        """A message need not be sent any more."""
+        self.new.pop(number, None)
+        self.again.pop(number, None)
+        self.under_way.pop(number, None)
+
+    def start_again(self) -> None:
+        """Another replica has to be told all that was under way, at once."""
+        self.again.update(dict.fromkeys(self.under_way))
+        self.under_way.clear()
+        self.failures, self.not_before = 0, 0.0
+
+    def timeout_s(self) -> float:
+        """How long a confirmation may take, before jitter."""
+        return float(min(CONFIRM_TIMEOUT_S * 2 ** min(self.failures, 10), MAX_PAUSE_S))
+
+    def pause_s(self) -> float:
+        """How long to send nothing after a loss, before jitter."""
+        return float(min(LOSS_PAUSE_S * 2 ** min(self.failures, 10), MAX_PAUSE_S))
 
 
 class MembershipReporter:
@@ -65,6 +127,7 @@ class MembershipReporter:
         next_token: gives a token for a parcel.
         few_members: a change of a key with fewer local entries is sent twice.
         parcel: most messages in one, so that it fits a datagram.
+        jitter: gives a number from 0 to 1, by which gateways that lost the same replica do not try together.
     """
 
     def __init__(
@@ -75,11 +138,13 @@ class MembershipReporter:
         *,
         few_members: int = FEW_MEMBERS,
         parcel: int = MESSAGES_A_CONTROL,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._as_of = as_of
         self._next_token = next_token
         self._few_members = few_members
         self._parcel = parcel
+        self._jitter = jitter
         self._has_replicas = False
         """The cluster has this role."""
         self._partitions = 1
@@ -89,8 +154,9 @@ class MembershipReporter:
         self._by_id: dict[int, _Change] = {}
         self._sent: dict[int, tuple[int, list[int]]] = {}
         self._requests: dict[int, dict[int, set[tuple[int, int]]]] = {}
-        self._timers: list[tuple[float, int, int]] = []
-        """A heap of (when, GatewayMsgID, partition); an entry whose time is not the change's own is stale."""
+        self._refusals: dict[tuple[int, int], set[int]] = {}
+        """(connection, request) → the rooms or users of it that were refused."""
+        self._windows: dict[int, _Window] = {}
         self._answer_timers: list[tuple[float, int, int]] = []
         self._repeats: deque[tuple[float, int, Update]] = deque()
         """(when, partition, message), in order."""
@@ -98,12 +164,22 @@ class MembershipReporter:
         self.feedback = Feedback()
         self.source = Source(self.own, lambda asked, _: as_of() if asked == instance else 0)
         self.resent = 0
+        self.refusals = 0
+        """Logins for which a replica had no room."""
         self.sent_twice = 0
 
     @property
     def unconfirmed(self) -> int:
         """Changes that some partition has not confirmed."""
         return len(self._changes)
+
+    @property
+    def stranded(self) -> list[int]:
+        """Partitions without a known replica, for which something waits."""
+        return [
+            partition for partition, window in self._windows.items()
+            if not self._replicas.get(partition) and (window.new or window.again or window.under_way)
+        ]  # fmt: skip
 
     def set_replicas(self, partitions: int, replicas: tuple[ev.Replica, ...], now: float) -> None:
         """Report to these replicas. What waits for one that is gone is sent to another at once.
@@ -120,10 +196,9 @@ class MembershipReporter:
         for replica in replicas:
             self._replicas.setdefault(replica.partition, []).append(replica)
         lost = {p for p, group in old.items() if any(r.endpoint not in known or not _still_usable(r, replicas) for r in group)}
-        for change in self._changes.values():
-            for partition in change.waiting:
-                if partition not in old or partition in lost:
-                    self._schedule(change, partition, now)
+        for partition, window in self._windows.items():
+            if partition not in old or partition in lost:
+                window.start_again()
 
     def message(self, number: int) -> Update | None:
         """The message of a GatewayMsgID, while it is not confirmed."""
@@ -140,19 +215,17 @@ class MembershipReporter:
             if not self._has_replicas:
                 # Replicas that come find by their first heartbeats what they lack.
                 continue
-            old = self._changes.pop((room, uin), None)
-            requests: list[tuple[int, int]] = []
+            old = self._changes.get((room, uin))
             if old is not None:
-                del self._by_id[old.message.id]
-                requests = old.requests
-            change = _Change(message, {}, requests)
+                self._drop(old)
+            serving = self._serving(room)
+            change = _Change(message, set(serving), old.requests if old is not None else {})
             self._changes[room, uin] = change
             self._by_id[message.id] = change
-            serving = self._serving(room)
             if self.own.members(room) < self._few_members:
                 change.twice.update(serving)
             for partition in serving:
-                self._schedule(change, partition, now)
+                self._windows.setdefault(partition, _Window()).new[message.id] = None
 
     def reports_to(self, peer: EndpointID) -> bool:
         """Whether a process is one of the replicas."""
@@ -173,46 +246,39 @@ class MembershipReporter:
         if not self.own.gateways(key):
             self.feedback.note(key)
 
-    def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[ev.Answer]:
+    def request(self, connection: int, number: int, wanted: Iterable[tuple[int, int]], now: float) -> list[Answered]:
         """A client asks to be answered when what was said of these pairs is known. Answers at once if it is."""
         pairs = {pair for pair in wanted if pair in self._changes}
         if not pairs:
-            return [ev.Answer(connection, number, True)]
+            return [Answered(connection, number, True)]
         self._requests.setdefault(connection, {})[number] = pairs
         heapq.heappush(self._answer_timers, (now + ANSWER_TIMEOUT_S, connection, number))
         for pair in pairs:
-            self._changes[pair].requests.append((connection, number))
+            self._changes[pair].requests[connection, number] = None
         return []
 
     def forget(self, connection: int) -> None:
         """A client is gone; nobody waits for its answers."""
-        self._requests.pop(connection, None)
+        for number in list(self._requests.get(connection, ())):
+            self._answer(connection, number, False)
 
     def flush(self, now: float) -> list[ev.Effect]:
         """Send what is due."""
         effects: list[ev.Effect] = []
-        if self._timers or self._repeats:
+        if self._changes or self._repeats or any(window.refused for window in self._windows.values()):
             effects += self._changes_due(now)
         if self.feedback:
             effects += self._absences_due(now)
         return effects
 
     def _changes_due(self, now: float) -> list[ev.SendMembership]:
-        """A parcel for each replica."""
+        """Parcels for each replica, as far as the windows of their partitions allow."""
         parcels: dict[EndpointID, list[tuple[int, _Change]]] = {}
-        while self._timers and self._timers[0][0] <= now:
-            due, number, partition = heapq.heappop(self._timers)
-            change = self._by_id.get(number)
-            if change is None or change.waiting.get(partition) != due:
-                continue
-            replica = self._replica(partition, change.message.group)
-            self._schedule(change, partition, now + (RETRY_TIMEOUT_S if replica is None else CONFIRM_TIMEOUT_S))
-            if replica is not None:
-                parcels.setdefault(replica, []).append((partition, change))
-                if partition in change.twice:
-                    change.twice.discard(partition)
-                    if len(self._repeats) < MAX_REPEATS:
-                        self._repeats.append((now + REPEAT_S, partition, change.message))
+        for partition, window in self._windows.items():
+            if self._replicas.get(partition):
+                self._expire_window(partition, window, now)
+                if now >= window.not_before:
+                    self._fill(partition, window, now, parcels)
         effects = self._second_times(now)
         for peer, found in parcels.items():
             for start in range(0, len(found), self._parcel):
@@ -222,47 +288,124 @@ class MembershipReporter:
                 effects.append(ev.SendMembership(peer, [change.message for _, change in part], token))
         return effects
 
+    def _expire_window(self, partition: int, window: _Window, now: float) -> None:
+        """What was not confirmed in time is to be sent again, and what was refused long ago."""
+        oldest = now - window.timeout_s()
+        late: list[int] = []
+        for number, sent_at in window.under_way.items():
+            if sent_at > oldest:
+                break
+            late.append(number)
+        if late:
+            for number in late:
+                del window.under_way[number]
+                window.again[number] = None
+            window.failures += 1
+            window.not_before = now + window.timeout_s() * self._jitter() / 4
+            self.resent += len(late)
+        while window.refused and window.refused[0][0] <= now:
+            _, number = window.refused.popleft()
+            change = self._by_id.get(number)
+            if change is not None and partition in change.waiting:
+                window.again[number] = None
+
+    def _fill(self, partition: int, window: _Window, now: float, parcels: dict[EndpointID, list[tuple[int, _Change]]]) -> None:
+        # All at once: to find the first key of a dict takes as many steps as were deleted before it.
+        room = max(0, min(MAX_A_TURN, WINDOW - len(window.under_way)))
+        again = list(islice(window.again, room))
+        new = list(islice(window.new, room - len(again)))
+        for number in again:
+            del window.again[number]
+        for number in new:
+            del window.new[number]
+        for number in (*again, *new):
+            change = self._by_id[number]
+            window.under_way[number] = now
+            replica = self._replica(partition, change.message.group)
+            assert replica is not None, "the caller has seen that the partition has one"
+            parcels.setdefault(replica, []).append((partition, change))
+            if partition in change.twice:
+                change.twice.discard(partition)
+                if len(self._repeats) < MAX_REPEATS:
+                    self._repeats.append((now + REPEAT_S, partition, change.message))
+
     def settled(self, token: int, handled: bool, now: float) -> bool:
         """What became of a parcel. Returns whether it was one of these."""
         found = self._sent.pop(token, None)
         if found is None:
             return False
         partition, ids = found
-        if not handled:
-            for number in ids:
-                change = self._by_id.get(number)
-                if change is not None and partition in change.waiting:
-                    self._schedule(change, partition, now + RETRY_TIMEOUT_S)
-                    self.resent += 1
+        window = self._windows.get(partition)
+        if not handled and window is not None:
+            lost = [number for number in ids if number in window.under_way]
+            for number in lost:
+                del window.under_way[number]
+                window.again[number] = None
+            self.resent += len(lost)
+            if lost and now >= window.not_before:
+                window.not_before = now + window.pause_s() * (1 + self._jitter() / 2)
+                window.failures += 1
         return True
 
-    def confirmed(self, peer: EndpointID, ids: list[int]) -> list[ev.Answer]:
+    def confirmed(self, peer: EndpointID, ids: list[int]) -> list[Answered]:
         """A replica confirmed messages. Returns the answers that this allows."""
         partition = self._partition_of.get(peer)
         if partition is None:
             return []
-        effects: list[ev.Answer] = []
+        effects: list[Answered] = []
+        window = self._windows.get(partition)
         for number in ids:
             change = self._by_id.get(number)
             if change is None:
                 continue
-            change.waiting.pop(partition, None)
+            if window is not None:
+                window.forget(number)
+                window.failures = 0
+            change.waiting.discard(partition)
             if change.waiting:
                 continue
-            pair = (change.message.group, change.message.member)
-            del self._by_id[number]
-            del self._changes[pair]
-            for connection, request in change.requests:
-                pairs = self._requests.get(connection, {}).get(request)
-                if pairs is not None:
-                    pairs.discard(pair)
-                    if not pairs:
-                        effects.append(self._answer(connection, request, True))
+            self._drop(change)
+            effects += self._decided(change, refused=False)
         return effects
 
-    def expire(self, now: float) -> list[ev.Answer]:
+    def refused(self, peer: EndpointID, ids: list[int], now: float) -> list[Answered]:
+        """A replica has no room for logins. Returns the answers that this allows.
+
+        Who waits is refused, and is to leave; a login that somebody was told of already is tried again after a while.
+        """
+        partition = self._partition_of.get(peer)
+        effects: list[Answered] = []
+        for number in ids:
+            change = self._by_id.get(number)
+            if change is None or partition is None:
+                continue
+            self.refusals += 1
+            window = self._windows[partition]
+            window.forget(number)
+            window.failures = 0
+            window.refused.append((now + REFUSED_PAUSE_S * (1 + self._jitter() / 2), number))
+            effects += self._decided(change, refused=True)
+        return effects
+
+    def _decided(self, change: _Change, *, refused: bool) -> list[Answered]:
+        """A change is known everywhere, or has no room. Returns the answers for which nothing else is missing."""
+        answers: list[Answered] = []
+        room = change.message.group
+        requests, change.requests = change.requests, {}
+        for connection, request in requests:
+            pairs = self._requests.get(connection, {}).get(request)
+            if pairs is None:
+                continue
+            pairs.discard((room, change.message.member))
+            if refused:
+                self._refusals.setdefault((connection, request), set()).add(room)
+            if not pairs:
+                answers.append(self._answer(connection, request, True))
+        return answers
+
+    def expire(self, now: float) -> list[Answered]:
         """Answer the requests that waited too long."""
-        effects: list[ev.Answer] = []
+        effects: list[Answered] = []
         while self._answer_timers and self._answer_timers[0][0] <= now:
             _, connection, request = heapq.heappop(self._answer_timers)
             if request in self._requests.get(connection, {}):
@@ -271,7 +414,15 @@ class MembershipReporter:
 
     def next_deadline(self) -> float:
         """When something is due again, monotonic seconds; `NEVER` when nothing waits."""
-        due = [timers[0][0] for timers in (self._timers, self._answer_timers, self._repeats) if timers]
+        due = [timers[0][0] for timers in (self._answer_timers, self._repeats) if timers]
+        for partition, window in self._windows.items():
+            if self._replicas.get(partition):
+                if (window.again or window.new) and len(window.under_way) < WINDOW:
+                    due.append(window.not_before)
+                if window.under_way:
+                    due.append(next(iter(window.under_way.values())) + window.timeout_s())
+                if window.refused:
+                    due.append(window.refused[0][0])
         return min(due, default=NEVER)
 
     def samples(self, prefix: str) -> dict[str, object]:
@@ -279,6 +430,7 @@ class MembershipReporter:
         return {
             f"{prefix}gateway_messages_resent_total": self.resent,
             f"{prefix}gateway_messages_sent_twice_total": self.sent_twice,
+            f"{prefix}joins_refused_total": self.refusals,
             f"{prefix}listing_pages_sent_total": self.source.pages_sent,
             f"{prefix}feedback_said_total": self.feedback.said,
             f"{prefix}feedback_left_out_total": self.feedback.left_out,
@@ -311,16 +463,20 @@ class MembershipReporter:
             for start in range(0, len(messages), self._parcel)
         ]
 
-    def _schedule(self, change: _Change, partition: int, when: float) -> None:
-        change.waiting[partition] = when
-        heapq.heappush(self._timers, (when, change.message.id, partition))
+    def _drop(self, change: _Change) -> None:
+        """A change is confirmed everywhere, or another one takes its place."""
+        del self._by_id[change.message.id]
+        del self._changes[change.message.group, change.message.member]
+        for partition in change.waiting:
+            self._windows[partition].forget(change.message.id)
 
-    def _answer(self, connection: int, request: int, known: bool) -> ev.Answer:
+    def _answer(self, connection: int, request: int, known: bool) -> Answered:
         requests = self._requests[connection]
-        del requests[request]
+        for pair in requests.pop(request):
+            self._changes[pair].requests.pop((connection, request), None)
         if not requests:
             del self._requests[connection]
-        return ev.Answer(connection, request, known)
+        return Answered(connection, request, known, frozenset(self._refusals.pop((connection, request), ())))
 
     def _serving(self, room: int) -> list[int]:
         """The partitions that serve a room; two while they double."""

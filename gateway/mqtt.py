@@ -9,10 +9,14 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 
+from cluster.access.guard import MAX_HOLD_S, Guard, Session
+from cluster.access.identity import Credentials
 from gateway import events as ev
+from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
 from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue
@@ -54,23 +58,38 @@ class MQTTConnection(asyncio.Protocol):
         self.id = 0
         self.uin = 0
         self.client_id: str | None = None
-        """Once it is connected."""
+        """Once it is connected: its name among the gateway's clients."""
+        self.access: Session | None = None
+        """Of a client that has logged in; None: nobody has to."""
+        self._logging_in: asyncio.Task[None] | None = None
         self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
         self._transport: asyncio.Transport | None = None
-        self._out: bytes | None = None
+        self._address = ""
+        self._out: list[bytes] = []
         self._out_count = 0
+        self._answers: list[bytes] = []
+        """Written before anything else, at the end of what the gateway is doing, or of its turn."""
+        self._answer_bytes = 0
+        """Of answers that were written since the client has taken everything."""
+        self._may_read, self._reads, self._working = True, True, False
+        """The session wants to read; the transport does; packets of one read are still being worked off."""
         self._paused = False
         self._refusing = False
         self._refusal: list[Effect] = []
         self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._mail = MailQueue()
         self._takes_mail = False
+        self._asking: asyncio.Task[None] | None = None
+        """Callbacks are asked what the client may do; what it said from then on waits, and it is not read from."""
+        self._behind: list[Effect] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._publishing = Publishing(self, clients)
-        self._codes: dict[int, list[int]] = {}
-        """Packet ID of a SUBSCRIBE that names users → what its SUBACK says; as many as the session lets wait."""
+        self._joins = clients.join_rate()
+        self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
+        """Packet ID of a SUBSCRIBE → of each filter what its SUBACK says, and its channel; as many as the session lets wait."""
 
     # What asyncio calls.
 
@@ -79,23 +98,46 @@ class MQTTConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.id = self._clients.arrived(self)
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
+        self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
         # Unlike that of every other client of the cluster: two with one ID would take each other's place.
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
-        self._session = ServerSession(self._clients.now(), name, self._clients.limits, self._admit, self._clients.vrooms)
+        clients = self._clients
+        self._session = ServerSession(clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a client."""
-        if self._session is None:
+        """Bytes of a client: so many packets at once, the rest in the next turns of the loop, before more is read."""
+        session = self._session
+        if session is None:
             return
-        effects = self._session.receive(data, self._clients.now())
+        before = session.fruitless_filters
+        effects = session.receive(data, self._clients.now())
+        fruitless = session.fruitless_filters - before
         if self._refusing:
             self._refuse_later(effects)
         else:
             self._perform(effects)
+        if fruitless:
+            self._pace(fruitless)
+        self._hold_memory()
+        if self.is_open and session.has_more and not self._working and self._may_read and self._asking is None:
+            self._working = True
+            self._set_reading()
+            self._loop.call_soon(self._work_on)
+
+    def _work_on(self) -> None:
+        """The next packets of what was read."""
+        self._working = False
+        if self._may_read and self._asking is None:
+            self.data_received(b"")
+        self._set_reading()
+
+    def _hold_memory(self) -> None:
+        held = self._session.buffered_bytes + self._publishing.waiting_bytes if self._session is not None else 0
+        self._clients.hold_memory(self, self._address, held)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -114,6 +156,7 @@ class MQTTConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client took what was written: write what waits, at once or, when it is behind, in a while."""
         self._paused = False
+        self._answer_bytes = 0
         now = self._clients.slow_consumers.now()
         grade = self._backlog.grade(now)
         self._clients.slow_consumers.waited(self._backlog.behind_s(now))
@@ -130,7 +173,7 @@ class MQTTConnection(asyncio.Protocol):
         self._write_mail()
         while self._backlog and not self._paused and self._transport is not None:
             chunks, _ = self._backlog.take(WRITE_BYTES)
-            self._transport.write(b"".join(chunks))
+            self._write(b"".join(chunks))
             if not self._paused:
                 self._backlog.left()
         if not self._backlog and not self._mail and not self._paused:
@@ -146,20 +189,19 @@ class MQTTConnection(asyncio.Protocol):
 
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` packets; they leave at `flush`."""
-        if self._out is None:
-            self._out, self._out_count = data, count
-        else:
-            self._out += data
-            self._out_count += count
+        self._out.append(data)
+        self._out_count += count
 
     def flush(self) -> None:
-        """Write what was delivered in this turn."""
-        data, count = self._out, self._out_count
-        self._out, self._out_count = None, 0
-        if data is None or self._transport is None:
+        """Write what was answered and delivered in this turn."""
+        self._write_answers()
+        out, count = self._out, self._out_count
+        self._out, self._out_count = [], 0
+        if not out or self._transport is None:
             return
+        data = b"".join(out) if len(out) > 1 else out[0]
         if not self._paused and not self._backlog:
-            self._transport.write(data)
+            self._write(data)
             return
         before = self._backlog.dropped
         patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
@@ -176,10 +218,22 @@ class MQTTConnection(asyncio.Protocol):
             ]
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
 
-    def answer(self, request: int, known: bool) -> None:
-        """A subscription has taken effect."""
-        if self._session is not None:
-            self._perform(self._session.subscription_confirmed(request, self._clients.now(), self._codes.pop(request, None)))
+    def answer(self, answer: ev.Answer) -> None:
+        """A subscription has taken effect, but for what of it was refused."""
+        found = self._codes.pop(answer.request, None)
+        if self._session is None or found is None:
+            return
+        codes = []
+        for code, channel in found.values():
+            refused = answer.user_refused if channel is None else channel in answer.refused
+            codes.append(SUBACK_FAILURE if refused else code)
+        if answer.user_refused:
+            self._takes_mail = False
+        self._perform(self._session.subscription_confirmed(answer.request, self._clients.now(), codes), soon=True)
+
+    def passed(self, size: int) -> None:
+        """So many bytes of QoS 0 that it published are no longer under way."""
+        self._publishing.passed(size)
 
     def announce(self) -> None:
         """MQTT 3.1.1 has no word for it."""
@@ -215,75 +269,179 @@ class MQTTConnection(asyncio.Protocol):
         if self._session is not None and seconds:
             now = self._clients.now()
             self._perform(self._session.hold_reading(now + seconds, now))
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            self._arm()
 
     def published(self, packet_id: int) -> None:
-        """A message of QoS 1 is done: acknowledge it."""
+        """A message of QoS 1 is done: acknowledge it, with all others of this turn."""
         if self._session is not None:
-            self._perform(self._session.publish_accepted((packet_id,), self._clients.now()))
+            self._perform(self._session.publish_accepted((packet_id,), self._clients.now()), soon=True)
 
-    def publish_refused(self, text: str) -> None:
-        """A message of QoS 1 cannot be taken."""
+    def stop_reading(self, wanted: bool) -> None:
+        """Read nothing from the client until it is said again."""
         if self._session is not None:
-            self._perform(self._session.publish_refused(text, self._clients.now()))
+            self._perform(self._session.stop_reading(wanted, self._clients.now()))
 
     # Inside.
 
-    def _admit(self, connect: Connect) -> ConnackCode:
+    def _admit(self, connect: Connect) -> ConnackCode | None:
         try:
             self._clients.admit(self)
         except PixiuError:
             self._refusing = True
             return ConnackCode.SERVER_UNAVAILABLE
+        return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
+
+    def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
+        """What the guard says at once; None: later."""
+        assert self._transport is not None
+        address = str((self._transport.get_extra_info("peername") or ("",))[0])
+        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
+        credentials = credentials_of(connect, address, shown or b"")
+        try:
+            identity = guard.check_now(credentials)
+            if identity is None:
+                task = self._loop.create_task(self._log_in_later(guard, credentials))
+                self._logging_in = task
+                return None
+            self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
+        except PixiuError as error:
+            return code_of(error)
         return ConnackCode.ACCEPTED
+
+    async def _log_in_later(self, guard: Guard, credentials: Credentials) -> None:
+        code = ConnackCode.ACCEPTED
+        try:
+            identity = await guard.check(credentials)
+            if self._session is None:
+                return  # gone meanwhile
+            self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
+        except PixiuError as error:
+            code = code_of(error)
+        if self._session is not None:
+            self._perform(self._session.admitted(code, self._clients.now()))
+
+    def _login_over(self, text: str) -> None:
+        self.end(CloseReason.LOGIN_OVER, text)
+
+    def _rules_changed(self) -> None:
+        """What the client may not have any more ends the connection: MQTT 3.1.1 cannot take a subscription back."""
+        if self._session is None:
+            return
+        subscribes = all(may_subscribe(self.access, number, name) for name, number in self._session.subscriptions.items())
+        if not subscribes or (self._takes_mail and not may_read_mail(self.access, self.uin)):
+            self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
 
     def _refuse_later(self, effects: list[Effect]) -> None:
         """Keep the refusal for a while. Until it is told the connection counts among those that are not connected."""
         if effects:
             self._refusal = effects
-            self._read(False)
+            self._may_read = False
+            self._set_reading()
             self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
 
     def _refuse(self) -> None:
         effects, self._refusal = self._refusal, []
         self._perform(effects)
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
+        """Carry these out. `soon`: answers leave at the end of the turn, with others. `asked`: callbacks were, for the first."""
         for effect in effects:
-            if isinstance(effect, session_events.PublishMessages):
-                self._publishing.publish(effect.messages)
-            elif isinstance(effect, session_events.Send):
-                if self._transport is not None:
-                    self._transport.write(effect.data)
-            elif isinstance(effect, session_events.SubscribeFilters):
-                self._subscribe(effect)
-            elif isinstance(effect, session_events.UnsubscribeFilters):
-                channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
-                self._leave(channels, len(channels) < len(effect.filters))
-            elif isinstance(effect, session_events.SendMail):
-                self._send_mail(effect)
-            elif isinstance(effect, session_events.PacketsAcknowledged):
-                self._clients.step(ev.PacketsAcknowledged(self.id, effect.packet_ids))
-            elif isinstance(effect, session_events.Connected):
-                self._connected(effect)
-            elif isinstance(effect, session_events.DropMessages):
-                self._clients.counters.unroutable += effect.number
-            elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
-                self._read(isinstance(effect, session_events.ResumeReading))
-            elif isinstance(effect, session_events.Close):
-                self._closed(effect)
+            if asked:
+                asked = False
+                self._carry_out(effect)
+            elif self.access is not None and self.access.asks and self._must_ask(self.access, effect):
+                self._behind.append(effect)
+            else:
+                self._carry_out(effect)
         if effects:
             self._arm()
-        if self._paused and self._transport is not None and self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
+        if self._answers:
+            if soon and self._session is not None:
+                self._clients.flush_soon(self)
+            else:
+                self._write_answers()
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, session_events.PublishMessages):
+            self._publishing.publish(effect.messages)
+        elif isinstance(effect, session_events.Send):
+            self._answers.append(effect.data)
+        elif isinstance(effect, session_events.SubscribeFilters):
+            self._subscribe(effect)
+            self._pace(len(effect.filters))
+        elif isinstance(effect, session_events.UnsubscribeFilters):
+            channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
+            self._leave(channels, len(channels) < len(effect.filters))
+            self._pace(len(effect.filters))
+        elif isinstance(effect, session_events.SendMail):
+            self._send_mail(effect)
+        elif isinstance(effect, session_events.PacketsAcknowledged):
+            self._clients.step(ev.PacketsAcknowledged(self.id, effect.packet_ids))
+        elif isinstance(effect, session_events.Connected):
+            self._connected(effect)
+        elif isinstance(effect, session_events.DropMessages):
+            self._clients.counters.unroutable += effect.number
+        elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
+            self._may_read = isinstance(effect, session_events.ResumeReading)
+            self._set_reading()
+            if self._may_read and not self._working:
+                self._working = True
+                self._loop.call_soon(self._work_on)
+        elif isinstance(effect, session_events.Close):
+            self._closed(effect)
+
+    def _must_ask(self, access: Session, effect: Effect) -> bool:
+        """Whether a callback has to be asked before it is carried out, or is being asked."""
+        if self._asking is not None:
+            return isinstance(effect, _IN_TURN)
+        if isinstance(effect, session_events.PublishMessages):
+            asks = foresee_publish(access, effect.messages)
+        else:
+            asks = isinstance(effect, session_events.SubscribeFilters) and foresee_subscribe(access, self.uin, effect.filters)
+        if asks:
+            self._asking = self._loop.create_task(self._ask(access))
+            self._set_reading()
+        return asks
+
+    async def _ask(self, access: Session) -> None:
+        await access.ask()
+        self._asking = None
+        behind, self._behind = self._behind, []
+        self._perform(behind, asked=True)
+        self._set_reading()
+        if self.is_open and not self._asks() and not self._working:
+            self._work_on()
+
+    def _asks(self) -> bool:
+        """Asked by a call, because performing changes it: mypyc takes an attribute that was looked at for what it was."""
+        return self._asking is not None
+
+    def _write_answers(self) -> None:
+        if not self._answers:
+            return
+        data = b"".join(self._answers)
+        self._answers.clear()
+        if self._paused:
+            self._answer_bytes += len(data)
+        self._write(data)
+        if self._answer_bytes > MAX_ANSWER_BYTES:
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
+
+    def _write(self, data: bytes) -> None:
+        # To a peer that is gone asyncio would log every write.
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def _connected(self, effect: session_events.Connected) -> None:
         self.client_id = effect.client_id
-        self.uin = uin_of_name(effect.user_name or effect.client_id)
-        self._publishing.earlier = self._clients.take_over(effect.client_id, self)
+        if self.access is None:
+            self.uin = uin_of_name(effect.user_name or effect.client_id)
+        else:
+            self.uin = self.access.identity.uin
+            self.access.rules_changed = self._rules_changed
+            # Two users may have clients of one name, and neither ends the other's.
+            self.client_id = f"{self.uin} {effect.client_id}"
+        self._publishing.earlier = self._clients.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
@@ -291,26 +449,32 @@ class MQTTConnection(asyncio.Protocol):
     def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
         """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
         channels: list[tuple[int, bytes | None]] = []
-        codes: list[int] = []
+        codes = self._codes[effect.packet_id] = {}
         chat = mail = False
         for name, number in effect.filters:
-            if not name.startswith(USER_PREFIX):
+            if not may_subscribe(self.access, number, name):
+                codes[name] = (SUBACK_FAILURE, None)
+            elif not name.startswith(USER_PREFIX):
                 channels.append(_channel(name, number))
-                codes.append(0)
+                codes[name] = (0, channels[-1])
             elif number == self.uin and self._clients.serves_users:
-                chat, mail = True, name in effect.mail and self._clients.serves_mail
-                codes.append(int(mail))
+                chat = True
+                mail = name in effect.mail and self._clients.serves_mail and may_read_mail(self.access, self.uin)
+                codes[name] = (int(mail), None)
             else:
-                codes.append(SUBACK_FAILURE)
-        if len(channels) < len(codes):
-            self._codes[effect.packet_id] = codes
+                codes[name] = (SUBACK_FAILURE, None)
         if chat and self._takes_mail and not mail:
             self._clients.step(ev.Leave(self.id, [], False, True))
         self._takes_mail = mail if chat else self._takes_mail
         if channels or chat:
             self._clients.step(ev.Join(self.id, effect.packet_id, channels, chat, mail))
         else:
-            self.answer(effect.packet_id, True)
+            self.answer(ev.Answer(self.id, effect.packet_id, True))
+
+    def _pace(self, filters: int) -> None:
+        """So many were joined or left: read on when their rate allows it."""
+        if self._joins is not None:
+            self.hold_reading(self._joins.spend(filters, self._clients.now()))
 
     def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
         mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
@@ -323,15 +487,23 @@ class MQTTConnection(asyncio.Protocol):
             self.end(CloseReason.MAIL_OVERRUN, OVERRUN)
 
     def _write_mail(self) -> None:
+        self._write_answers()
         while self._mail and not self._paused and self._transport is not None:
-            self._transport.write(b"".join(self._mail.take(WRITE_BYTES)))
+            self._write(b"".join(self._mail.take(WRITE_BYTES)))
 
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
         self._session = None
+        self._write_answers()
+        self._clients.forget_memory(self)
+        self._publishing.closed()
         self._clients.slow_consumers.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._logging_in is not None:
+            self._logging_in.cancel()
+        if self.access is not None:
+            self.access.close()
         if self.client_id is not None:
             self._clients.gone(self.client_id, self, self._publishing.unacknowledged)
         self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
@@ -352,30 +524,62 @@ class MQTTConnection(asyncio.Protocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
             self._transport.abort()
 
-    def _read(self, wanted: bool) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+    def _set_reading(self) -> None:
+        wanted = self._may_read and not self._working and self._asking is None
+        if self._transport is not None and not self._transport.is_closing() and wanted is not self._reads:
+            self._reads = wanted
             if wanted:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
 
     def _arm(self) -> None:
-        """One timer a connection; it is moved only when it fires."""
-        if self._timer is None and self._session is not None:
-            deadline = self._session.next_deadline()
-            if deadline is not None:
-                wait_s = max(deadline - self._clients.now(), 0.01)
-                if self.client_id is None:
-                    wait_s += random.uniform(0.0, CONNECT_SPREAD_S)
-                self._timer = self._loop.call_later(wait_s, self._timeout)
+        """One timer a connection: it is set anew when it has to ring earlier, and otherwise looks again when it rings."""
+        if self._session is None:
+            return
+        deadline = self._session.next_deadline()
+        if deadline is None or (self._timer is not None and deadline >= self._timer_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        wait_s = max(deadline - self._clients.now(), 0.01)
+        if self.client_id is None:
+            wait_s += random.uniform(0.0, CONNECT_SPREAD_S)
+        self._timer = self._loop.call_later(wait_s, self._timeout)
 
     def _timeout(self) -> None:
         self._timer = None
         if self._session is not None:
+            if self.access is not None:
+                self.hold_reading(min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
             self._perform(self._session.timeout(self._clients.now()))
             self._arm()
 
 
+def _keep_alive(sock: socket.socket, seconds: int) -> str:
+    """Have the kernel notice a peer that is gone without a word. Returns the peer's address, empty when it has gone already."""
+    if seconds:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", max(seconds // 3, 1)), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * seconds)
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return ""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+_IN_TURN = (
+    session_events.PublishMessages,
+    session_events.SubscribeFilters,
+    session_events.UnsubscribeFilters,
+    session_events.Close,
+)
+"""What must not overtake what waits for a callback: who publishes and leaves has published."""
 SLOW = "the client does not read its messages fast enough"
 _LOGOUT_REASONS = {
     CloseReason.KEEP_ALIVE: 2,

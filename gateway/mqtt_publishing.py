@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from cluster.access.guard import Session
 from gateway import events as ev
+from gateway.access import may_publish, pay
 from gateway.clients import Clients
 from gateway.publishing import Confirmable
-from pixiu.errors import LeaseExpired, Offline, Overloaded, PixiuError
+from pixiu.errors import Draining, Dropped, LeaseExpired, Offline, Overloaded, PixiuError, Unavailable
 from pixiu.ids import SnowflakeID
 from pixiu.mqtt.events import CloseReason
 from pixiu.mqtt.packets import Publish
@@ -21,16 +25,24 @@ from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 MAX_RETRIES: Final = 3
-"""How often a QoS 1 message that a broker did not confirm is sent again, as long as it is its room's newest."""
-MAX_NEWEST: Final = 4096
-"""Rooms whose newest QoS 1 message of a client is remembered; beyond it all are forgotten, and not sent again."""
+"""How often a QoS 1 message that a broker did not confirm is sent again."""
+MAX_CLIENT_BYTES: Final = 1 << 20
+"""Bytes of one client's messages on their way to the brokers, of QoS 0 and of QoS 1. With more (one message may always go) it is
+not read from."""
+RETRY_S: Final = 0.1
+MAX_RETRY_S: Final = 5.0
+"""What was refused for now, or lost, is sent again after a pause that doubles from the first to the last value, less jitter."""
+MAX_ROOMS: Final = 4096
+"""Rooms for which it is known what of a client was accepted last; beyond it nothing older is sent again."""
 
 
 class PublishingClient(Protocol):
     """The connection of a client that publishes."""
 
+    id: int
     uin: int
     client_id: str | None
+    access: Session | None
 
     @property
     def is_open(self) -> bool:
@@ -42,8 +54,8 @@ class PublishingClient(Protocol):
     def published(self, packet_id: int) -> None:
         """A message of QoS 1 is done: acknowledge it."""
 
-    def publish_refused(self, text: str) -> None:
-        """A message of QoS 1 cannot be taken."""
+    def stop_reading(self, wanted: bool) -> None:
+        """Read nothing from the client until it is said again."""
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
@@ -52,11 +64,43 @@ class PublishingClient(Protocol):
 class Publishing:
     """Publishes what one MQTT client sends, within its rate."""
 
-    __slots__ = ("_client", "_clients", "_newest", "earlier", "unacknowledged")
+    __slots__ = (
+        "_accepted",
+        "_again",
+        "_client",
+        "_clients",
+        "_never_again",
+        "_number",
+        "_plain",
+        "_plain_full",
+        "_queue",
+        "_sent",
+        "_under_way",
+        "_waiting_bytes",
+        "earlier",
+        "unacknowledged",
+    )
 
     def __init__(self, client: PublishingClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
-        self._newest: dict[int, SnowflakeID] = {}
+        self._number = 0
+        self._queue: deque[Confirmable] | None = None
+        """Messages of QoS 1 that are not on their way yet, in order; made at the first one."""
+        self._waiting_bytes = 0
+        """Of these, and of those that are sent again."""
+        self._plain = 0
+        """Bytes of QoS 0 under way to the proxies."""
+        self._plain_full = False
+        self._under_way = 0
+        """Bytes of those that are."""
+        self._again: list[Confirmable] = []
+        """Those that are sent again, in order, before all others, when their pause is over."""
+        self._accepted: dict[int, int] = {}
+        """Room or user → the number of the last message that was accepted."""
+        self._sent: dict[int, tuple[int, int]] = {}
+        """Room or user → how many messages are under way, and the highest number of them (or of one that is sent again)."""
+        self._never_again = 0
+        """Messages up to this number are not sent again."""
         self.unacknowledged: dict[int, SnowflakeID] = {}
         """Packet ID → the message's ID, of messages of QoS 1 that wait for the brokers."""
         self.earlier: dict[int, SnowflakeID] = {}
@@ -66,6 +110,8 @@ class Publishing:
         """Send these on: (room or UIN, packet) of each."""
         client, clients = self._client, self._clients
         plain: list[tuple[int, bytes]] = []
+        if client.access is not None:
+            messages = self._allowed(messages, client.access)
         if clients.rates.any:
             messages = self._within_rates(messages)
         for key, message in messages:
@@ -75,24 +121,58 @@ class Publishing:
             except LeaseExpired as error:
                 client.end(CloseReason.PUBLISH_REFUSED, str(error))
                 return
-            except PixiuError as error:
-                if message.qos:
-                    client.end(CloseReason.PUBLISH_REFUSED, str(error))
-                    return
+            except PixiuError:
+                # It would be refused again for ever; MQTT 3.1.1 has no other word for that [MQTT-3.3.5-2].
                 clients.counters.unroutable += 1
+                if message.qos:
+                    asyncio.get_running_loop().call_soon(client.published, message.packet_id)
                 continue
             if not message.qos:
                 plain.append((key, record))
                 continue
-            if len(self._newest) >= MAX_NEWEST:
-                self._newest.clear()
-            self._newest[key] = snowflake
             self.unacknowledged[message.packet_id] = snowflake
-            self._send(Confirmable(self._resolved, message.packet_id, key, record, snowflake))
-            if not client.is_open:
-                return
+            confirmable = Confirmable(self._resolved, message.packet_id, key, record, snowflake)
+            self._number += 1
+            confirmable.number = self._number
+            if self._queue is None:
+                self._queue = deque()
+            self._queue.append(confirmable)
+            self._waiting_bytes += len(record)
+        if self._queue:
+            self._send_on()
         if plain:
-            clients.step(ev.Publish(plain))
+            self._plain += sum(len(record) for _, record in plain)
+            self._plain_full = self._plain_full or self._plain > MAX_CLIENT_BYTES
+            clients.step(ev.Publish(plain, client.id))
+            self._set_reading()
+
+    def passed(self, size: int) -> None:
+        """So many bytes of QoS 0 are with the proxies, or lost."""
+        self._plain -= size
+        if self._plain_full and self._plain <= MAX_CLIENT_BYTES // 2:
+            self._plain_full = False
+            self._set_reading()
+
+    def _set_reading(self) -> None:
+        """Read from the client only while nothing of QoS 1 waits, and not too much of QoS 0 is under way: else what it fills are
+        the links to the proxies, and these drop what is others' as well."""
+        if self._client.is_open:
+            self._client.stop_reading(bool(self._queue or self._again) or self._plain_full)
+
+    def _allowed(self, messages: Sequence[tuple[int, Publish]], access: Session) -> list[tuple[int, Publish]]:
+        """Those that the client may publish. What it may not is dropped; at QoS 1 it ends the session, for want of a "no". It pays
+        for all."""
+        self._client.hold_reading(pay(access, messages))
+        passed: list[tuple[int, Publish]] = []
+        for key, message in messages:
+            if may_publish(access, key, message):
+                passed.append((key, message))
+            elif message.qos:
+                self._client.end(CloseReason.NOT_ALLOWED, "the client may not publish this")
+                return passed
+            else:
+                self._clients.counters.denied += 1
+        return passed
 
     def _within_rates(self, messages: Sequence[tuple[int, Publish]]) -> list[tuple[int, Publish]]:
         """Those that may pass: all of QoS 1, for which the client then waits."""
@@ -126,45 +206,101 @@ class Publishing:
                 return earlier
         return self._clients.next_snowflake()
 
-    def _send(self, message: Confirmable) -> None:
-        try:
-            self._clients.publish_confirmed(message)
-        except PixiuError as error:
-            self._client.end(CloseReason.PUBLISH_REFUSED, str(error))
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages of QoS 1 that are not on their way."""
+        return self._waiting_bytes
 
-    def _resend(self, message: Confirmable) -> None:
+    def closed(self) -> None:
+        """The connection has ended: nothing more is sent."""
+        self._queue = None
+        self._again.clear()
+        self._clients.publishers.forget(self._send_on)
+
+    def _send_on(self) -> None:
+        """Send what may go, and read from the client only while nothing waits."""
+        while self._queue and not self._again and self._client.is_open:
+            message = self._queue[0]
+            size = len(message.record)
+            if self._is_late(message):
+                self._queue.popleft()
+                self._waiting_bytes -= size
+                self._clients.counters.unroutable += 1
+                self._done(message)
+                continue
+            count, latest = self._sent.get(message.key, (0, 0))
+            if message.number < latest:
+                # A later one is under way: if it is accepted this one is too late, if not they go again in order.
+                break
+            if self._under_way and self._under_way + size > MAX_CLIENT_BYTES:
+                break
+            if not self._clients.publishers.publish(message, self._send_on):
+                break
+            self._queue.popleft()
+            self._waiting_bytes -= size
+            self._under_way += size
+            self._sent[message.key] = count + 1, message.number
+        self._set_reading()
+
+    def _send_again(self, message: Confirmable, wait_s: float) -> None:
+        message.attempts += 1
+        self._waiting_bytes += len(message.record)
+        if not self._again:
+            asyncio.get_running_loop().call_later(wait_s, self._pause_is_over)
+        insort(self._again, message, key=lambda waiting: waiting.number)
+        self._set_reading()
+
+    def _pause_is_over(self) -> None:
+        again, self._again = self._again, []
+        # What was sent again before and found no room is in the queue, and may be older.
+        self._queue = deque(sorted([*again, *(self._queue or ())], key=lambda message: message.number))
         if self._client.is_open:
-            self._send(message)
+            self._send_on()
 
     def _resolved(self, message: Confirmable, error: PixiuError | None) -> None:
-        """A message of QoS 1 is accepted, lost, or cannot be taken.
+        """A message of QoS 1 is accepted, lost, or refused.
 
-        A message that a broker did not confirm, or that a proxy refused for now, is sent again with the same ID while it
-        is the newest that this client sent to the room; an older one is acknowledged and counted, because sending it
-        again would break the order.
+        What was lost, or refused for now, is sent again with the same ID as long as no later message of this client to the room
+        was accepted; an older one is acknowledged and counted, because sending it again would break the order.
         """
+        self._under_way -= len(message.record)
+        count, latest = self._sent.pop(message.key)
+        if count > 1:
+            self._sent[message.key] = count - 1, latest
         client, counters = self._client, self._clients.counters
         if not client.is_open:
             return
-        newest = self._newest.get(message.key) == message.snowflake
-        if error is not None and error.code == "DROPPED":
-            if newest and message.attempts < MAX_RETRIES:
-                message.attempts += 1
-                self._send(message)
-                return
-            counters.unroutable += 1
-        elif isinstance(error, Overloaded) and error.retry_after_ms:
-            if newest:
-                wait_s = error.retry_after_ms / 1000 * random.uniform(1.0, 1.25)
-                client.hold_reading(wait_s)
-                asyncio.get_running_loop().call_later(wait_s, self._resend, message)
-                return
-            counters.unroutable += 1
+        if error is None:
+            if len(self._accepted) >= MAX_ROOMS:
+                self._accepted.clear()
+                self._never_again = message.number
+            self._accepted[message.key] = max(message.number, self._accepted.get(message.key, 0))
         elif isinstance(error, Offline):
             # MQTT has no word for it, and closing the connection would make the client send it again.
             counters.chat_offline += 1
-        elif error is not None:
-            client.publish_refused(str(error))
+        elif self._may_go_again(message, error):
+            pause_s = min(RETRY_S * 2**message.attempts, MAX_RETRY_S) * random.uniform(0.5, 1.0)
+            if isinstance(error, Overloaded) and error.retry_after_ms:
+                pause_s = error.retry_after_ms / 1000 * random.uniform(1.0, 1.25)
+            self._send_again(message, pause_s)
             return
+        else:
+            counters.unroutable += 1
+        self._done(message)
+        if client.is_open:
+            self._send_on()
+
+    def _done(self, message: Confirmable) -> None:
         self.unacknowledged.pop(message.packet_id, None)
-        client.published(message.packet_id)
+        self._client.published(message.packet_id)
+
+    def _is_late(self, message: Confirmable) -> bool:
+        """Whether a later message of this client to the room was accepted."""
+        return message.number <= max(self._accepted.get(message.key, 0), self._never_again)
+
+    def _may_go_again(self, message: Confirmable, error: PixiuError) -> bool:
+        if self._is_late(message):
+            return False
+        if isinstance(error, Dropped):
+            return message.attempts < MAX_RETRIES
+        return isinstance(error, Overloaded | Unavailable | Draining)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.runtime.doors import ClientRoleOptions, Door
 from cluster.runtime.fields import bounded
-from cluster.runtime.options import RoleOptions
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
@@ -18,19 +17,33 @@ DRAIN_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RoleOptions):
+class Options(ClientRoleOptions):
     """The [gateway] table."""
 
     mqtt_host: str = "127.0.0.1"
-    """Address on which MQTT clients connect. Only a loopback address, as long as clients are not authenticated."""
+    """Address on which MQTT clients connect."""
+    mqtt_insecure: bool = False
+    """Whether MQTT clients may connect from other machines although nobody asks them who they are."""
     mqtt_port: int = bounded(0, 0, 65_535)
-    """Port on which MQTT clients connect. 0: any."""
+    """Port on which MQTT clients connect; by TLS where there is a tls_certificate. 0: any."""
+    mqtt_plain_port: int = bounded(0, 0, 65_535)
+    """Port of MQTT without TLS beside it, where there is a tls_certificate. 0: none."""
+    mqtt_plain: bool = False
+    """Whether MQTT clients may log in from other machines without TLS."""
     max_connections: int = bounded(20_000, 1, 10_000_000)
     """Client connections of all protocols at one time; more are refused."""
     max_subscriptions: int = bounded(1000, 1, 1_000_000)
     """Rooms and topics of one connection."""
     connection_buffer_bytes: int = bounded(2 << 20, 16 << 10, 1 << 30)
     """Bytes that may wait for one connection; the oldest messages go first."""
+    memory_bytes: int = bounded(256 << 20, 4 << 20, 1 << 40)
+    """Bytes of what clients sent and cannot be taken yet: unfinished packets, and messages of QoS 1 that wait. Beyond it the
+    connections that hold the most are closed."""
+    address_memory_bytes: int = bounded(64 << 20, 2 << 20, 1 << 40)
+    """The same for all connections from one address."""
+    tcp_keep_alive_s: int = bounded(60, 0, 86_400)
+    """Seconds of silence after which the kernel asks whether a client is still there; one that does not answer is closed after as
+    long again. 0: never."""
     slow_consumer_timeout_s: float = bounded(10.0, 0.1, 3600.0)
     """Seconds for which a connection may stay over connection_buffer_bytes before it is closed."""
     signal_table_dir: str = "/dev/shm"  # noqa: S108 (private folders are made in it)
@@ -56,6 +69,11 @@ class Options(RoleOptions):
     """Messages that MQTT clients may publish to one room through this gateway in a second; likewise. 0: no limit."""
     room_bytes_per_s: int = bounded(0, 0, 1 << 40)
     """The same in bytes."""
+    client_joins_per_s: int = bounded(200, 0, 1_000_000)
+    """Rooms and topics that one connection may join and leave in a second; one that is faster is not read from for a while, because
+    each costs every router and broker replica of a partition. 0: no limit."""
+    client_joins_burst: int = bounded(2000, 1, 10_000_000)
+    """Joins and leaves that one connection may say at once after a silence."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds' worth of these rates that may come at once after a silence."""
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)
@@ -80,21 +98,16 @@ class Options(RoleOptions):
         at_the_rate = 2 * clients / self.drain_clients_per_s if self.drain_clients_per_s else 0.0
         return max(self.drain_jitter_s, min(at_the_rate, DRAIN_SHARE * self.drain_timeout_s))
 
+    def doors(self) -> tuple[Door, ...]:
+        """Where clients connect."""
+        tls = bool(self.tls_certificate) and not self.mqtt_plain_port
+        mqtt = Door("mqtt_host", self.mqtt_host, "mqtt_insecure", self.mqtt_insecure, "mqtt_plain", self.mqtt_plain, tls)
+        return (*super().doors(), mqtt)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
         yield from super().problems()
         if not TABLE_NAME.fullmatch(self.signal_table_name):
             yield "signal_table_name", "at most 100 letters, digits and the signs . _ - with a letter or digit first, or empty"
-        for key in ("host", "mqtt_host"):
-            if not is_loopback(getattr(self, key)):
-                yield key, "a loopback address such as 127.0.0.1: clients are not authenticated yet, so none may come from outside"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and cannot be reached from outside."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        if self.mqtt_plain_port and (not self.tls_certificate or self.mqtt_plain_port == self.mqtt_port):
+            yield "mqtt_plain_port", "0 without a tls_certificate (mqtt_port is without TLS then), and another port than mqtt_port"

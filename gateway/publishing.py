@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pixiu.client.options import ClientOptions
 from pixiu.client.publisher import PublisherCore
 from pixiu.client.streams import PublisherShell, Receipt
-from pixiu.errors import Overloaded, PixiuError, Unavailable
+from pixiu.errors import PixiuError
 from pixiu.ids import SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.channels import Channels
@@ -26,7 +26,7 @@ class Confirmable:
         resolved: called once with the message: the brokers have it, or the error says why not.
     """
 
-    __slots__ = ("_resolved", "attempts", "key", "packet_id", "record", "snowflake")
+    __slots__ = ("_resolved", "attempts", "key", "number", "packet_id", "record", "snowflake")
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class Confirmable:
         self.key = key
         self.record = record
         self.snowflake = snowflake
+        self.number = 0
+        """Its place among those of its client."""
         self.attempts = 0
 
     def resolved(self, error: PixiuError | None) -> None:
@@ -51,25 +53,29 @@ class Confirmable:
 class _Awaited(Receipt):
     """A receipt that tells a connection instead of a coroutine."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_done", "message")
 
-    def __init__(self, message: Confirmable) -> None:
+    def __init__(self, message: Confirmable, done: Callable[[], None]) -> None:
         super().__init__(message.record, message.key, message.record[6] >> 6 or LANE_FIRST, message.snowflake)
-        self.message = message
+        self.message, self._done = message, done
         self.watched = True
 
     def wake(self) -> None:
         self.message.resolved(self.error)
+        self._done()
 
 
 class _Publisher:
-    """One stream of messages to each proxy."""
+    """One stream of messages to each proxy. Those that have no room wait with their clients, which are let in by turns."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, proof: Callable[[], str]) -> None:
         self._name = name
         self._options = ClientOptions()
-        self._channels = Channels()
+        self._channels = Channels("proxy", proof)
         self._shell: PublisherShell | None = None
+        self._waiting: dict[Callable[[], None], None] = {}
+        """Whom to call when there is room, in that order. At most one for each client."""
+        self._letting_in = False
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """The Running proxies, in the order of their registration."""
@@ -78,14 +84,36 @@ class _Publisher:
         elif addresses:
             core = PublisherCore(self._options, addresses, random.random)
             self._shell = PublisherShell(core, self._name, self._channels, lambda: None)
+        self._room()
 
-    def publish(self, message: Confirmable) -> None:
-        """Send a message; `message.resolved` is called once. Raises `Unavailable` or `Overloaded`."""
-        if self._shell is None:
-            raise Unavailable("no proxy is running; `pixiu status` shows which processes are missing")
-        if not self._shell.try_admit(len(message.record)):
-            raise Overloaded(f"{self._options.queue_bytes} bytes of QoS 1 messages wait for the proxies", retry_after_ms=1_000)
-        self._shell.offer(_Awaited(message))
+    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: there is no room now, and `when_room` is called when there may
+        be."""
+        shell = self._shell
+        if shell is None or not shell.try_admit(len(message.record)):
+            self._waiting[when_room] = None
+            return False
+        shell.offer(_Awaited(message, self._room))
+        return True
+
+    def forget(self, when_room: Callable[[], None]) -> None:
+        """A client that waits for room is gone."""
+        self._waiting.pop(when_room, None)
+
+    def _room(self) -> None:
+        if self._waiting and not self._letting_in:
+            self._letting_in = True
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+    def _let_in(self) -> None:
+        """Each of those that waited once: who finds no room stands at the end."""
+        self._letting_in = False
+        for when_room in list(self._waiting):
+            if self._waiting.pop(when_room, False) is None:
+                before = len(self._waiting)
+                when_room()
+                if len(self._waiting) > before:
+                    return  # it found no room again: nor would those behind it
 
     async def close(self) -> None:
         """End the streams; what is unresolved fails."""
@@ -98,20 +126,29 @@ class ConfirmedPublishers:
     """Publishes through the cluster's proxies, and reports each message's outcome.
 
     Acceptance in a big room takes long, and a stream's answers keep their order: big rooms have a stream of their own.
+
+    Args:
+        proof: makes what tells proxies that this is a gateway.
     """
 
-    def __init__(self, name: str, vrooms: VRooms) -> None:
+    def __init__(self, name: str, vrooms: VRooms, proof: Callable[[], str]) -> None:
         self._vrooms = vrooms
-        self._ordinary, self._big = _Publisher(name), _Publisher(name)
+        self._ordinary, self._big = _Publisher(name, proof), _Publisher(name, proof)
 
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """The Running proxies, in the order of their registration."""
         self._ordinary.set_proxies(addresses)
         self._big.set_proxies(addresses)
 
-    def publish(self, message: Confirmable) -> None:
-        """Send a message; `message.resolved` is called once. Raises `Unavailable` or `Overloaded`."""
-        (self._big if self._vrooms.is_big(message.key) else self._ordinary).publish(message)
+    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
+        """Send a message; `message.resolved` is called once. False: no proxy runs, or too much waits for them; `when_room` is
+        called when that may have changed."""
+        return (self._big if self._vrooms.is_big(message.key) else self._ordinary).publish(message, when_room)
+
+    def forget(self, when_room: Callable[[], None]) -> None:
+        """A client that waits for room is gone."""
+        self._ordinary.forget(when_room)
+        self._big.forget(when_room)
 
     async def close(self) -> None:
         """End the streams; what is unresolved fails."""

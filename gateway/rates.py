@@ -36,12 +36,17 @@ class PublishRates:
     def __init__(self, rates: Rates) -> None:
         self._clients: Meters[str] | None = None
         self._rooms: Meters[int] | None = None
+        self.set_rates(rates)
+        self.dropped = 0
+        self.held = 0
+
+    def set_rates(self, rates: Rates) -> None:
+        """Allow so much from now on; everybody begins with a full burst."""
+        self._clients = self._rooms = None
         if rates.client_messages_per_s or rates.client_bytes_per_s:
             self._clients = Meters(rates.client_messages_per_s, rates.client_bytes_per_s, rates.burst_s, MAX_METERED_CLIENTS)
         if rates.room_messages_per_s or rates.room_bytes_per_s:
             self._rooms = Meters(rates.room_messages_per_s, rates.room_bytes_per_s, rates.burst_s, MAX_METERED_ROOMS)
-        self.dropped = 0
-        self.held = 0
 
     @property
     def any(self) -> bool:

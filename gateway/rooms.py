@@ -40,6 +40,8 @@ class Client:
     channels: dict[tuple[int, bytes | None], Channel] = field(default_factory=dict)
     chat: bool = False
     """It takes the messages to its user."""
+    gone: bool = False
+    """Its connection has ended; it is leaving its rooms."""
 
 
 class RoomIndex:

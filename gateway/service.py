@@ -6,17 +6,23 @@ Source: PiXiu §2.5, §5.1.
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from cluster.access.doors import guard_of, proof_keys
+from cluster.access.process_login import prove
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.digest import Digest, Rule
 from cluster.membership.lww_map import encode_messages
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK, RecordsReceived, Settled
+from cluster.runtime.door_tls import DoorTls
+from cluster.runtime.options import ClusterOptions
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
 from gateway import events as ev
@@ -32,14 +38,17 @@ from gateway.publishing import ConfirmedPublishers
 from gateway.signal_table import SharedTable, folder_name, open_table
 from gateway.signals import SignalTable
 from gateway.subscriber import SubscriberService
+from gateway.tls_handshake import TlsHandshake
 from gateway.trace_files import TraceWriter, open_traces
 from pixiu.discovery.node import Node, NodeState, gateway_publisher
 from pixiu.discovery.view import View
 from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.trace import Hop
 from pixiu.wire.v1 import control_pb2, delivery_pb2_grpc, wire_pb2_grpc
+from registry.kicks import KickRequests
 
 DRAIN_POLL_S: Final = 0.05
 CLIENT_WAIT: Final = (
@@ -55,10 +64,12 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self._context, self._options = context, context.options
         self._core: Core | None = None
+        self._guard = guard_of(context.options, context.cluster, context.log, context.audit)
+        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"
         self._identity = Identity(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost)
-        self._publishers = ConfirmedPublishers(gateway_publisher(context.endpoint_id), self._vrooms)
+        self._publishers = ConfirmedPublishers(gateway_publisher(context.endpoint_id), self._vrooms, self._proof)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(
             Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN, performed=self._flush)
         )
@@ -67,23 +78,40 @@ class Service(RoleShell):
             now=context.now,
             step=self._runner.step,
             next_snowflake=self._identity.snowflakes.next,
-            publish_confirmed=self._publishers.publish,
+            publishers=self._publishers,
             roles=lambda: context.view.layout.roles,
             endpoint=context.endpoint_id,
             max_record_bytes=context.cluster.max_record_bytes,
             vrooms=self._vrooms,
             through_relays=self._through_relays,
+            topics=TopicRooms(context.cluster.topic_rooms),
+            guard=self._guard,
         )
-        self._listener = Listener(lambda: MQTTConnection(self._clients), self._options.mqtt_host, self._options.mqtt_port)
+        self._listeners = self._doors(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
         self._traces: TraceWriter | None = None
         self._enter_effects()
-        wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), context.server)
+        for server in context.servers_of_clients:
+            wire_pb2_grpc.add_SubscriberServicer_to_server(SubscriberService(self._clients), server)
         delivery_pb2_grpc.add_MailDeliveryServicer_to_server(self._mail, context.server)
         context.metrics.collect_from(self._samples)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
+
+    def _doors(self, options: Options, tls: DoorTls | None) -> list[Listener]:
+        """Where MQTT clients connect; the first is the one that the registry knows."""
+        clients = self._clients
+
+        def plain() -> asyncio.Protocol:
+            return MQTTConnection(clients)
+
+        if tls is None:
+            return [Listener(plain, options.mqtt_host, options.mqtt_port)]
+        found = [Listener(lambda: TlsHandshake(clients, tls, plain), options.mqtt_host, options.mqtt_port)]
+        if options.mqtt_plain_port:
+            found.append(Listener(plain, options.mqtt_host, options.mqtt_plain_port, "mqtt_plain_port"))
+        return found
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
@@ -91,6 +119,7 @@ class Service(RoleShell):
         effects.on(ev.Deliver, clients.deliver)
         effects.on(ev.WriteMail, clients.write_mail)
         effects.on(ev.Answer, clients.answer)
+        effects.on(ev.Passed, clients.passed)
         effects.on(ev.Disconnect, clients.replace)
         effects.on(ev.AcknowledgementsDue, self._mail.acknowledgements_due)
         effects.on(ev.EndMailStream, self._mail.end_stream)
@@ -104,7 +133,7 @@ class Service(RoleShell):
     async def prepare(self, node: Node) -> Node:
         """Lease the numbers, and listen for MQTT clients, so that the node can say where."""
         found = await self._identity.acquire()
-        port = await self._listener.bind()
+        port, *_ = [await listener.bind() for listener in self._listeners]
         table = self._open_signal_table(port)
         options, name = self._options, f"{self._context.endpoint_id:016x}"
         self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
@@ -115,25 +144,41 @@ class Service(RoleShell):
             vrooms=self._vrooms,
             through_relays=self._through_relays,
             tracer=tracer_of(self._context, Hop.GATEWAY),
+            jitter=random.random,
+            unix_ms=lambda: time.time_ns() // 1_000_000,
         )
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
+    def on_settings(self, _cluster: ClusterOptions, options: Options) -> None:
+        """See `cluster.runtime.live_settings.Reconfigurable`."""
+        self._options = options
+        self._clients.set_options(options)
+
     async def start(self) -> None:
         """Start to accept clients."""
-        await self._listener.start()
+        if self._guard is not None:
+            self._guard.start()
+            self._kicks.start()
+        for listener in self._listeners:
+            await listener.start()
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and tell the routers that they left."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)))
         while self._clients or (self._core is not None and self._core.unconfirmed):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
         """Close what is left."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._mail.stop()
         self._clients.stop()
+        if self._guard is not None:
+            await self._kicks.stop()
+            await self._guard.close()
         await self._publishers.close()
         self.stop_runners()
         if self._traces is not None:
@@ -160,8 +205,8 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
-        self._publishers.set_proxies(tuple(f"{node.host}:{node.port}" for node in view.running("proxy")))
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
+        self._publishers.set_proxies(tuple(node.address for node in view.running("proxy")))
         self._peers_changed()
 
     # What the links call.
@@ -229,6 +274,15 @@ class Service(RoleShell):
 
     # Inside.
 
+    def _kick(self, who: str) -> None:
+        if self._guard is not None:
+            self._guard.kick(who)
+
+    def _proof(self) -> str:
+        """What tells proxies that this is a gateway."""
+        keys = proof_keys(self._context.cluster)
+        return prove(keys[0], "gateway", self._context.endpoint_id, time.time()) if keys else ""
+
     def _open_signal_table(self, mqtt_port: int) -> SignalTable:
         options = self._options
         name = options.signal_table_name or folder_name(self._context.root, options.mqtt_host, mqtt_port)
@@ -280,6 +334,7 @@ class Service(RoleShell):
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
         samples |= self._clients.samples()
+        samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._mail.samples()
         if core is not None:
             samples |= totals(core.counters)

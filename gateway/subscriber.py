@@ -7,20 +7,25 @@ write was under way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 import grpc
 import grpc.aio
 
+from cluster.access.doors import address_of, certificate_of, header_of
+from cluster.access.doors import credentials_of as grpc_credentials_of
+from cluster.access.guard import Guard, Session
 from gateway import events as ev
+from gateway.access import check_stream, foresee_stream, open_user
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
-from pixiu.errors import InvalidArgument, LoginReplaced, NotServed, Overloaded, PixiuError
+from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
+from pixiu.mqtt.server import SessionLimits
 from pixiu.mqtt.topics import ROOM_PREFIX, room_of_topic
-from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -32,15 +37,22 @@ MAX_CLASS_BYTES = 64
 MAX_BATCH_BYTES = 1 << 20
 """A reply carries batches up to this size, and always at least one."""
 MAX_CHANNELS_A_REQUEST = 10_000
+MAX_FILTER_BYTES = SessionLimits().max_filter_bytes
+"""As of an MQTT client."""
 HELLO_TIMEOUT_S = 5.0
 LATE_S = 0.5
 """A time-out that comes so late says that this process got no CPU: what came meanwhile is not read yet, and gets this time."""
 REASON_LEFT, REASON_SEND_FAILED, REASON_MOVED, REASON_KICKED = 1, 3, 4, 5
 """`Reason` of control.proto."""
+LAST_WORDS_S = 5.0
+"""What a client has to read why its login is over; then the stream is cut."""
 MAX_WAITING_REPLIES = 10_000
 """Answers that wait to be written; a client with more is not reading."""
 
 SLOW = "the client does not read its messages fast enough"
+NO_ROOM = (
+    "a router or relay of the cluster has no room for what was asked (router.max_entries, relay.max_entries): nothing was joined"
+)
 
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
@@ -56,6 +68,7 @@ class _Stream:
         self.id = clients.arrived(self)
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
+        self.joins = clients.join_rate()
         self._clients = clients
         self._backlog = Backlog(clients.options.connection_buffer_bytes, clients.options.slow_consumer_timeout_s)
         self._told_dropped = 0
@@ -76,6 +89,11 @@ class _Stream:
         self.cut: Callable[[str], None] = lambda _reason: None
         """Ends it now."""
         self.closing: str | None = None
+        self.uin = 0
+        self.chat = False
+        """It takes messages to its user."""
+        self.access: Session | None = None
+        """Of a client that has logged in; None: nobody has to."""
         self.reason = REASON_SEND_FAILED
         """Of a logout by the gateway, as `Reason` of control.proto has it."""
 
@@ -109,8 +127,13 @@ class _Stream:
             self.close(OVERRUN)
         self.work.set()
 
-    def answer(self, request: int, known: bool) -> None:
-        self.reply(wire_pb2.SubscribeReply(request=request))
+    def answer(self, answer: ev.Answer) -> None:
+        if not answer.refused and not answer.user_refused:
+            self.reply(wire_pb2.SubscribeReply(request=answer.request))
+            return
+        self.channels.difference_update(answer.refused)
+        self.mail = self.mail and not answer.user_refused
+        self.reply(wire_pb2.SubscribeReply(request=answer.request, error_code=LimitError.code, error_text=NO_ROOM))
 
     def reply(self, reply: wire_pb2.SubscribeReply) -> None:
         """Queue a reply that carries no messages."""
@@ -120,12 +143,27 @@ class _Stream:
         self._replies.append(reply)
         self.work.set()
 
+    def passed(self, size: int) -> None:
+        """Nothing: it publishes nothing here."""
+
     def announce(self) -> None:
         self.reply(wire_pb2.SubscribeReply(draining=True))
 
     def close(self, reason: str) -> None:
         self.closing = self.closing or reason
         self.work.set()
+
+    def login_over(self, reason: str) -> None:
+        """The login has expired, or may not have what it has any more."""
+        self.close(reason)
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self.cut, reason)
+
+    def rules_changed(self) -> None:
+        """What the client may not have any more ends the stream."""
+        try:
+            check_stream(self.access, self.uin, self.channels, chat=self.chat, mail=self.mail)
+        except NotAllowed as error:
+            self.login_over(str(error))
 
     def replaced(self, moved: bool) -> None:
         """Tell the client, and end the stream."""
@@ -194,12 +232,18 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         def over() -> None:
             self._clients.slow_consumers.discard(stream)
             self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
+            if stream.access is not None:
+                stream.access.close()
 
         try:
             first = await self._first(stream, handler)
-            uin = _uin(first)
+            hello, guard = first.hello, self._clients.guard
+            uin = _uin(first, anonymous=guard is None)
             self._clients.admit(stream)
-            hello = first.hello
+            if guard is not None:
+                stream.access = await _log_in(guard, context, stream, first)
+                uin = stream.access.identity.uin
+            stream.uin = uin
             # A stream that neither names a device nor takes messages is no login.
             login = bool(hello.device or hello.chat or hello.mail)
             device = hello.device or device_of_name(hello.client)
@@ -207,7 +251,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             stream.finish, stream.cut = duplex.finish, duplex.end
             self._clients.opened(stream, uin, device, device_class_of_name(hello.device_class), login, name=hello.client)
             stream.reply(wire_pb2.SubscribeReply(uin=uin))
-            self._take(stream, first)
+            pause = self._take(stream, first)
+            if pause is not None:
+                await pause
             await duplex.run()
         except Overloaded as error:
             # Known to gRPC: when a client may try again.
@@ -233,15 +279,40 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             hello.cancel()
         if given_up:
             raise Overloaded("too many streams of this gateway have not sent their hello yet", retry_after_ms=1_000)
+        if hello.done() and isinstance(garbage := hello.exception(), PixiuError):
+            raise garbage
         first = None if not hello.done() or hello.exception() is not None else hello.result()
         if first is None:
             raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s")
         return first
 
-    def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
+    def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
+        """Take a request. Returns what to wait for before the next one is read: a callback is asked, or the client joins and leaves
+        faster than it may."""
+        access, hello = stream.access, request.hello
+        if access is not None and access.asks:
+            with contextlib.suppress(PixiuError):  # what is wrong with it is said when it is carried out
+                joins = _channels(request.join_rooms, request.join_topics, self._clients)
+                if foresee_stream(access, stream.uin, joins, chat=hello.chat, mail=hello.mail):
+                    return self._ask_first(stream, access, request)
+        return self._take_now(stream, request)
+
+    async def _ask_first(self, stream: _Stream, access: Session, request: wire_pb2.SubscribeRequest) -> None:
+        await access.ask()
+        pause = self._take_now(stream, request)
+        if pause is not None:
+            await pause
+
+    def _take_now(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
+        named = len(request.join_rooms) + len(request.join_topics) + len(request.leave_rooms) + len(request.leave_topics)
+        self._carry_out(stream, request)
+        wait_s = stream.joins.spend(named, self._clients.now()) if stream.joins is not None else 0.0
+        return asyncio.sleep(wait_s) if wait_s else None
+
+    def _carry_out(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
         try:
-            leaves = _channels(request.leave_rooms, request.leave_topics, self._clients.vrooms)
-            joins = _channels(request.join_rooms, request.join_topics, self._clients.vrooms)
+            leaves = _channels(request.leave_rooms, request.leave_topics, self._clients)
+            joins = _channels(request.join_rooms, request.join_topics, self._clients)
             limit = self._clients.options.max_subscriptions
             chat, mail = request.hello.chat, request.hello.mail
             ranges = acknowledged_ranges(request.mail_acknowledgements)
@@ -251,8 +322,13 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
                 raise InvalidArgument("this stream takes no mail, so there is none to acknowledge: ask for it in the hello")
             if chat and not self._clients.serves_users:
                 raise InvalidArgument("this cluster has no relays, so no messages to users: `pixiu up --relays 2` has them")
-            if len(stream.channels.difference(leaves).union(joins)) > limit:
+            check_stream(stream.access, stream.uin, joins, chat=chat, mail=mail)
+            wanted = stream.channels.difference(leaves).union(joins) if joins else stream.channels
+            if len(wanted) > limit:
                 raise InvalidArgument(f"a connection may have {limit} subscriptions; open another connection for more")
+            if joins and sum(len(topic) for _, topic in wanted if topic is not None) > MAX_FILTER_BYTES:
+                text = f"the names of a connection's topics have at most {MAX_FILTER_BYTES} bytes together"
+                raise InvalidArgument(f"{text}; open another connection for more")
         except PixiuError as error:
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
             return
@@ -263,13 +339,23 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             self._clients.step(ev.Leave(stream.id, leaves))
         if joins or chat or mail:
             stream.channels.update(joins)
-            stream.mail = stream.mail or mail
+            stream.mail, stream.chat = stream.mail or mail, stream.chat or chat
             self._clients.step(ev.Join(stream.id, request.request, joins, chat, mail))
         elif request.request:
-            stream.answer(request.request, True)
+            stream.answer(ev.Answer(stream.id, request.request, True))
 
 
-def _uin(request: wire_pb2.SubscribeRequest) -> int:
+async def _log_in(guard: Guard, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest) -> Session:
+    address = address_of(str(context.peer()))
+    identity = await guard.check(grpc_credentials_of(header_of(context), first.hello.client, address, certificate_of(context)))
+    identity.check_uin(first.hello.uin)
+    access = open_user(guard, identity, address, first.hello.client, stream.login_over)
+    access.rules_changed = stream.rules_changed
+    return access
+
+
+def _uin(request: wire_pb2.SubscribeRequest, *, anonymous: bool) -> int:
+    """Whose stream it is, as it says itself; `anonymous`: nobody else says it."""
     if not request.HasField("hello"):
         raise InvalidArgument("the first request of a Subscribe stream must carry `hello`")
     hello = request.hello
@@ -281,10 +367,10 @@ def _uin(request: wire_pb2.SubscribeRequest) -> int:
         raise InvalidArgument(f"a DeviceID is at most {MAX_DEVICE}")
     if len(hello.device_class.encode()) > MAX_CLASS_BYTES:
         raise InvalidArgument(f"a device class has at most {MAX_CLASS_BYTES} bytes")
-    return hello.uin or uin_of_name(hello.client)
+    return hello.uin or (uin_of_name(hello.client) if anonymous else 0)
 
 
-def _channels(rooms: Iterable[int], topics: Iterable[str], vrooms: VRooms) -> list[tuple[int, bytes | None]]:
+def _channels(rooms: Iterable[int], topics: Iterable[str], clients: Clients) -> list[tuple[int, bytes | None]]:
     found: list[tuple[int, bytes | None]] = []
     for room in rooms:
         if not 0 < room <= MAX_ROOM:
@@ -292,10 +378,12 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], vrooms: VRooms) -> li
         found.append((room, None))
     for topic in topics:
         room = room_of_topic(topic)
+        if room > MAX_ROOM:
+            room = clients.topics.room(topic)
         found.append((room, None if topic.startswith(ROOM_PREFIX) else topic.encode()))
     for room, _ in found:
-        if vrooms.is_vroom(room):
-            big = vrooms.shown(room)
+        if clients.vrooms.is_vroom(room):
+            big = clients.vrooms.shown(room)
             raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
     if len(found) > MAX_CHANNELS_A_REQUEST:
         raise InvalidArgument(f"a request may name {MAX_CHANNELS_A_REQUEST} rooms and topics; send several")

@@ -29,6 +29,7 @@ from pixiu.errors import MalformedData, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import MAX_ID
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.status import GRPC_STATUS
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
@@ -119,7 +120,7 @@ class Comparer:
 
 
 async def _ask(address: str, mark: int) -> pb.PiDigestReply:
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = pb_grpc.PiReplicasStub(channel)
         try:
             reply: pb.PiDigestReply = await stub.Digest(pb.PiDigestRequest(mark=mark), timeout=READ_S)

@@ -20,7 +20,7 @@ from cluster.replication.events import Accepted, Persisted
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
 from pi import events as ev
 from pi.checks import NOBODY, check, check_users, writers_of
-from pi.doubling import Record, served
+from pi.doubling import Phase, Record, served
 from pi.reading import Read, Refusal
 from pi.state import Results
 from pixiu.errors import (
@@ -57,6 +57,10 @@ CLOCK_AGAIN_S: Final = 0.1
 """After a clock entry that was refused, because others had not said their time yet, the next one is due."""
 SWEEP_AGAIN_S: Final = 0.5
 """After a clock entry whose sweep of expired mail had more to do, the next one is due so soon."""
+HELD_S: Final = 0.5
+"""A child that learns keeps what it is asked for so long, and takes it when it opens meanwhile: its parent was split, or nobody
+would ask it. Policy: then, and what is more than `MAX_WAITING_BYTES` or `MAX_HELD` requests, is refused."""
+MAX_HELD: Final = 4096
 _CODES: Final = {
     Code.UNKNOWN_DEVICE: UnknownDevice.code, Code.OLD_SESSION: OldSession.code, Code.INVALID_ARGUMENT: InvalidArgument.code,
 }  # fmt: skip
@@ -106,7 +110,7 @@ class Core:
         self.epoch = 0
         """In which this replica leads; 0: it does not."""
         self.committed = 0
-        self.counters = dict.fromkeys(("requests", "refused", "appends", "reads", "outcomes_unknown"), 0)
+        self.counters = dict.fromkeys(("requests", "refused", "appends", "reads", "outcomes_unknown", "held", "held_too_long"), 0)
         self._limits = limits
         self._clock_interval_s = clock_interval_s
         self._clock_at = -math.inf
@@ -128,6 +132,9 @@ class Core:
         self._to_persist: deque[int] = deque()
         """Counters of entries with a request that waits for the leader's disk alone."""
         self._waiting_bytes = 0
+        self._held: deque[tuple[float, ev.Requested]] = deque()
+        """(until when, what was asked) of a child that learns, in order."""
+        self._held_bytes = 0
         self._ended: dict[int, dict[int, int]] = {}
         """By stream: worker → the generation of its appends that ended with a refusal; `WORKERS` at most, others are malformed."""
         self._events: EventTable[ev.Effect] = EventTable()
@@ -148,18 +155,29 @@ class Core:
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """When the next clock entry is due, monotonic seconds."""
-        return NEVER if not self.epoch else self._clock_at + self._clock_interval_s
+        """When the next clock entry is due, or something of what is held, monotonic seconds."""
+        if not self.epoch:
+            return NEVER
+        clock_due = self._clock_at + self._clock_interval_s
+        if not self._held:
+            return clock_due
+        return min(clock_due, self._held[0][0]) if self._own == NOBODY else -math.inf
 
     @property
     def under_way(self) -> int:
         """Requests that were not answered."""
-        return len(self._turn) + sum(map(len, self._proposed.values())) + sum(map(len, self._logged.values()))
+        return len(self._held) + len(self._turn) + sum(map(len, self._proposed.values())) + sum(map(len, self._logged.values()))
 
     # --- requests
 
     def _on_requested(self, event: ev.Requested, now: float, out: list[ev.Effect]) -> None:
         self.counters["requests"] += 1
+        if self._held and self._own != NOBODY:
+            self._release(now, out)
+        self._take(event, now, out, held_until=now + HELD_S)
+
+    def _take(self, event: ev.Requested, now: float, out: list[ev.Effect], held_until: float) -> None:
+        """`held_until`: when a child that is not open refuses it, if that is still to come."""
         payload, writers = event.operations, list[Writer]()
         try:
             if len(payload) > MAX_OPERATIONS_BYTES or len(event.reads) > MAX_READS:
@@ -175,6 +193,8 @@ class Core:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this partition; try again later", 200)
             reads = self._read_all(event.reads)
         except PixiuError as refused:
+            if isinstance(refused, WrongPartition) and now < held_until and self._hold(event, held_until):
+                return
             self._end_writers(event.stream, writers)
             self._refuse(event.stream, event.request, refused, out)
             return
@@ -190,6 +210,26 @@ class Core:
         self._turn_bytes += len(payload)
         self._waiting_bytes += len(payload)
         if self._turn_bytes >= MAX_ENTRY_BYTES:
+            self._propose(now, out)
+
+    def _hold(self, event: ev.Requested, until: float) -> bool:
+        """Keep a request until this child opens. Whether it may: see `HELD_S`."""
+        more = self._held_bytes + len(event.operations)
+        if self._record.phase is not Phase.LEARNING or more > MAX_WAITING_BYTES or len(self._held) >= MAX_HELD:
+            return False
+        self.counters["held"] += 1
+        self._held.append((until, event))
+        self._held_bytes = more
+        return True
+
+    def _release(self, now: float, out: list[ev.Effect], until: float = math.inf) -> None:
+        """Decide, in order, what was held up to some time."""
+        while self._held and self._held[0][0] <= until:
+            _, event = self._held.popleft()
+            self.counters["held_too_long"] += self._own == NOBODY
+            self._held_bytes -= len(event.operations)
+            self._take(event, now, out, held_until=-math.inf)
+        if self._turn:
             self._propose(now, out)
 
     def _check_writers(self, stream: int, writers: list[Writer]) -> None:
@@ -213,6 +253,9 @@ class Core:
 
     def _on_stream_closed(self, event: ev.StreamClosed, now: float, out: list[ev.Effect]) -> None:
         self._ended.pop(event.stream, None)
+        if self._held:
+            self._held = deque(held for held in self._held if held[1].stream != event.stream)
+            self._held_bytes = sum(len(request.operations) for _, request in self._held)
 
     def _read_all(self, reads: Sequence[ev.ReadRequest]) -> list[ev.ReadFound]:
         found = [self._read(read) for read in reads]
@@ -232,6 +275,8 @@ class Core:
     # --- the log
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
+        if self._held and self._own != NOBODY:  # not at once: it may have opened while its log was being applied
+            self._release(now, out)
         if self._turn:
             self._propose(now, out)
 
@@ -303,6 +348,8 @@ class Core:
             self._turn_bytes = self._turn_operations = 0
             self._to_persist.clear()
         self._clock_at, self._limits_said = -math.inf, False
+        if self._held:
+            self._release(now, out)
 
     def _on_layout(self, event: ev.LayoutChanged, now: float, out: list[ev.Effect]) -> None:
         self._layout_version, self._layout, self._addresses = event.version, event.partitions, event.addresses
@@ -317,9 +364,12 @@ class Core:
         self._own = NOBODY if nobody else self.partition
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
-        if now < self.next_deadline():
+        if not self.epoch:
             return
-        self._propose_clock(now, out)
+        if self._held:
+            self._release(now, out, now if self._own == NOBODY else math.inf)
+        if now >= self._clock_at + self._clock_interval_s:
+            self._propose_clock(now, out)
 
     def _propose_clock(self, now: float, out: list[ev.Effect]) -> None:
         self._clock_at, self._limits_said = now, True

@@ -22,7 +22,7 @@ Source: docs/doubling.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -357,8 +357,8 @@ def _keys_of_child(operation: bytes, doubling: Doubling) -> bytes:
     return encode([GiveUp(keys)]) if keys else b""
 
 
-def split_in(entries: Sequence[Entry]) -> int:
-    """The number of partitions by the last SPLIT among entries that are not in the state yet; 0: there is none."""
+def split_in(entries: Iterable[Entry]) -> int:
+    """The number of partitions by the last SPLIT among entries; 0: there is none. Raises MalformedData."""
     found = 0
     for entry in entries:
         if entry.kind == DOUBLING_KIND and entry.payload[:1] == bytes((Step.SPLIT,)):

@@ -202,6 +202,9 @@ class DoublingLeader:
         """See `cluster.replication.doubling.Doubled`."""
         record = self.record
         partitions = record.partitions // 2 if record.phase is Phase.LEARNING else record.partitions
+        keys, size = record.keys, record.size
+        if record.phase is Phase.NONE:  # how much there is to learn from
+            keys, size = self._machine.store.entries, self._machine.store.bytes_used
         return pb.DoublingStatus(
             doubling=record.doubling.number,
             partitions=partitions,
@@ -209,8 +212,8 @@ class DoublingLeader:
             committed=self._replica.committed,
             split_at=record.split_at,
             learned=record.learned.counter,
-            keys=record.keys,
-            bytes=record.size,
+            keys=keys,
+            bytes=size,
             digest=record.digest,
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
@@ -23,12 +24,26 @@ from cluster.replication.model import START, Position
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
 from cluster.runtime.export import abort
-from pi.doubling import DOUBLING_KIND, HOLD_S, Command, Doubling, Phase, Step, follow_body, hold_body, position_body, rows_body
+from pi.doubling import (
+    DOUBLING_KIND,
+    HOLD_S,
+    Command,
+    Doubling,
+    Phase,
+    Step,
+    follow_body,
+    followed,
+    hold_body,
+    position_body,
+    rows_body,
+    split_in,
+)
 from pi.keys import uin_of, unseal
 from pi.machine import Machine
 from pixiu.discovery.node import NodeState
-from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
 from pixiu.rpc.channels import MESSAGE_BYTES, PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from pixiu.wire.v1 import pi_replicas_pb2_grpc as pb_grpc
 
@@ -74,7 +89,7 @@ class Learner:
             doubling=self._doubling.number, partitions=self._doubling.partitions, partition=self._doubling.partition,
             epoch=record.learned.epoch, counter=record.learned.counter,
         )  # fmt: skip
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
+        async with peer_channel(address, "pi", _CHANNEL) as channel:
             stub: Any = pb_grpc.PiDoublingStub(channel)
             call = stub.Learn(request)
             try:
@@ -106,20 +121,28 @@ class Learner:
         if reply.rows:
             await self._propose(Step.ROWS, reply.rows)
         if reply.entries:
-            await self._propose(Step.FOLLOW, reply.entries)
+            await self._follow(reply.entries)
             if doubled.record.learned == START:
                 raise Unavailable("the parent's sweeps went on without this child; it begins again")
         if doubled.whole:
             await self._propose(Step.OPEN)
-            return True
-        return False
+        return doubled.record.phase is not Phase.LEARNING
 
-    async def _propose(self, step: Step, body: bytes = b"") -> None:
+    async def _follow(self, entries: bytes) -> None:
+        """What ends with the cut opens this child in the same write: moved users wait for it."""
+        try:
+            last = split_in(followed(entries)) == self._doubling.partitions
+        except (struct.error, MalformedData) as wrong:
+            raise Unavailable(f"the parent's entries cannot be read: {wrong}") from wrong
+        await self._propose(Step.FOLLOW, entries, *((Step.OPEN,) if last else ()))
+
+    async def _propose(self, step: Step, body: bytes = b"", *then: Step) -> None:
+        """Write a step, and in the same write others that need it; what becomes of those the state says."""
         while self._machine.behind:  # LMDB has to catch up
             await asyncio.sleep(BEHIND_POLL_S)
-        command = Command(step, self._doubling, body)
-        written = await self._replica.propose([(DOUBLING_KIND, command.encode())])
-        if written.answers != [[[1]]]:
+        commands = [Command(step, self._doubling, body), *(Command(each, self._doubling) for each in then)]
+        written = await self._replica.propose([(DOUBLING_KIND, command.encode()) for command in commands])
+        if written.answers[0] != [[1]]:
             raise Unavailable(f"{step.name} came too late: it is learned from where the log stands")
 
 

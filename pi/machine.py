@@ -25,6 +25,8 @@ from pixiu.errors import DiskFull, PixiuError, StateDamaged, StorageError, Unava
 
 FLUSH_CHANGES: Final = 50_000
 """So many changes are written before the interval is over."""
+CLEAN_CHANGES: Final = 4_000
+"""The same while what moved is deleted: each search for more of it looks through all changes."""
 MAX_CHANGES: Final = 400_000
 """Changes that wait. Policy: while there are more, writes are refused with OVERLOADED, and nothing is applied."""
 RETRY_S: Final = 0.5
@@ -139,7 +141,8 @@ class Machine:
             self.damaged, self.half_applied = str(damage), True
             self._on_failed(damage)
             raise
-        if self.state.unwritten >= FLUSH_CHANGES:
+        many = FLUSH_CHANGES if self.state.doubled.record.phase is not Phase.CLEANING else CLEAN_CHANGES
+        if self.state.unwritten >= many:
             self._wake.set()
         self.advanced.set()
         if self.state.doubled.record is not record:

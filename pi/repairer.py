@@ -25,6 +25,7 @@ from pixiu.discovery.node import Node
 from pixiu.errors import InvalidArgument, StateDamaged, StorageError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.inbox_operations import ENTRY_KIND, GiveUp, encode
 from pixiu.wire.v1 import pi_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
@@ -78,7 +79,7 @@ class Repairer:
     async def whole_one(self) -> Node | None:
         """Another replica in sync whose every value is whole, by its own word."""
         for node in self._others():
-            async with grpc.aio.insecure_channel(node.address, options=PEER_CHANNEL) as channel:
+            async with peer_channel(node.address, "pi", PEER_CHANNEL) as channel:
                 stub: Any = PiStub(channel)
                 try:
                     reply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=False), timeout=CHECK_S)

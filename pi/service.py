@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from pathlib import Path
 from typing import Final
 
-from cluster.replication.doubling import DoublingService
+from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.replication.events import Accepted, Persisted
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
@@ -24,7 +25,7 @@ from cluster.runtime.role import RoleShell, Runner, totals
 from pi import events as ev
 from pi.comparing import Comparer, ReplicasService
 from pi.core import Core
-from pi.doubling import Record
+from pi.doubling import Phase, Record
 from pi.doubling_leader import DoublingLeader
 from pi.export import PiExport
 from pi.learner import Teacher
@@ -34,6 +35,7 @@ from pi.reading import Read
 from pi.repairer import Repairer
 from pi.state import Results
 from pi.streams import PiService, Stream, level_of, message_of, reads_of
+from pi.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
@@ -78,7 +80,7 @@ class Service(RoleShell):
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._runner.effects.on(ev.Propose, self._propose)
         self._runner.effects.on(ev.Reply, self._reply)
-        pi_pb2_grpc.add_PiServicer_to_server(PiService(self), context.server)
+        pi_pb2_grpc.add_PiServicer_to_server(PiService(self, context.audit), context.server)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
         DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)
@@ -137,6 +139,7 @@ class Service(RoleShell):
             "streams": len(self._streams),
             "disk_full": self._machine.full,
             "damage": self._damage,
+            "doubling": Phase(self._doubling.record.phase).name,
             "opened_s": round(self._opened_s, 3),
         }
 
@@ -156,7 +159,12 @@ class Service(RoleShell):
         """Give a stream's request to the core."""
         if not self._core.epoch:
             self._runner.step(ev.LeaderChanged(0, self._replica.leader_address))
-        self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads_of(request)))
+        reads = reads_of(request)
+        if self._core.epoch:
+            uin, count = work_of(request.operations, [read.uin for read in reads], random.random())
+            if count:
+                self._context.hot_users.add(uin, count, time.time())
+        self._runner.step(ev.Requested(number, request.request, request.operations, level_of(request), reads))
 
     def left(self, number: int) -> None:
         """The stream is gone."""
@@ -273,4 +281,5 @@ class Service(RoleShell):
             "damaged": int(bool(self._damage)),
             "scrubbed_values_total": machine.scrubbed,
             "streams": len(self._streams),
+            "doubling_phase{phase}": phase_samples(self._doubling.record.phase),
         }

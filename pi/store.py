@@ -180,6 +180,11 @@ class StateStore:
         info = self._db.info()
         return int((info["last_pgno"] + 1) * self._db.stat()["psize"])
 
+    @property
+    def entries(self) -> int:
+        """How many values are stored."""
+        return int(self._db.stat()["entries"])
+
     def close(self) -> None:
         """Close the files."""
         self._reading.abort()

@@ -12,8 +12,11 @@ from typing import Final, Protocol
 
 import grpc.aio
 
+from cluster.runtime.audit import Audit
+from cluster.runtime.guard import Caller, caller_of
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
+from pi.work import removals
 from pixiu.errors import Overloaded, PixiuError
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
@@ -148,10 +151,14 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
 
 
 class PiService(pi_pb2_grpc.PiServicer):
-    """The gRPC service `pixiu.v1.Pi`."""
+    """The gRPC service `pixiu.v1.Pi`.
 
-    def __init__(self, hub: StreamHost) -> None:
-        self._hub = hub
+    Args:
+        audit: of the process: who deletes users' mail or drops their devices is written there.
+    """
+
+    def __init__(self, hub: StreamHost, audit: Audit) -> None:
+        self._hub, self._audit = hub, audit
         self._verifying = asyncio.Lock()
 
     async def Exchange(  # type: ignore[override]  # the generated base has the synchronous signature as well
@@ -160,7 +167,17 @@ class PiService(pi_pb2_grpc.PiServicer):
         """Serve one caller's stream."""
         number = 0
         handler: GrpcHandler[pi_pb2.PiReply, pi_pb2.PiRequest] = GrpcHandler(context)
-        stream = Stream(handler, lambda request: self._hub.request(number, request), lambda: self._hub.left(number))
+        caller: Caller | None = None
+
+        def take(request: pi_pb2.PiRequest) -> None:
+            nonlocal caller
+            if request.operations:
+                for what in removals(request.operations):
+                    caller = caller or caller_of(context)
+                    self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=str(context.peer()), **what)
+            self._hub.request(number, request)
+
+        stream = Stream(handler, take, lambda: self._hub.left(number))
         try:
             number = self._hub.admit(stream)
         except PixiuError as refused:

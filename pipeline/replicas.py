@@ -40,6 +40,7 @@ from pixiu.errors import (
     error_of_code,
 )
 from pixiu.rpc.channels import CHANNEL_OPTIONS
+from pixiu.rpc.tls import blocking_peer_channel
 from pixiu.wire.export_tables import Columns
 from pixiu.wire.v1 import export_pb2, export_pb2_grpc
 
@@ -128,7 +129,7 @@ class Replicas:
         if channel is None:
             options = [(key, value) for key, value in CHANNEL_OPTIONS if "message_length" not in key]
             limits = [("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
-            channel = self._channels[address] = grpc.insecure_channel(address, options=[*options, *limits])
+            channel = self._channels[address] = blocking_peer_channel(address, self._role, [*options, *limits])
         return export_pb2_grpc.ExportStub(channel)
 
     # --- who there is
@@ -283,7 +284,7 @@ def _check_schema(found: bytes, wanted: pa.Schema, address: str) -> None:
 async def _registered(target: str, role: str) -> tuple[int, Addresses]:
     """Partitions of a role and its running replicas, from the registry. Raises RegistryUnavailable, NotServed."""
     address = parse_address(target)
-    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=ASK_S)
+    zookeeper = ZooKeeper(address, connect_timeout_s=ASK_S)
     await zookeeper.connect()
     discovery = Discovery(zookeeper, address.root, lambda _view: None, roles=(role,))
     try:

@@ -10,6 +10,8 @@
     │   ├── IdAhead              a SnowflakeID of a time that has not come
     │   ├── NotConnected         used before connect() or after close()
     │   ├── LoginReplaced        another login of the user took the place of this one
+    │   ├── NotAuthenticated     no login, or one that is not taken: get another token or password
+    │   ├── NotAllowed           the login may not do this
     │   ├── TooManyReceivers     one mail names more than 1,000
     │   ├── UnknownDevice        the user has no device of this number
     │   └── CursorBeyondEnd      an acknowledgement of what is not in the inbox yet
@@ -19,6 +21,7 @@
     │   ├── Unavailable          nobody serves this now: try again later
     │   │   ├── Unreachable          no process of the cluster answers (a ConnectionError)
     │   │   ├── RegistryUnavailable  ZooKeeper cannot be reached (a ConnectionError)
+    │   │   │   └── RegistryDenied     ZooKeeper does not let this login do it
     │   │   ├── NotSent              certainly not sent: send again (a ConnectionError)
     │   │   └── OutcomeUnknown       no answer in time, it may have happened or not (a TimeoutError)
     │   ├── NotServed            this proxy, or the whole cluster, does not take this kind of message
@@ -115,6 +118,18 @@ class LoginReplaced(LocalError):
     code = "LOGIN_REPLACED"
 
 
+class NotAuthenticated(LocalError):
+    """The cluster wants a login, and there is none, or one that it does not take: get another token or password."""
+
+    code = "UNAUTHENTICATED"
+
+
+class NotAllowed(LocalError):
+    """The login may not do this. Trying again changes nothing until an operator changes the rules."""
+
+    code = "NOT_ALLOWED"
+
+
 class TooManyReceivers(LocalError):
     """One mail names more receivers than the limit."""
 
@@ -187,6 +202,12 @@ class RegistryUnavailable(Unavailable, ConnectionError):
     """ZooKeeper cannot be reached. The text names the address."""
 
     code = "REGISTRY_UNAVAILABLE"
+
+
+class RegistryDenied(RegistryUnavailable):
+    """ZooKeeper does not let this login do it, or wants one. The text says what to do."""
+
+    code = "REGISTRY_DENIED"
 
 
 class Dropped(RemoteError):

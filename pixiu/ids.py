@@ -147,7 +147,7 @@ def device_class_of_name(name: str) -> int:
 
 
 def topic_room(topic: str) -> RoomID:
-    """The room that carries a free topic: chosen by its first level. Source: docs/routing.md."""
+    """The room that carries a free topic where no rule says more: chosen by its first level. Source: docs/routing.md."""
     first = topic.split("/", 1)[0]
     return RoomID(TOPIC_ROOM | xxhash.xxh3_64_intdigest(first.encode()) >> 2)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from cluster.runtime.contract import NEVER, SendRecords
@@ -43,36 +42,42 @@ MIN_WAIT_S: Final = 0.001
 """A timer is not set for less."""
 
 
-@dataclass(slots=True, eq=False)
 class _Message(Generic[Owner]):
     """A message to a big room, on its way."""
 
-    record: bytes
-    owner: Owner | None
-    unsettled: int = VROOMS
-    lost: bool = False
+    __slots__ = ("lost", "owner", "record", "unsettled")
+
+    def __init__(self, record: bytes, owner: Owner | None) -> None:
+        self.record = record
+        self.owner = owner
+        self.unsettled = VROOMS
+        self.lost = False
 
 
-@dataclass(frozen=True, slots=True)
 class Finished(Generic[Owner]):
     """A message whose copies are all settled. `lost`: some may be."""
 
-    record: bytes
-    owner: Owner | None
-    lost: bool
+    __slots__ = ("lost", "owner", "record")
+
+    def __init__(self, record: bytes, owner: Owner | None, lost: bool) -> None:
+        self.record = record
+        self.owner = owner
+        self.lost = lost
 
 
-@dataclass(slots=True, eq=False)
 class _Room(Generic[Owner]):
     """A big room with something to send."""
 
-    id: int
-    first: deque[_Message[Owner]] = field(default_factory=deque)
-    normal: deque[_Message[Owner]] = field(default_factory=deque)
-    sweep: list[tuple[int, list[_Message[Owner]]]] = field(default_factory=list)
-    """(lane, messages) of the sweep under way."""
-    next: int = 0
-    """The VRoom that the sweep serves next, 0 to 63; 0 also where none is under way."""
+    __slots__ = ("first", "id", "next", "normal", "sweep")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.first: deque[_Message[Owner]] = deque()
+        self.normal: deque[_Message[Owner]] = deque()
+        self.sweep: list[tuple[int, list[_Message[Owner]]]] = []
+        """(lane, messages) of the sweep under way."""
+        self.next = 0
+        """The VRoom that the sweep serves next, 0 to 63; 0 also where none is under way."""
 
 
 class BigRooms(Generic[Owner]):
@@ -95,6 +100,11 @@ class BigRooms(Generic[Owner]):
         self._due = 0.0
         self._waiting_bytes = 0
         self.copies = 0
+
+    def set_pace(self, vrooms_per_s: float, now: float) -> None:
+        """Serve so many VRooms a second from now on."""
+        if vrooms_per_s != self._rate:
+            self._rate, self._pace = vrooms_per_s, TokenBucket(vrooms_per_s, vrooms_per_s * MAX_BURST_S, now)
 
     @property
     def under_way(self) -> int:
@@ -159,7 +169,8 @@ class BigRooms(Generic[Owner]):
             copies = [with_key(message.record, vroom) for message in messages]
             token = self._next_token()
             self._parcels[token] = messages
-            parcels.append(SendRecords(broker, copies, lane, token))
+            awaited = any(message.owner is not None for message in messages)
+            parcels.append(SendRecords(broker, copies, lane, token, awaited))
             self.copies += len(copies)
             cost += sum(len(copy) for copy in copies)
         room.next += 1

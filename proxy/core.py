@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from cluster.links.api import Outcome
@@ -20,6 +21,7 @@ from cluster.runtime.contract import EventTable, RecordsReceived, SendRecords, S
 from pixiu import errors
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.wire.record import (
     CHAT,
     FIRST_LANE_BELOW,
@@ -37,17 +39,18 @@ from pixiu.wire.record import (
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
-from proxy.destinations import Destinations, Target
+from proxy.destinations import NOBODY, Destinations, Target
 from proxy.offline_notices import OfflineNotices
+from proxy.permits import NOT_ALLOWED, NOT_ALLOWED_TEXT
 from proxy.rates import PublisherRates, Rates
-from proxy.signals import AwaitedSignals, only_signals
+from proxy.signals import AwaitedSignals
+from proxy.topic_keys import with_rooms
 
-MAX_HELD_BATCHES = 10_000
-"""Batches that wait for a change of routes; beyond it the change does not wait any longer."""
+MAX_HELD_PARCELS = 10_000
+"""Parcels of records that wait for a change of routes; beyond it the change does not wait any longer."""
 CHECKED_RECORDS = 100
 """The CRC of so many first records of a publisher's stream is checked: a client that computes it wrongly is told. That of others is
 checked where the record leaves the cluster."""
-NOBODY = EndpointID(0)
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
@@ -98,6 +101,7 @@ class Core:
         max_record_bytes: larger records are refused, header included.
         barrier_ms: see `pixiu.placement.ordered_routes.Routes`.
         vrooms: the cluster's big rooms.
+        topics: the rooms of free topics.
         vrooms_per_s: see `proxy.big_rooms`.
         rates: what publishers and rooms may send.
         kinds: what is taken: "room", "chat".
@@ -112,6 +116,7 @@ class Core:
         max_record_bytes: int,
         barrier_ms: int = 200,
         vrooms: VRooms = NO_BIG_ROOMS,
+        topics: TopicRooms = BY_FIRST_LEVEL,
         vrooms_per_s: float = 100.0,
         rates: Rates = NO_LIMITS,
         kinds: frozenset[str] = ALL_KINDS,
@@ -123,18 +128,24 @@ class Core:
         self._kinds = kinds
         self._room_kind = ROOM if "room" in kinds else NO_KIND
         """The kind that takes the short way."""
-        self._brokers: Destinations[_Batch] = Destinations(barrier_ms, self._choose)
-        self._relays: Destinations[_Batch] = Destinations(barrier_ms)
+        self._held: deque[tuple[list[bytes], _Batch | None]] = deque()
+        """Rooms' records that wait for a change of brokers, with the batches that they are of."""
+        self._held_chat: deque[tuple[list[bytes], _Batch | None]] = deque()
+        """The same for relays."""
+        self._brokers: Destinations[_Batch] = Destinations(barrier_ms, partial(self._hold, self._held), self._choose)
+        self._relays: Destinations[_Batch] = Destinations(barrier_ms, partial(self._hold, self._held_chat))
         self._offline = OfflineNotices()
         self._tokens: dict[int, tuple[_Batch | None, list[bytes]]] = {}
         self._next_token = 1
         self._streams: dict[int, deque[_Batch]] = {}
-        self._held: deque[ev.BatchPublished | RecordsReceived] = deque()
         self._awaited = AwaitedSignals()
         self._vrooms = vrooms
+        self._topics = topics if topics else None
         self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self._limits = PublisherRates(rates) if rates.any else None
+        self._exempt: set[int] = set()
+        """Streams of gateways, which limit each client themselves."""
         self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
@@ -152,15 +163,26 @@ class Core:
         self._events.on(ev.PublisherOpened, self._on_opened)
         self._events.on(ev.PublisherExempted, self._on_exempted)
         self._events.on(ev.PublisherClosed, self._on_closed)
+        self._events.on(ev.LimitsChanged, self._on_limits)
         self._events.on(Tick, self._on_tick)
+
+    def _on_limits(self, event: ev.LimitsChanged, now: float, out: list[ev.Effect]) -> None:
+        """Everybody begins with a full burst."""
+        self._big.set_pace(event.vrooms_per_s, now)
+        self._sampler = event.sampler
+        self._limits = PublisherRates(event.rates) if event.rates.any else None
+        self._forget_over()
+        if self._limits is not None:
+            for stream in self._streams.keys() - self._exempt:
+                self._limits.opened(stream, now)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Returns what to do, in order."""
         out = self._events.step(event, now)
-        if self._held and not self._held_back():
-            held, self._held = self._held, deque()
-            for batch in held:
-                self._take(batch, now, out)
+        if self._held and not self._brokers.routes.held:
+            self._release(self._held, self._brokers, out)
+        if self._held_chat and not self._relays.routes.held:
+            self._release(self._held_chat, self._relays, out)
         if self._big.deadline <= now and not self._brokers.routes.held:
             self._run_big(now, out)
         return out
@@ -174,7 +196,7 @@ class Core:
     @property
     def under_way(self) -> int:
         """Parcels that are not settled yet."""
-        return len(self._tokens) + len(self._held) + self._big.under_way
+        return len(self._tokens) + len(self._held) + len(self._held_chat) + self._big.under_way
 
     def _token(self) -> int:
         token = self._next_token
@@ -199,43 +221,59 @@ class Core:
             self._limits.opened(event.stream, now)
 
     def _on_exempted(self, event: ev.PublisherExempted, now: float, out: list[ev.Effect]) -> None:
+        self._exempt.add(event.stream)
         if self._limits is not None:
             self._limits.closed(event.stream)
 
     def _on_closed(self, event: ev.PublisherClosed, now: float, out: list[ev.Effect]) -> None:
         self._streams.pop(event.stream, None)
+        self._exempt.discard(event.stream)
         if self._limits is not None:
             self._limits.closed(event.stream)
 
     # --- batches
 
-    def _on_published(self, event: ev.BatchPublished, now: float, out: list[ev.Effect]) -> None:
-        if self._held_back() and not self._may_pass(event) and self._hold(event):
-            return
-        self._take_published(event, now, out)
-
     def _on_records(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> None:
-        if self._held_back() and self._hold(event):
-            return
-        if not self._take_received(event, now, out):
+        """Route a gateway's batch; nobody waits for a reply."""
+        if self._limits is not None:
+            self._meter(self._limits, event.data, event.start, event.end, event.count, now)
+        if not self._route(event.data, event.start, event.end, event.count, None, out):
             out.append(Settle(Outcome.MALFORMED))
 
-    def _may_pass(self, event: ev.BatchPublished) -> bool:
-        """Whether a batch need not wait for a change of routes: only signals, and none of its stream waits before it."""
-        return only_signals(event.data, event.count) and not any(
-            isinstance(held, ev.BatchPublished) and held.stream == event.stream for held in self._held
-        )
-
-    def _hold(self, event: ev.BatchPublished | RecordsReceived) -> bool:
-        """Have a batch wait for a change of routes. False when too many wait."""
-        if len(self._held) >= MAX_HELD_BATCHES:
-            return False
-        self._held.append(event)
+    def _hold(self, held: deque[tuple[list[bytes], _Batch | None]], records: list[bytes], batch: _Batch | None) -> None:
+        """Have records wait whose keys move to other replicas."""
+        held.append((records, batch))
         self.counters.batches_held += 1
-        return True
+        if batch is not None:
+            batch.pending += 1
+        if len(held) >= MAX_HELD_PARCELS:
+            (self._brokers if held is self._held else self._relays).routes.expire(inf)
 
-    def _held_back(self) -> bool:
-        return self._brokers.routes.held or self._relays.routes.held
+    def _release(
+        self, held: deque[tuple[list[bytes], _Batch | None]], destinations: Destinations[_Batch], out: list[ev.Effect]
+    ) -> None:
+        """Send what waited, before anything newer of its keys."""
+        streams: dict[int, None] = {}
+        self._forget_over()
+        for records, batch in list(held):
+            touched: dict[EndpointID, _Target] = {}
+            refused: list[bytes] = []
+            for record in records:
+                target = destinations.routes.target(int.from_bytes(record[24:32], "little"))
+                if target is None:
+                    refused.append(record)
+                    continue
+                touched[target.endpoint] = target
+                (target.normal if record[6] >= FIRST_LANE_BELOW else target.first).append(record)
+            self._send(list(touched.values()), batch, out, 0)
+            if refused:
+                self._refuse_records(refused, batch, errors.Unavailable, GONE_MEANWHILE)
+            if batch is not None:
+                batch.pending -= 1
+                if not batch.pending:
+                    streams[batch.stream] = None
+        held.clear()
+        self._reply_to(streams, out)
 
     def _choose(self, key: int) -> _Target | None:
         if self._vrooms.is_big(key):
@@ -266,20 +304,7 @@ class Core:
                 self._awaited.wait(number, batch.stream)
         return target
 
-    def _take(self, event: ev.BatchPublished | RecordsReceived, now: float, out: list[ev.Effect]) -> None:
-        """Route a batch that was held. What a link handed over is settled already."""
-        if isinstance(event, RecordsReceived):
-            self._take_received(event, now, out)
-        else:
-            self._take_published(event, now, out)
-
-    def _take_received(self, event: RecordsReceived, now: float, out: list[ev.Effect]) -> bool:
-        """Route a gateway's batch; nobody waits for a reply. False when it is malformed."""
-        if self._limits is not None:
-            self._meter(self._limits, event.data, event.start, event.end, event.count, now)
-        return self._route(event.data, event.start, event.end, event.count, None, out)
-
-    def _take_published(self, event: ev.BatchPublished, now: float, out: list[ev.Effect]) -> None:
+    def _on_published(self, event: ev.BatchPublished, now: float, out: list[ev.Effect]) -> None:
         """Route a publisher's batch: parcels for brokers and relays, and the reply when nothing is left to wait for."""
         batches = self._streams.get(event.stream)
         if batches is None:
@@ -311,12 +336,18 @@ class Core:
 
     def _meter(self, limits: PublisherRates, data: bytes, start: int, end: int, count: int, now: float) -> None:
         """For the next batch to route, let the rooms that are over their rate lead to who refuses their records."""
+        self._forget_over()
+        self._over = limits.rooms(data, start, end, count, now)
+        cache = self._brokers.routes.cache
+        for key in self._over:
+            cache[key] = self._over_target
+
+    def _forget_over(self) -> None:
+        """Let the rooms that were over their rate lead to their brokers again."""
         cache = self._brokers.routes.cache
         for key in self._over:
             cache.pop(key, None)
-        self._over = limits.rooms(data, start, end, count, now)
-        for key in self._over:
-            cache[key] = self._over_target
+        self._over = {}
 
     def _take_big(self, records: list[bytes], batch: _Batch | None) -> None:
         """Messages to big rooms: they wait for their turn, and their positions for all of their copies."""
@@ -378,6 +409,8 @@ class Core:
     def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, out: list[ev.Effect]) -> bool:
         if self._sampler is not None:
             data, start, end = self._sampler.mark(data, start, end, count)
+        if self._topics is not None:
+            data = with_rooms(data, start, end, count, self._topics)
         brokers, unpack, largest, room = self._brokers.routes, WALK.unpack_from, self._max_size, self._room_kind
         cache, plain = brokers.cache, PLAIN_ROOM if room == ROOM else NO_KIND
         touched: list[_Target] = []
@@ -438,7 +471,7 @@ class Core:
                     if batch is not None:
                         batch.pending += 1
                     self.counters.records_out += len(records)
-                    out.append(SendRecords(target.endpoint, records, lane, token))
+                    out.append(SendRecords(target.endpoint, records, lane, token, batch is not None))
             target.normal, target.first = [], []
 
     def _refusal(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
@@ -456,6 +489,8 @@ class Core:
         to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
         if kind == SIGNAL and to_room and self._vrooms.is_big(key):
             return errors.InvalidArgument, "a big room takes messages, not signals"
+        if kind == NOT_ALLOWED:
+            return errors.NotAllowed, NOT_ALLOWED_TEXT
         if kind not in (ROOM, CHAT, SIGNAL):
             return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"
@@ -532,6 +567,7 @@ class Core:
 
 
 OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
+GONE_MEANWHILE = "its partition lost its last replica while it waited; `pixiu status` shows which are missing"
 NOT_CONFIRMED = "a broker or relay did not confirm it: it may be lost; sending it again with the same ID is safe"
 NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): send it through a proxy of the cluster that has them"
 PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"

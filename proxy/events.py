@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from cluster.runtime.contract import RecordsReceived, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
+from pixiu.wire.trace import Sampler
+from proxy.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,19 @@ class SignalsDelivered:
     gateway: EndpointID
 
 
+@dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """An operator has changed what publishers and rooms may send, the pace of big rooms, or what is traced."""
+
+    rates: Rates
+    vrooms_per_s: float
+    sampler: Sampler | None
+    """None: no more messages are traced than those that are."""
+
+
 Event = (
     BrokersChanged
+    | LimitsChanged
     | RelaysChanged
     | UsersOffline
     | PublisherOpened

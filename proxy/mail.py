@@ -41,8 +41,10 @@ MAX_BATCH_RECORDS: Final = 16_384
 """Of one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
 """After a refusal that passes."""
-MOVED_PAUSE_S: Final = 0.005
-"""Before what a child refused that is not open yet is sent again; twice as long each time."""
+MOVED_PAUSE_S: Final = 0.01
+"""Before what a child of Xiu refused that is not open yet is sent again, by way of its parent."""
+MOVED_SOON: Final = 50
+"""So often; then a cut takes longer than it should, and the pause is `PAUSE_S`."""
 RETRY_MS: Final = 200
 CLOSED_PAUSE_S: Final = 0.01
 """Before a child of Pi that is not open is asked again: that is over when it has learned the last of what its parent took."""
@@ -306,6 +308,22 @@ class MailCore:
             self._reroute_xius([partition for partition, link in self._xiu_links.items() if link.queue])
         if event.pis != pis:
             self._double_pis(out)
+        for partition in range(event.xius, event.next_xius):
+            self._get_ready(self._xiu_links.get(partition - event.xius), self._xiu(partition), out)
+        for partition in range(event.pis, event.next_pis):
+            self._get_ready(self._pi_links.get(partition - event.pis), self._pi(partition), out)
+
+    @staticmethod
+    def _get_ready(parent: Link[Any] | None, child: Link[Any], out: list[ev.Effect]) -> None:
+        """A link to a partition that gets a part of what this proxy sends to its parent is open before the cut."""
+        if parent is not None and parent.epoch >= 0 > child.epoch:
+            child.epoch = 0
+            out.append(ev.Connect(child.store))
+
+    def _hurry(self, child: Link[Any], out: list[ev.Effect]) -> None:
+        """A parent has said that it was split."""
+        if child.epoch >= 0 and not child.number:
+            out.append(ev.Hurry(child.store))
 
     def _double_pis(self, out: list[ev.Effect]) -> None:
         """The layout says what most parents have said before: they were split."""
@@ -399,7 +417,7 @@ class MailCore:
         """A request is answered whole. True: this is not the leader any more."""
         if request.retry is not None:
             link.trouble = request.retry
-            moved = request.retry[0] == errors.WrongPartition.code and self._moved_xiu(link, request, now)
+            moved = request.retry[0] == errors.WrongPartition.code and self._moved_xiu(link, request, now, out)
             self._again([batch for batch in request.waiting if not batch.done])
             if not moved:
                 link.not_before = now + PAUSE_S
@@ -416,17 +434,19 @@ class MailCore:
             at += count
         return False
 
-    def _moved_xiu(self, link: Link[Batch], request: Request[Batch], now: float) -> bool:
+    def _moved_xiu(self, link: Link[Batch], request: Request[Batch], now: float, out: list[ev.Effect]) -> bool:
         """A partition of Xiu refused what is another one's. Whether it is known now where that goes."""
         partition, split = link.store.partition, self._xiu_split
         if split.learn(partition, request.partitions):
+            self._hurry(self._xiu(partition + split.count), out)
             self._reroute_xius([partition])
         elif request.partitions == split.count <= partition:
             split.forget(partition)
             self._reroute_xius([partition])
             parent = self._xiu(partition % split.count)
             parent.bounces += 1
-            parent.not_before = max(parent.not_before, now + min(PAUSE_S, MOVED_PAUSE_S * 2**parent.bounces))
+            pause = MOVED_PAUSE_S if parent.bounces <= MOVED_SOON else PAUSE_S
+            parent.not_before = max(parent.not_before, now + pause)
         batches = (batch for batch in request.waiting if not batch.done)
         return any(split.of(uin) != partition for batch in batches for uin in (batch.uins[:1] if batch.many else batch.uins))
 
@@ -530,7 +550,9 @@ class MailCore:
         partition = event.partition
         link.trouble = (event.code, event.text)
         if partition < self._pi_split.count:
-            if not self._pi_split.learn(partition, event.partitions):
+            if self._pi_split.learn(partition, event.partitions):
+                self._hurry(self._pi(partition + self._pi_split.count), out)
+            else:
                 link.not_before = now + CLOSED_PAUSE_S
         elif self._closed_until.setdefault(partition, now + CHILD_S) <= now:
             del self._closed_until[partition]

@@ -61,6 +61,9 @@ class StoresChanged:
 
     xius: int
     pis: int
+    next_xius: int = 0
+    next_pis: int = 0
+    """While a doubling is under way, how many there will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,13 @@ Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | Li
 @dataclass(frozen=True, slots=True)
 class Connect:
     """Open a stream to a partition's leader, and again whenever it is gone."""
+
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Somebody waits for a stream that is not open."""
 
     store: Store
 
@@ -224,7 +234,7 @@ class InboxesGrew:
             yield uin, msg_lane(msg_id), self.seqs[at] if self.seqs else 0, msg_id, self.data[start : self.ends[index]]
 
 
-Effect = Connect | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew
+Effect = Connect | Hurry | Disconnect | SendStore | SendAppend | Answer | EndWriter | InboxesGrew
 
 
 # --- notices: who delivers a user's mail is told that the inbox has grown; `InboxesGrew` is an event there

@@ -21,7 +21,7 @@ from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
 from pixiu.placement.partition import rendezvous
 from proxy import mail_events as ev
 
-RETRY_S: Final = (0.05, 0.2, 0.8)
+RETRY_S: Final[tuple[float, ...]] = (0.05, 0.2, 0.8)
 """Pauses before a notice is sent again; after the last one it is given up."""
 UNKNOWN_S: Final = 0.05
 """Mail that was confirmed below level replicated is in the inbox a moment later, and told of so much later."""
@@ -65,7 +65,7 @@ class Notices:
         self._owners: Mapping[int, Sequence[int]] = {}
         self._partitions = 0
         self._turn: list[ev.Notice] = []
-        self._later: tuple[deque[tuple[float, ev.Notice]], ...] = tuple(deque() for _ in (UNKNOWN_S, *RETRY_S))
+        self._later: tuple[deque[tuple[float, ev.Notice]], ...] = tuple([deque() for _ in (UNKNOWN_S, *RETRY_S)])
         """By pause, so that each is in order of time."""
         self._unanswered: dict[int, dict[int, tuple[float, Sequence[ev.Notice]]]] = {}
         """Relay → number of a batch → when it was sent, and what is in it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from cluster.runtime.contract import NEVER
@@ -31,40 +30,44 @@ STALL_S: Final = 10.0
 Waiting = TypeVar("Waiting")
 
 
-@dataclass(slots=True, eq=False)
 class Request(Generic[Waiting]):
     """What went to a store and is not answered."""
 
-    waiting: list[Waiting]
-    count: int
-    remaining: int = 0
-    found: list[int] = field(default_factory=list)
-    """MsgIDs."""
-    codes: dict[int, tuple[str, str]] = field(default_factory=dict)
-    retry: tuple[str, str] | None = None
-    partitions: int = 0
-    """A Xiu refused some as another partition's, which counts by so many."""
+    __slots__ = ("codes", "count", "found", "partitions", "remaining", "retry", "waiting")
+
+    def __init__(self, waiting: list[Waiting], count: int, remaining: int = 0, found: list[int] | None = None) -> None:
+        self.waiting = waiting
+        self.count = count
+        self.remaining = remaining
+        self.found: list[int] = [] if found is None else found
+        """MsgIDs."""
+        self.codes: dict[int, tuple[str, str]] = {}
+        self.retry: tuple[str, str] | None = None
+        self.partitions = 0
+        """A Xiu refused some as another partition's, which counts by so many."""
 
 
-@dataclass(slots=True, eq=False)
 class Link(Generic[Waiting]):
     """The stream to the leader of one partition, and the requests on it."""
 
-    store: ev.Store
-    number: int = 0
-    """Of the stream that is open; 0: none is."""
-    epoch: int = -1
-    """-1: nobody was asked to open one yet."""
-    queue: deque[Waiting] = field(default_factory=deque)
-    in_flight: dict[int, Request[Waiting]] = field(default_factory=dict)
-    """By the request's number, for a Xiu the position of its first record; in order."""
-    next_number: int = 1
-    progress_at: float = 0.0
-    not_before: float = 0.0
-    trouble: tuple[str, str] | None = None
-    """The last refusal."""
-    bounces: int = 0
-    """How often a child of this partition of Xiu refused what this one had refused, since the layout changed."""
+    __slots__ = ("bounces", "epoch", "in_flight", "next_number", "not_before", "number", "progress_at", "queue", "store", "trouble")
+
+    def __init__(self, store: ev.Store) -> None:
+        self.store = store
+        self.number = 0
+        """Of the stream that is open; 0: none is."""
+        self.epoch = -1
+        """-1: nobody was asked to open one yet."""
+        self.queue: deque[Waiting] = deque()
+        self.in_flight: dict[int, Request[Waiting]] = {}
+        """By the request's number, for a Xiu the position of its first record; in order."""
+        self.next_number = 1
+        self.progress_at = 0.0
+        self.not_before = 0.0
+        self.trouble: tuple[str, str] | None = None
+        """The last refusal."""
+        self.bounces = 0
+        """How often a child of this partition of Xiu refused what this one had refused, since the layout changed."""
 
     @property
     def deadline(self) -> float:

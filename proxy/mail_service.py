@@ -12,12 +12,14 @@ from typing import Final
 
 import grpc.aio
 
+from cluster.access.doors import enter
+from cluster.access.guard import Guard, Session
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.histogram import OneAtATime
 from cluster.runtime.role import Runner, totals
 from pixiu.discovery.view import View
-from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError
+from pixiu.errors import Draining, InvalidArgument, Overloaded, PixiuError, Unavailable
 from pixiu.ids import WORKERS
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex
@@ -29,6 +31,7 @@ from proxy import mail_events as ev
 from proxy.mail import MailCore
 from proxy.notice_links import NoticeLinks
 from proxy.options import Options
+from proxy.permits import Foreseeing, permitted
 from proxy.store_links import StoreLink
 
 MAX_CLIENT_BYTES: Final = 128
@@ -52,6 +55,8 @@ class WriterStream:
         self.work = asyncio.Event()
         """`give` has something."""
         self.opened = False
+        self.access: Session | None = None
+        """Of a writer that has logged in; None: nobody has to."""
         self.finish: Callable[[], None] = lambda: None
         """Called when all is said of a stream that has ended."""
         self._all_said = asyncio.Event()
@@ -97,6 +102,11 @@ class WriterStream:
         self._reply.MergeFrom(reply)
         self._wake()
 
+    def login_over(self, text: str) -> None:
+        """Its login has expired, or an operator ended it: what is under way is confirmed to the stream that comes next."""
+        self.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=Unavailable.code, text=text, retry_after_ms=100)))
+        self.end()
+
     def end(self) -> None:
         """What waits is said, then the stream ends."""
         self.ended = True
@@ -124,10 +134,11 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     Args:
         context: of the process.
+        guard: asks writers who they are; None: nobody has to log in.
     """
 
-    def __init__(self, context: Context[Options]) -> None:
-        self._context = context
+    def __init__(self, context: Context[Options], guard: Guard | None = None) -> None:
+        self._context, self._guard = context, guard
         options = context.options
         self._window = options.publisher_window_bytes
         self._max_writers = options.max_publishers
@@ -143,7 +154,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._links: dict[ev.Store, StoreLink] = {}
         self._channels = Channels()
         self._draining = False
-        mail_pb2_grpc.add_MailerServicer_to_server(self, context.server)
+        for server in context.servers_of_clients:
+            mail_pb2_grpc.add_MailerServicer_to_server(self, server)
 
     # --- what the proxy's service calls
 
@@ -151,7 +163,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
         """How many partitions there are."""
         roles = view.layout.roles
         xius, pis = (view.layout.partitions(role) if role in roles else 0 for role in ("xiu", "pi"))
-        self.runner.step(ev.StoresChanged(xius, pis))
+        next_xius, next_pis = (roles[role].next if role in roles else 0 for role in ("xiu", "pi"))
+        self.runner.step(ev.StoresChanged(xius, pis, next_xius, next_pis))
 
     async def drain(self) -> None:
         """Tell writers to use another proxy, and wait until what is under way is confirmed."""
@@ -193,14 +206,23 @@ class MailService(mail_pb2_grpc.MailerServicer):
         )  # fmt: skip
         stream.finish = duplex.finish
         try:
+            stream.access = await enter(self._guard, context, "", stream.login_over)
+        except PixiuError as refused:
+            await handler.refuse(refused)
+        try:
             self._admit(stream)
         except PixiuError as refused:
             stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=refused.code, text=str(refused), retry_after_ms=200)))
             stream.end()
-        await duplex.run()
+        try:
+            await duplex.run()
+        except PixiuError as error:
+            await handler.refuse(error)
 
     def _over(self, stream: WriterStream) -> None:
         stream.ended = True
+        if stream.access is not None:
+            stream.access.close()
         if self._confirming.mark is not None and self._confirming.mark[0] == stream.number:
             self._confirming.drop()
         if self._streams.pop(stream.number, None) is not None:
@@ -214,6 +236,19 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._streams[stream.number] = stream
 
     def _request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
+        if stream.access is not None and stream.access.asks and request.count:
+            permitted(request.batch, request.count, Foreseeing(stream.access), None, _more(request))
+            if stream.access.must_ask:
+                return self._ask_first(stream, stream.access, request)
+        return self._take_request(stream, request)
+
+    async def _ask_first(self, stream: WriterStream, access: Session, request: mail_pb2.MailRequest) -> None:
+        await access.ask()
+        pause = self._take_request(stream, request)
+        if pause is not None:
+            await pause
+
+    def _take_request(self, stream: WriterStream, request: mail_pb2.MailRequest) -> Awaitable[object] | None:
         if stream.ended:
             return None
         try:
@@ -227,6 +262,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
         except PixiuError as wrong:
             stream.say(mail_pb2.MailReply(end=mail_pb2.MailEnd(code=wrong.code, text=str(wrong))))
             stream.end()
+        if stream.access is not None and request.count and stream.access.spend(request.count, len(request.batch)):
+            return _later(stream, stream.access)
         return stream.room()
 
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
@@ -236,14 +273,14 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self.runner.step(ev.WriterOpened(stream.number, hello.worker, hello.generation))
 
     def _take(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
-        more: dict[int, list[int]] = {}
-        for each in request.more:
-            # A few too many are passed on, so that the pipeline can say so for this record alone.
-            more[each.index] = list(each.uins[: MAX_RECEIVERS + 1])
-        level = Level.from_wire(request.level) or Level.REPLICATED
+        more = _more(request)
+        level, data, access = Level.from_wire(request.level) or Level.REPLICATED, request.batch, stream.access
+        if access is not None:
+            uin = None if access.permissions.may_impersonate else access.identity.uin
+            data = permitted(data, request.count, access, uin, more)
         self._confirming.begin((stream.number, request.position), self._context.now())
         stream.took(request.position + request.count - 1, len(request.batch))
-        self.runner.step(ev.MailReceived(stream.number, request.batch, request.count, request.position, level, more))
+        self.runner.step(ev.MailReceived(stream.number, data, request.count, request.position, level, more))
 
     # --- the core
 
@@ -253,6 +290,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         effects.on(ev.EndWriter, self._end_writer)
         effects.on(ev.InboxesGrew, self.notices.runner.step)
         effects.on(ev.Connect, self._connect)
+        effects.on(ev.Hurry, lambda effect: self._links[effect.store].hurry())
         effects.on(ev.Disconnect, lambda effect: self._links[effect.store].leave(effect.link))
         effects.on(ev.SendStore, lambda effect: self._links[ev.Store(False, effect.partition)].send(effect))
         effects.on(ev.SendAppend, lambda effect: self._links[ev.Store(True, effect.partition)].send(effect))
@@ -284,3 +322,16 @@ class MailService(mail_pb2_grpc.MailerServicer):
             self.runner.step,
             self._context.crash,
         )
+
+
+def _more(request: mail_pb2.MailRequest) -> dict[int, list[int]]:
+    """Index of a mail → its receivers beside its key; a few too many are passed on: the pipeline says so for this one alone."""
+    return {each.index: list(each.uins[: MAX_RECEIVERS + 1]) for each in request.more}
+
+
+async def _later(stream: WriterStream, access: Session) -> None:
+    """Wait until nothing is owed, and then for room."""
+    await access.hold()
+    room = stream.room()
+    if room is not None:
+        await room

@@ -77,7 +77,7 @@ class NoticeLinks:
         self.runner: Runner[ev.NoticesEvent, ev.NoticesEffect] = Runner(self.core, now, tick=TICK, end_of_turn=END_OF_TURN)
         self.runner.effects.on(ev.SendNotices, self._send)
         self.runner.effects.on(ev.LeaveRelay, self._leave)
-        self._channels = Channels()
+        self._channels = Channels("relay")
         self._streams: dict[int, _Stream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.fields import bounded, choices
-from cluster.runtime.options import RoleOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RoleOptions):
+class Options(ClientRoleOptions):
     """The [proxy] table."""
 
     publisher_window_bytes: int = bounded(4 << 20, 64 << 10, 1 << 28)

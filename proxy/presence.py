@@ -12,6 +12,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from cluster.access.doors import enter
+from cluster.access.guard import Guard
+from cluster.access.rules import PRESENCE, of_user
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
@@ -34,11 +37,12 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
 
     Args:
         view: gives the newest view of the cluster.
+        guard: asks callers who they are; None: nobody has to log in.
     """
 
-    def __init__(self, view: Callable[[], View]) -> None:
-        self._view = view
-        self._channels = Channels()
+    def __init__(self, view: Callable[[], View], guard: Guard | None = None) -> None:
+        self._view, self._guard = view, guard
+        self._channels = Channels("relay")
         self._slots = asyncio.Semaphore(MAX_QUERIES)
 
     async def close(self) -> None:
@@ -48,6 +52,18 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
     async def Query(self, request: wire_pb2.PresenceRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire_pb2.PresenceReply:
         """Answer who is online."""
         try:
+            access = await enter(self._guard, context, "", lambda _: None)
+            try:
+                if access is not None:
+                    if access.asks:
+                        for uin in request.uins[:MAX_QUERY]:
+                            access.foresee(PRESENCE, of_user(uin))
+                        await access.ask()
+                    for uin in request.uins[:MAX_QUERY]:
+                        access.require(PRESENCE, of_user(uin))
+            finally:
+                if access is not None:
+                    access.close()
             async with self._slots:
                 return await self._answer(list(request.uins))
         except PixiuError as error:
@@ -73,12 +89,13 @@ class PresenceService(wire_pb2_grpc.PresenceServicer):
         # The replica that messages to the first of the users go to, which is the one that their gateways tell first.
         for endpoint in rendezvous_order(uins[0], list(nodes))[:MAX_TRIES]:
             address = nodes[endpoint].address
-            stub = wire_pb2_grpc.PresenceStub(self._channels.acquire(address))
+            channel = self._channels.acquire(address)
+            stub = wire_pb2_grpc.PresenceStub(channel)
             try:
                 return await stub.Query(wire_pb2.PresenceRequest(uins=uins), timeout=ASK_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 failures.append(f"{address}: {reason_of(error)}")
             finally:
-                await self._channels.release(address)
+                await self._channels.release(address, channel)
         why = "; ".join(failures) or "none is running"
         raise Unavailable(f"no relay of partition {partition} answers ({why}); `pixiu status` shows which are missing")

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 import grpc.aio
 
-from pixiu.errors import InvalidArgument, PixiuError
+from cluster.access.guard import Session
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy.options import Options
+from proxy.permits import Foreseeing, permitted
 from proxy.worker_leases import Lender
 
 MAX_CLIENT_BYTES = 128
@@ -52,6 +55,15 @@ class PublisherHost(Protocol):
     def members(self) -> wire_pb2.ClusterReply:
         """Where the cluster's proxies and gateways are."""
 
+    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+        """Who calls; None: nobody has to say. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
+
+    def proven(self, context: Any) -> bool:
+        """Whether a gateway of this cluster calls, as it has proven."""
+
+    def exempt(self, stream: int) -> None:
+        """A stream is a gateway's: its clients' rates are limited there."""
+
 
 class PublisherStream:
     """One publisher: its window, and the reply that is being made up."""
@@ -75,6 +87,22 @@ class PublisherStream:
         self._room.set()
         self._all_resolved = asyncio.Event()
         self._all_resolved.set()
+        self.access: Session | None = None
+        """Of a publisher that has logged in; None: nobody has to, or it is a gateway."""
+        self.over = ""
+        """Why its login is over."""
+        self.cut: Callable[[str], None] = lambda _text: None
+        """Ends the stream now."""
+
+    def login_over(self, text: str) -> None:
+        """Its login has expired, or an operator ended it."""
+        self.over = text
+        self.cut(text)
+
+    def close(self) -> None:
+        """The publisher is gone."""
+        if self.access is not None:
+            self.access.close()
 
     async def room(self) -> None:
         """Wait until the window has room."""
@@ -148,6 +176,12 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
     ) -> wire_pb2.ClusterReply:
         """Where the cluster's proxies and gateways are."""
+        try:
+            access = None if self._host.proven(context) else await self._host.enter(context, lambda _: None)
+        except PixiuError as error:
+            await context.abort(GRPC_STATUS[error.code], str(error))
+        if access is not None:
+            access.close()
         return self._host.members()
 
     async def Publish(  # type: ignore[override]
@@ -156,12 +190,18 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         """Serve one publisher's stream."""
         handler: GrpcHandler[wire_pb2.PublishReply, wire_pb2.PublishRequest] = GrpcHandler(context)
         publisher = PublisherStream(self._host.options.publisher_window_bytes)
+        gateway = self._host.proven(context)
         try:
+            publisher.access = None if gateway else await self._host.enter(context, publisher.login_over)
             number = self._host.admit(publisher)
         except PixiuError as error:
+            publisher.close()
             await handler.refuse(error)
+        if gateway:
+            self._host.exempt(number)
 
         def over() -> None:
+            publisher.close()
             self._host.left(number)
             if publisher.worker is not None:
                 self._host.lender.give_back(publisher.worker, 0)
@@ -170,10 +210,13 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             handler, lambda request: self._request(number, publisher, request), publisher.give,
             work=publisher.work, over=over, last=publisher.finished, last_s=FINISH_TIMEOUT_S,
         )  # fmt: skip
+        publisher.cut = stream.end
         try:
             await stream.run()
         except PixiuError as error:
             await handler.refuse(error)
+        if publisher.over:
+            await handler.refuse(Unavailable(publisher.over))
 
     async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
         if request.HasField("hello"):
@@ -185,8 +228,13 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             self._host.lender.give_back(publisher.worker, request.last_used_ms)
             publisher.worker = None
         if request.count:
+            if publisher.access is not None and publisher.access.asks:
+                permitted(request.batch, request.count, Foreseeing(publisher.access), None)
+                await publisher.access.ask()
             self._take(number, publisher, request)
             await publisher.room()
+            if publisher.access is not None and publisher.access.spend(request.count, len(request.batch)):
+                await publisher.access.hold()
 
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
@@ -207,6 +255,9 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
             raise InvalidArgument(f"a batch of {len(data)} bytes cannot hold {count} records")
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
+        access = publisher.access
+        if access is not None:
+            request.batch = permitted(data, count, access, None if access.permissions.may_impersonate else access.identity.uin)
         self._host.publish(number, request)
 
 

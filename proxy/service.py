@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from cluster.access.doors import ProcessProofs, enter, guard_of, proof_keys
+from cluster.access.guard import Session
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.runtime.context import Context
 from cluster.runtime.contract import TICK, RecordsReceived, Settled
 from cluster.runtime.histogram import SIZES, OneAtATime
+from cluster.runtime.options import ClusterOptions
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import NodeState, gateway_publisher
@@ -22,6 +27,7 @@ from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.link_quality import Quality
+from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
 from pixiu.wire.v1 import control_pb2, wire_pb2, wire_pb2_grpc
@@ -34,12 +40,27 @@ from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
 from proxy.rates import Rates
 from proxy.worker_leases import Lender
-from registry.leases import WorkerLeases
+from registry.kicks import KickRequests
+from registry.leases import WORKERS_TO_LEND, WorkerLeases
 
 DRAIN_POLL_S = 0.05
 PUBLISH = "From taking a publisher's batch until brokers and relays have all of it; one batch at a time is timed."
 MAX_BROKERS_SHOWN = 256
 """Brokers whose weight is a metric each, the oldest ones."""
+
+
+def _sampler(cluster: ClusterOptions) -> Sampler | None:
+    return Sampler(cluster.trace_fraction, cluster.max_record_bytes) if cluster.trace_fraction else None
+
+
+def _rates(options: Options) -> Rates:
+    return Rates(
+        publisher_messages_per_s=options.publisher_messages_per_s,
+        publisher_bytes_per_s=options.publisher_bytes_per_s,
+        room_messages_per_s=options.room_messages_per_s,
+        room_bytes_per_s=options.room_bytes_per_s,
+        burst_s=options.limit_burst_s,
+    )
 
 
 class Service(RoleShell):
@@ -49,22 +70,22 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self.options = context.options
         self._context = context
+        self._guard = guard_of(context.options, context.cluster, context.log, context.audit)
+        self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
+        self._proofs = bool(proof_keys(context.cluster))
+        self._process_proofs = ProcessProofs(context.cluster)
         options, cluster = context.options, context.cluster
-        fraction = cluster.trace_fraction
-        self._sampler = Sampler(fraction, cluster.max_record_bytes) if fraction else None
+        self._sampler = _sampler(cluster)
+        self._traced_before = 0
+        """By samplers of other fractions."""
         self._core = Core(
             max_record_bytes=context.cluster.max_record_bytes,
             barrier_ms=context.cluster.push_back_ms,
             kinds=frozenset(options.kinds),
             vrooms=VRooms(*context.cluster.big_rooms),
+            topics=TopicRooms(context.cluster.topic_rooms),
             vrooms_per_s=options.big_room_vrooms_per_s,
-            rates=Rates(
-                publisher_messages_per_s=options.publisher_messages_per_s,
-                publisher_bytes_per_s=options.publisher_bytes_per_s,
-                room_messages_per_s=options.room_messages_per_s,
-                room_bytes_per_s=options.room_bytes_per_s,
-                burst_s=options.limit_burst_s,
-            ),
+            rates=_rates(options),
             receipts=not context.cluster.router_root,
             tracer=tracer_of(context, Hop.PROXY),
             sampler=self._sampler,
@@ -74,20 +95,23 @@ class Service(RoleShell):
         self._records.effects.on(ev.Reply, self._reply)
         self._records.effects.on(ev.Delivered, self._delivered)
         # Gateways drop a SnowflakeID that they have seen: clusters that share them share the numbers of workers too.
-        self._leases = WorkerLeases(context.zookeeper, context.router_root, f"proxy-{context.endpoint_id:016x}")
+        holder = f"proxy-{context.endpoint_id:016x}"
+        self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
         self._numbers = itertools.count(1)
+        self._members: tuple[View, wire_pb2.ClusterReply] | None = None
         self._draining = False
         self._weights = Weights()
-        self._presence = PresenceService(lambda: context.view)
-        self.mail = MailService(context)
+        self._presence = PresenceService(lambda: context.view, self._guard)
+        self.mail = MailService(context, self._guard)
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
-        wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.server)
-        wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.server)
+        for server in context.servers_of_clients:
+            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), server)
+            wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
@@ -95,9 +119,18 @@ class Service(RoleShell):
 
     # What the runtime calls.
 
+    def on_settings(self, cluster: ClusterOptions, options: Options) -> None:
+        """See `cluster.runtime.live_settings.Reconfigurable`."""
+        self._traced_before += self._sampler.marked if self._sampler is not None else 0
+        self._sampler = _sampler(cluster)
+        self._records.step(ev.LimitsChanged(_rates(options), options.big_room_vrooms_per_s, self._sampler))
+
     async def start(self) -> None:
         """Nothing to wait for: a proxy without brokers refuses with a clear error."""
         self._leases.start()
+        if self._guard is not None:
+            self._guard.start()
+            self._kicks.start()
         if self._context.cluster.weighted_routing:
             self.every(self._context.cluster.heartbeat_interval_ms / 1000, self._measure)
 
@@ -115,6 +148,9 @@ class Service(RoleShell):
         self.stop_runners()
         await self.cancel_tasks()
         await self._presence.close()
+        if self._guard is not None:
+            await self._kicks.stop()
+            await self._guard.close()
         await self.mail.stop()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
@@ -127,7 +163,7 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every broker and relay; route to those that are Running."""
         nodes = (*view.of_role("broker"), *view.of_role("relay"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
         self.mail.on_view(view)
@@ -183,8 +219,22 @@ class Service(RoleShell):
 
     def named(self, stream: int, client: str) -> None:
         """A publisher said its name. A gateway of the cluster is told by it, and limits its clients itself."""
+        if self._proofs:
+            return  # gateways have a proof, and a name is none
         self._names[stream] = client
         self._exempt_gateways(self._context.view)
+
+    async def enter(self, context: Any, end: Callable[[str], None]) -> Session | None:
+        """Who calls; None: nobody has to say. Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`."""
+        return await enter(self._guard, context, "", end)
+
+    def proven(self, context: Any) -> bool:
+        """Whether a gateway of this cluster calls, as it has proven by the cluster's secret."""
+        return self._process_proofs.is_process(context, "gateway")
+
+    def exempt(self, stream: int) -> None:
+        """A stream is a gateway's: its clients' rates are limited there."""
+        self._records.step(ev.PublisherExempted(stream))
 
     def publish(self, stream: int, request: wire_pb2.PublishRequest) -> None:
         """Take a batch of a publisher's stream."""
@@ -202,13 +252,18 @@ class Service(RoleShell):
         self._records.step(ev.PublisherClosed(stream))
 
     def members(self) -> wire_pb2.ClusterReply:
-        """Where the cluster's proxies and gateways are."""
+        """Where the cluster's proxies and gateways are. Made once for each view: the clients of a proxy that died ask together."""
         view = self._context.view
+        if self._members is None or self._members[0] is not view:
+            self._members = view, self._members_of(view)
+        return self._members[1]
+
+    def _members_of(self, view: View) -> wire_pb2.ClusterReply:
         return wire_pb2.ClusterReply(
             members=[
                 wire_pb2.ClusterMember(
                     role=node.role,
-                    grpc_address=f"{node.host}:{node.port}",
+                    grpc_address=node.client_address,
                     mqtt_address=f"{node.mqtt_host}:{node.mqtt_port}" if node.mqtt_port else "",
                 )
                 for role in ("proxy", "gateway")
@@ -218,6 +273,10 @@ class Service(RoleShell):
         )
 
     # Inside.
+
+    def _kick(self, who: str) -> None:
+        if self._guard is not None:
+            self._guard.kick(who)
 
     async def _acquire_worker(self) -> tuple[int, int, int]:
         lease = await self._leases.acquire()
@@ -286,9 +345,10 @@ class Service(RoleShell):
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
-            "traces_begun_total": self._sampler.marked if self._sampler is not None else 0,
+            "traces_begun_total": self._traced_before + (self._sampler.marked if self._sampler is not None else 0),
         }
         samples |= self.mail.samples()
+        samples |= self._guard.samples() if self._guard is not None else {}
         if self._context.cluster.weighted_routing:
             brokers = self._context.view.running("broker")[:MAX_BROKERS_SHOWN]
             samples["broker_weight{peer}"] = {f"broker:{node.address}": self._weights.weight(node.endpoint) for node in brokers}

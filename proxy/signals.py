@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pixiu.placement.partition import rendezvous_order
-from pixiu.wire.record import SIGNAL, SIZE_FIELD
 from proxy import events as ev
 
 AWAITED_GENERATION: Final = 32_768
@@ -34,16 +33,6 @@ def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> i
     doubted = [replica.endpoint for replica in replicas if not replica.usable]
     order = rendezvous_order(signal, usable) + rendezvous_order(signal, doubted)
     return order[copy % len(order)]
-
-
-def only_signals(data: bytes, count: int) -> bool:
-    """Whether a publisher's batch begins with `count` signals; False for a batch that is cut short."""
-    position = 0
-    for _ in range(count):
-        if data[position + 4 : position + 5] != bytes((SIGNAL,)):
-            return False
-        position += SIZE_FIELD + int.from_bytes(data[position : position + SIZE_FIELD], "little")
-    return True
 
 
 class AwaitedSignals:

@@ -66,6 +66,10 @@ class StoreLink:
             self._number = 0
             self._stream.leave()
 
+    def hurry(self) -> None:
+        """A stream that is not open is wanted now."""
+        self._stream.hurry()
+
     async def close(self) -> None:
         """End the stream, and open no other."""
         await self._stream.close()

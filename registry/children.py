@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from typing import BinaryIO
 PR_SET_PDEATHSIG = 1
 LOG_TAIL_BYTES = 4_000
 MAX_LOG_BYTES = 64 << 20
-"""A larger log is started anew (the old one is kept once) when its process starts."""
+"""A larger log is started anew, and the old one is kept once: when its process starts, and every `ROTATE_S` while it runs."""
+ROTATE_S = 30.0
 # Loaded before any fork: between fork and exec nothing may be imported.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +53,22 @@ def open_log(log: Path) -> BinaryIO:
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         log.replace(log.with_suffix(".old"))
     return log.open("ab")
+
+
+def rotate_log(log: Path, limit: int = MAX_LOG_BYTES) -> bool:
+    """Start the log of a running process anew when it is too large. Returns whether it was.
+
+    The process appends to the file that it has, so the file stays, and what it held is copied. Lines of the moment between may be
+    lost.
+    """
+    try:
+        if log.stat().st_size <= limit:
+            return False
+        shutil.copyfile(log, log.with_suffix(".old"))
+        os.truncate(log, 0)
+    except OSError:
+        return False  # it is tried again
+    return True
 
 
 async def start_child(

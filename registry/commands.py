@@ -19,10 +19,13 @@ from rich.console import Console
 from rich.live import Live
 
 from pixiu.cli.output import DEFAULT_TARGET, EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
+from pixiu.discovery.login import CREDENTIALS_FILE
 from pixiu.errors import ConfigurationError
+from pixiu.rpc.tls import TLS_DIR
 from registry.children import DieWithParent, child_environment
 from registry.screen import Rates, render
-from registry.up import LocalCluster, UpOptions
+from registry.secure import make_secure, with_login
+from registry.up import TLS, LocalCluster, UpOptions
 
 DEFAULTS: Final = UpOptions()
 REFRESH_S: Final = 1.0
@@ -57,6 +60,10 @@ def up(
     grow: Annotated[
         bool, typer.Option(help="Run the partitions that `pixiu double` adds, and end them when it takes them back.")
     ] = DEFAULTS.grow,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="Make certificates, keys, rules and a token below --data: nobody comes in without one."),
+    ] = DEFAULTS.secure,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="End after so many seconds.")] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input, a pipe, is closed.")] = False,
     replay: Annotated[
@@ -87,13 +94,14 @@ def up(
         registry=registry,
         data=data,
         config=config,
-        settings=tuple(settings or ()),
+        settings=(*(make_secure(data, replay) if secure else ()), *(settings or ())),
         grow=grow,
+        secure=secure,
     )
     options.validate()
     if replay:
         _check_log(replay)
-    code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json, until_eof=until_eof).run())
+    code = asyncio.run(_Up(options, seconds, replay, speed, as_json=as_json, until_eof=until_eof, secure=secure).run())
     if code:
         raise typer.Exit(code)
 
@@ -124,8 +132,17 @@ class _Up:
     """One run of `pixiu up`: the cluster, what is shown, the replay, the end."""
 
     def __init__(
-        self, options: UpOptions, seconds: float | None, replay: str, speed: float | None, *, as_json: bool, until_eof: bool = False
+        self,
+        options: UpOptions,
+        seconds: float | None,
+        replay: str,
+        speed: float | None,
+        *,
+        as_json: bool,
+        until_eof: bool = False,
+        secure: bool = False,
     ) -> None:
+        self._secure = secure
         self._seconds = seconds
         self._until_eof = until_eof
         self._replay = replay
@@ -198,6 +215,8 @@ class _Up:
         if self._as_json:
             arguments.append("--json")
         environment = child_environment()
+        if self._cluster.zookeeper is not None:
+            environment[CREDENTIALS_FILE] = str(self._cluster.zookeeper.credentials.resolve())
         self._player = player = await asyncio.create_subprocess_exec(
             sys.executable,
             *arguments,
@@ -268,8 +287,12 @@ class _Up:
         if found["mqtt"]:
             host, _, port = found["mqtt"][0].rpartition(":")
             tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")
+        if self._secure:
+            tries = with_login(tries, self._cluster.options.data)
         if self._cluster.target != DEFAULT_TARGET:
             tries.insert(0, f"export PIXIU_TARGET={self._cluster.target}")
+        if self._cluster.options.secure:
+            tries.insert(0, f"export {TLS_DIR}={(self._cluster.options.data / TLS).resolve()}")
         for number, line in enumerate(tries):
             out.print(f"  {'try' if number == 0 else '':<9} {line}", highlight=False)
 

@@ -32,7 +32,7 @@ FILES_LEAST: Final = 1024
 FILES_LOW: Final = 65_536
 HEADER_BYTES: Final = 48
 """Of IPv6 and UDP, before what a link sends."""
-ZOOKEEPER_LEAST: Final = (3, 5)
+ZOOKEEPER_LEAST: Final = (3, 6)
 MAX_NAMED: Final = 8
 """So many things are named in one finding."""
 LOOPBACK: Final = "lo"
@@ -117,7 +117,7 @@ def check_registry(answers: Mapping[str, str]) -> Finding:
     said = ", ".join(f"{address} {modes.get(address, 'is there')}" for address in answers if address not in silent)
     said = f"ZooKeeper {' and '.join(sorted(versions)) or 'of unknown version'}: {said}"
     if any(version < ZOOKEEPER_LEAST for version in versions.values()):
-        return Finding("registry", Grade.FAILURE, said, "use ZooKeeper 3.5 or newer")
+        return Finding("registry", Grade.FAILURE, said, "use ZooKeeper 3.6 or newer")
     alone = [address for address, mode in modes.items() if mode == "standalone"]
     if alone and len(answers) > 1:
         return Finding(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,10 +22,11 @@ from cluster.runtime.options import ClusterOptions, RoleOptions
 from pixiu.cli.http import fetch
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.discovery.node import Node
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RemoteError
+from pixiu.rpc.tls import own
 from registry import diagnosis as d
 from registry.embedded import four_letter_word
 from registry.java import find_java
@@ -70,9 +72,12 @@ def doctor(
 
 async def read_cluster(target: str) -> list[d.Finding]:
     """Ask ZooKeeper and every process. Raises `InvalidArgument` when the target names proxies."""
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the doctor asks the registry; give zk://HOST:PORT/ROOT, or --machine")
-    answers = {server: await asyncio.to_thread(_srvr, server) for server in parse_address(target).hosts.split(",")}
+    address = parse_address(target)
+    tls = own() if address.tls else None
+    context = tls.client_context() if tls is not None else None
+    answers = {server: await asyncio.to_thread(_srvr, server, context) for server in address.hosts.split(",")}
     registry = d.check_registry(answers)
     if not any(answers.values()):
         return [registry]
@@ -103,9 +108,9 @@ def _of_processes(view: View, silent: dict[int, str], clocks: list[d.Clock]) -> 
     return [d.check_answers(view, silent), d.check_versions(view), d.check_settings(view), d.check_clocks(clocks)]
 
 
-def _srvr(server: str) -> str:
+def _srvr(server: str, context: ssl.SSLContext | None) -> str:
     host, _, port = server.rpartition(":")
-    return four_letter_word(int(port), "srvr", WORD_TIMEOUT_S, host.strip("[]"))
+    return four_letter_word(int(port), "srvr", WORD_TIMEOUT_S, host.strip("[]"), context)
 
 
 async def _clock(node: Node) -> d.Clock | None:

@@ -16,15 +16,17 @@ import typer
 
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, operator, print_json
 from pixiu.cli.reachable import check_reachable
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument
 from registry.doubling import Phase, phases, start_commands
+from registry.doubling_forecast import KEYS, Plan, mib
+from registry.doubling_progress import Step
 from registry.doubling_tool import DoublingTool, Result
 
 STOP_VARIABLE: Final = "PIXIU_DOUBLE_KILLED_AFTER"
-"""A test's hook: the tool kills itself (SIGKILL) after its first step in this phase."""
+"""A test's hook: the tool kills itself (SIGKILL) after its first step in this phase, or in the first of several (with commas)."""
 SESSION_TIMEOUT_S: Final = 10.0
 
 
@@ -43,7 +45,7 @@ def double(
 
     Run again, it goes on with what it or another one began.
     """
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the layout is in the registry; give zk://HOST:PORT/ROOT")
     if as_json and not (yes or dry_run or abort):
         raise InvalidArgument("--json cannot ask: add --yes or --dry-run")
@@ -67,7 +69,7 @@ class _Run:
     async def run(self, *, dry_run: bool, abort: bool, yes: bool, timeout_s: float) -> bool:
         """Whether all that was asked for is done."""
         address = parse_address(self._target)
-        zookeeper = ZooKeeper(address.hosts, session_timeout_s=SESSION_TIMEOUT_S)
+        zookeeper = ZooKeeper(address, session_timeout_s=SESSION_TIMEOUT_S)
         await zookeeper.connect()
         tool = DoublingTool(
             zookeeper,
@@ -86,7 +88,10 @@ class _Run:
             if abort:
                 return await self._take_back(tool, layout, doubling)
             fresh = doubling not in there.doublings
-            self._plan(there, doubling, problems, fresh)
+            plan = await tool.forecast() if fresh else None
+            if plan is not None:
+                problems = [*problems, *plan.problems]
+            self._plan(there, doubling, problems, plan)
             if problems and not dry_run:
                 raise InvalidArgument(f"{self._role} cannot be doubled now: {'; '.join(problems)}")
             if dry_run:
@@ -110,27 +115,32 @@ class _Run:
         )
         return True
 
-    def _plan(self, there: RoleLayout, doubling: str, problems: list[str], fresh: bool) -> None:
+    def _plan(self, there: RoleLayout, doubling: str, problems: list[str], plan: Plan | None) -> None:
         count, wanted = there.n, max(there.replicas, 1)
         names = " → ".join(phase.value for phase in phases(self._role))
-        if not fresh:
+        if plan is None:
             self._say(
                 {"event": "resumed", "role": self._role, "doubling": doubling, "n": there.n, "next": there.next},
                 f"doubling {doubling} of {self._role} goes on ({names})",
             )
             return
         said = [f"{self._role}: {count} → {2 * count} partitions, {wanted} replica(s) each ({names})"]
+        said += _plan_lines(plan)
         said += [f"✗ {problem}" for problem in problems]
-        fields = {"role": self._role, "from": count, "to": 2 * count, "replicas": wanted, "problems": problems}
+        fields = {
+            "role": self._role, "doubling": doubling, "from": count, "to": 2 * count, "replicas": wanted, "problems": problems,
+            **plan.json(),
+        }  # fmt: skip
         self._say({"event": "plan", **fields}, "\n".join(said))
 
-    def _progress(self, phase: Phase, missing: tuple[str, ...]) -> None:
+    def _progress(self, step: Step) -> None:
         seconds = round(time.monotonic() - self._began, 3)
         if self._as_json:
-            print_json({"event": "phase", "phase": phase.value, "seconds": seconds, "missing": list(missing)})
+            print_json({"event": "phase", "seconds": seconds, **step.json()})
             return
+        phase, missing = step.phase, step.missing
         out = error_console()
-        out.print(f"{seconds:8.1f} s  {phase.value}", highlight=False)
+        out.print(f"{seconds:8.1f} s  {phase.value:<8}{step.text()}".rstrip(), highlight=False)
         for text in missing:
             out.print(f"            waits for {text}", highlight=False, markup=False)
         if phase is Phase.START and missing:
@@ -162,13 +172,46 @@ class _Run:
             console().print(text, highlight=False, markup=False)
 
 
-def _hook(phase: str) -> Callable[[Phase], None]:
-    known = [each.value for each in Phase]
-    if phase and phase not in known:
-        raise ConfigurationError(f"{STOP_VARIABLE}={phase}: must be one of {', '.join(known)}")
+def _plan_lines(plan: Plan) -> list[str]:
+    """A plan as people read it."""
+    what = KEYS[plan.role].removesuffix("s")
+    said = []
+    for one in plan.forecasts:
+        hottest = f"; hottest {what}: {one.hottest} with {one.hottest_per_s:,.0f}/s" if one.hottest_per_s else ""
+        said.append(
+            f"  partition {one.partition}: {one.per_s:,.0f}/s now; then {one.stays_per_s:,.0f}/s, and {one.goes_per_s:,.0f}/s in "
+            f"partition {one.child}{hottest}"
+        )
+    for machine in plan.machines:
+        room = [
+            f"{mib(free)} of {name} left, {mib(wanted)} wanted"
+            for name, free, wanted in (
+                ("memory", machine.memory_free_bytes, machine.memory_wanted_bytes),
+                ("disk", machine.disk_free_bytes, machine.disk_wanted_bytes),
+            )
+            if free is not None
+        ]
+        if room and machine.replicas:
+            said.append(
+                f"  {machine.host}: {'; '.join(room)} by {machine.replicas} new replica(s), if they run where their parents do"
+            )
+    if plan.move_bytes:
+        said.append(f"  to be copied: about {mib(plan.move_bytes // 2)}, of {mib(plan.move_bytes)} that are stored")
+    if plan.pause_s:
+        said.append(f"  pause to expect: about {plan.pause_s * 1000:,.0f} ms for each {what} that moves, none for the others")
+    else:
+        said.append("  pause to expect: none")
+    said += [f"! {name} does not answer: nothing is known of it" for name in plan.unknown]
+    return said + [f"! {warning}" for warning in plan.warnings]
+
+
+def _hook(named: str) -> Callable[[Phase], None]:
+    known, last = [each.value for each in Phase], set(filter(None, named.split(",")))
+    if not last.issubset(known):
+        raise ConfigurationError(f"{STOP_VARIABLE}={named}: must be of {', '.join(known)}")
 
     def acted(done: Phase) -> None:
-        if done.value == phase:
+        if done.value in last:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return acted

@@ -21,12 +21,13 @@ from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.wire.v1 import doubling_pb2 as pb
+from registry.doubling_forecast import old_processes
 
 STORED: Final = ("xiu", "pi")
 """Roles whose partitions are cut in their logs."""
 COPIED: Final = ("pi",)
 """Of them, those whose children learn what moves; a child of Xiu leaves stored messages where they are."""
-CLOSE: Final = 1_000
+CLOSE: Final = 100
 """Parents are split when no child lacks more of its parent's entries than this: moved keys pause for so much."""
 
 
@@ -111,6 +112,8 @@ class Seen:
     """Xiu, Pi: what the leaders of the partitions say; those that have none are left out."""
     behind: tuple[str, ...] = ()
     """Processes that go by an earlier layout than the registry's, in words. Asked for in FOLLOW."""
+    old: tuple[str, ...] = ()
+    """Processes that do not follow doublings, in words: while there are any, nothing goes on that they would misunderstand."""
 
     @property
     def committed(self) -> bool:
@@ -141,6 +144,12 @@ def decide(seen: Seen) -> tuple[Phase, Action]:
     """The phase, and what to do in it."""
     if seen.committed:
         return _after(seen)
+    phase, action = _before(seen)
+    return (phase, Wait(seen.old)) if seen.old and not isinstance(action, Wait) else (phase, action)
+
+
+def _before(seen: Seen) -> tuple[Phase, Action]:
+    """The layout has the number from before this doubling."""
     if not seen.under_way:
         return Phase.BEGIN, Begin()
     wanted, count = max(seen.layout.replicas, 1), seen.layout.n
@@ -166,9 +175,11 @@ def _cut(seen: Seen, cut: bool) -> tuple[Phase, Action]:
     if empty:
         return Phase.LEARN, Advance(empty, pb.DOUBLING_LEARNING)
     lag = {p: seen.statuses[p].committed - seen.statuses[seen.child(p)].learned for p in parents}
-    far = [p for p in parents if lag[p] > CLOSE] if seen.role in COPIED else []
-    if far and not cut:
-        return Phase.LEARN, Wait(tuple(f"{seen.role} partition {seen.child(p)}: {lag[p]:,} entries behind" for p in far))
+    bare = [p for p in parents if not seen.statuses[seen.child(p)].learned] if seen.role in COPIED else []
+    far = [p for p in parents if lag[p] > CLOSE and p not in bare] if seen.role in COPIED else []
+    if (bare or far) and not cut:
+        said = [f"{seen.role} partition {seen.child(p)}: takes over what partition {p} has" for p in bare]
+        return Phase.LEARN, Wait((*said, *(f"{seen.role} partition {seen.child(p)}: {lag[p]:,} entries behind" for p in far)))
     whole = tuple(p for p in parents if seen.phase_of(p) == pb.DOUBLING_NONE)
     if whole:
         return Phase.SPLIT, Advance(whole, pb.DOUBLING_SPLIT)
@@ -283,7 +294,7 @@ def problems(view: View, role: str, version: str) -> list[str]:
     strange = sorted({node.version for node in view.of_role(role) if node.version != version})
     if strange:
         found.append(f"this tool has version {version}, and {role} runs {', '.join(strange)}: use the tool of the same version")
-    return found
+    return [*found, *old_processes(view)]
 
 
 def start_commands(role: str, missing: Sequence[tuple[int, int]], target: str) -> list[str]:

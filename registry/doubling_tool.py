@@ -25,17 +25,23 @@ from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
-from pixiu.errors import InvalidArgument, MalformedData, NotLeader, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, NotLeader, RemoteError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.version import __version__
 from pixiu.wire.v1 import doubling_pb2 as pb
 from pixiu.wire.v1.doubling_pb2_grpc import DoublingStub
 from registry import doubling as plan
 from registry.doubling import Phase, Seen
+from registry.doubling_forecast import Plan, old_processes
+from registry.doubling_progress import Moved, Pace, Step, moved
+from registry.doubling_reading import read_plan
 from registry.layout import abort_doubling, begin_doubling, commit_doubling, read_layout
 
 POLL_S: Final = 0.2
+SAY_S: Final = 2.0
+"""Between two words on how far a phase is."""
 SPLIT_POLL_S: Final = 0.01
 """While moved keys pause."""
 CALL_S: Final = 10.0
@@ -81,7 +87,7 @@ class GrpcLeaders:
         there = [node.address for node in view.replicas(self._role, partition, (NodeState.RUNNING, NodeState.INIT))]
         said = NO_REPLICA
         for address in sorted(there, key=lambda one: one != self._leads.get(partition)):
-            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+            async with peer_channel(address, self._role, PEER_CHANNEL) as channel:
                 try:
                     status = await call(DoublingStub(channel))
                 except grpc.aio.AioRpcError as error:
@@ -107,8 +113,8 @@ class Result:
     """What it still waited for when its time was over."""
 
 
-Progress = Callable[[Phase, tuple[str, ...]], None]
-"""Called when the phase, or what is waited for, changes."""
+Progress = Callable[[Step], None]
+"""Called when the phase, or what is waited for, changes, and every two seconds meanwhile."""
 
 
 class DoublingTool:
@@ -130,7 +136,7 @@ class DoublingTool:
         role: str,
         *,
         operator: str,
-        progress: Progress = lambda _phase, _missing: None,
+        progress: Progress = lambda _step: None,
         leaders: Leaders | None = None,
         acted: Callable[[Phase], None] = lambda _phase: None,
     ) -> None:
@@ -144,6 +150,9 @@ class DoublingTool:
         self._changed = asyncio.Event()
         self._discovery = Discovery(zookeeper, root, self._on_view)
         self._said: tuple[Phase, tuple[str, ...]] | None = None
+        self._said_at = 0.0
+        self._pace = Pace()
+        self._marked: Phase | None = None
 
     async def look(self, to: int) -> tuple[Layout, str | None, list[str]]:
         """The layout, the doubling to carry out (None: there is nothing to do), and what must be put right before it begins.
@@ -155,6 +164,11 @@ class DoublingTool:
         doubling = plan.chosen(layout, self._role, to, plan.unfinished(statuses, there), hex_id(secrets.randbits(63) or 1))
         fresh = doubling is not None and doubling not in there.doublings
         return layout, doubling, plan.problems(self._discovery.view, self._role, __version__) if fresh else []
+
+    async def forecast(self) -> Plan:
+        """What a doubling would bring, by what the role's processes say now. After `look`."""
+        here = await self._zookeeper.exists(paths.supervisor(self._root)) is not None
+        return await read_plan(self._discovery.view, self._role, here=here)
 
     async def close(self) -> None:
         """End looking; the session stays."""
@@ -178,7 +192,8 @@ class DoublingTool:
                 last = phase
                 result.partitions = seen.layout.n
                 missing = action.missing if isinstance(action, plan.Wait) else ()
-                self._tell(phase, missing)
+                self._tell(phase, missing, moved(seen, phase))
+                await self._mark(phase, doubling)
                 if isinstance(action, plan.Finished):
                     await self._audit(doubling, "finished", seen.layout)
                     return result
@@ -245,7 +260,7 @@ class DoublingTool:
             statuses = await self._statuses(there, int(doubling, 16))
         if doubling in there.ended:
             behind = await self._behind(layout.version)
-        return Seen(self._role, there, doubling, running, statuses, behind)
+        return Seen(self._role, there, doubling, running, statuses, behind, tuple(old_processes(view)))
 
     async def _statuses(self, there: RoleLayout, doubling: int) -> dict[int, pb.DoublingStatus]:
         view, count = self._discovery.view, max(there.n, there.next)
@@ -273,10 +288,12 @@ class DoublingTool:
             if known < version
         )
 
-    def _tell(self, phase: Phase, missing: tuple[str, ...]) -> None:
-        if (phase, missing) != self._said:
-            self._said = phase, missing
-            self._progress(phase, missing)
+    def _tell(self, phase: Phase, missing: tuple[str, ...], done: Moved | None = None) -> None:
+        now = time.monotonic()
+        step = self._pace.step(phase, missing, done, now)
+        if (phase, missing) != self._said or (done is not None and now - self._said_at >= SAY_S):
+            self._said, self._said_at = (phase, missing), now
+            self._progress(step)
 
     # --- acting
 
@@ -312,7 +329,7 @@ class DoublingTool:
         """Hold the role's lock. Raises `InvalidArgument` when another tool is at work, on any role."""
         until = time.monotonic() + LOCK_WAIT_S
         path = paths.doubling(self._root, self._role)
-        said = {"operator": self._operator, "host": socket.gethostname(), "pid": os.getpid(), "doubling": doubling}
+        said = self._holds(doubling, Phase.BEGIN)
         await self._zookeeper.ensure_path(paths.role_directory(self._root, self._role))
         while True:
             for role in paths.PARTITIONED_ROLES:
@@ -329,6 +346,19 @@ class DoublingTool:
                     await self._zookeeper.create(path, json.dumps(said).encode(), ephemeral=True)
                     return
             await asyncio.sleep(POLL_S)
+
+    def _holds(self, doubling: str, phase: Phase) -> dict[str, object]:
+        """What the lock says: who holds it, and how far he is."""
+        who: dict[str, object] = {"operator": self._operator, "host": socket.gethostname(), "pid": os.getpid()}
+        return who | {"doubling": doubling, "phase": phase.value}
+
+    async def _mark(self, phase: Phase, doubling: str) -> None:
+        """Say in the lock where the doubling stands, for `pixiu status`; once for each phase. Without ZooKeeper nobody is told."""
+        if phase is self._marked:
+            return
+        self._marked = phase
+        with contextlib.suppress(RemoteError):
+            await self._zookeeper.set(paths.doubling(self._root, self._role), json.dumps(self._holds(doubling, phase)).encode())
 
     async def _holder(self, role: str) -> dict[str, object] | None:
         """Who holds a role's lock. One of a tool of this machine that is gone is removed: it would stand until its session ends."""

@@ -1,6 +1,7 @@
 """A real ZooKeeper for one machine, out of the jars that pyspark brings.
 
-`python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM.
+`python -m registry.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM. At its first start it makes
+logins for whoever guards a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of this user.
 
 Source: docs/operations.md (`pixiu up`); docs/decisions/0171-two-distributions.md.
 """
@@ -14,6 +15,7 @@ import importlib.util
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -21,11 +23,23 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final
 
+from pixiu.discovery import login as logins
+from pixiu.discovery.zookeeper import TLS_NAME
 from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
+from pixiu.rpc.tls import Tls
+from registry.guarding import make_credentials
 from registry.java import find_java
 
 HOST: Final = "127.0.0.1"
 JARS: Final = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
+TLS_JARS: Final = (
+    "netty-buffer-4*.jar", "netty-codec-4*.jar", "netty-codec-base-4*.jar", "netty-common-4*.jar", "netty-handler-4*.jar",
+    "netty-resolver-4*.jar", "netty-transport-4*.jar", "netty-transport-classes-epoll-4*.jar",
+    "netty-transport-native-unix-common-4*.jar",
+)  # fmt: skip
+"""What it needs besides for TLS."""
+ROLE: Final = "zookeeper"
+"""In its certificate."""
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
@@ -52,14 +66,15 @@ EXIT_REASONS: Final = {
 """What ZooKeeper's exit codes mean."""
 
 
-def find_jars() -> list[Path]:
-    """ZooKeeper's five jars in pyspark, which is found without importing it. Raises `ConfigurationError`."""
+def find_jars(*, tls: bool = False) -> list[Path]:
+    """ZooKeeper's jars in pyspark, which is found without importing it: five, more with TLS. Raises `ConfigurationError`."""
+    wanted = (*JARS, *TLS_JARS) if tls else JARS
     spec = importlib.util.find_spec("pyspark")
     folders = [Path(folder) / "jars" for folder in (spec.submodule_search_locations or [])] if spec else []
-    missing = list(JARS)
+    missing = list(wanted)
     for folder in folders:
-        found = [next(iter(sorted(folder.glob(pattern))), None) for pattern in JARS]
-        missing = [pattern for pattern, jar in zip(JARS, found, strict=True) if jar is None]
+        found = [next(iter(sorted(folder.glob(pattern))), None) for pattern in wanted]
+        missing = [pattern for pattern, jar in zip(wanted, found, strict=True) if jar is None]
         if not missing:
             return [jar for jar in found if jar is not None]
     where = ", ".join(map(str, folders)) or "pyspark is not installed"
@@ -69,10 +84,13 @@ def find_jars() -> list[Path]:
     )
 
 
-def four_letter_word(port: int, word: str, timeout_s: float = 1.0, host: str = HOST) -> str:
-    """Ask the ZooKeeper at a port: `srvr`, `ruok` or `mntr`. Empty when it does not answer."""
+def four_letter_word(port: int, word: str, timeout_s: float = 1.0, host: str = HOST, context: ssl.SSLContext | None = None) -> str:
+    """Ask the ZooKeeper at a port: `srvr`, `ruok` or `mntr`; by TLS with a context. Empty when it does not answer."""
     try:
-        with socket.create_connection((host, port), timeout_s) as link:
+        with contextlib.ExitStack() as closing:
+            link = closing.enter_context(socket.create_connection((host, port), timeout_s))
+            if context is not None:
+                link = closing.enter_context(context.wrap_socket(link, server_hostname=TLS_NAME))
             link.settimeout(timeout_s)
             link.sendall(word.encode())
             parts: list[bytes] = []
@@ -89,15 +107,25 @@ class EmbeddedZooKeeper:
     Args:
         data_dir: its folder: configuration, data and log. The data stays after `stop`.
         port: TCP port; 0 takes a free one, which is then kept over restarts of this object.
+        host: address of this machine that it listens on.
+        tls_dir: folder of certificates, `zookeeper.pem` its own: it then takes TLS alone, and callers with certificates.
 
     Source: docs/decisions/0171-two-distributions.md.
     """
 
-    def __init__(self, data_dir: str | Path, port: int = 0) -> None:
+    def __init__(self, data_dir: str | Path, port: int = 0, host: str = HOST, tls_dir: Path | None = None) -> None:
         self._folder = Path(data_dir)
+        self._host = host
         self._wanted_port = port
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
+        self._tls_dir = tls_dir
+        self._left: Path | None = None
+
+    @property
+    def credentials(self) -> Path:
+        """The file of logins that it made at its first start."""
+        return self._folder / "credentials"
 
     @property
     def port(self) -> int:
@@ -107,7 +135,7 @@ class EmbeddedZooKeeper:
     @property
     def address(self) -> str:
         """The host:port that clients connect to."""
-        return f"{HOST}:{self._port}"
+        return f"{self._host}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -127,12 +155,13 @@ class EmbeddedZooKeeper:
         """
         if self.pid:
             return
-        java, jars = find_java().path, find_jars()
+        java, jars = find_java().path, find_jars(tls=self._tls_dir is not None)
         # The lock is inherited by the server: while that lives, even without us, nobody else uses its data.
         lock = self._lock()
         try:
+            make_credentials(self.credentials)
             for left in reversed(range(PORT_TRIES if self._port == 0 else 1)):
-                with _reserve(self._port) as reservation:
+                with _reserve(self._port, self._host) as reservation:
                     port = int(reservation.getsockname()[1])
                     self._launch(java, jars, port, lock)
                     try:
@@ -144,6 +173,7 @@ class EmbeddedZooKeeper:
                             raise
                         continue
                 self._port = port
+                self._left = logins.leave(self.address, self.credentials)
                 (self._folder / "zookeeper.pid").write_text(f"{self.pid}\n")
                 return
         finally:
@@ -153,6 +183,7 @@ class EmbeddedZooKeeper:
         """End the server in order; kill it when it does not end within 10 s."""
         process = self._process
         if process is None:
+            self._forget_logins()
             return
         if process.poll() is None:
             self._signal(signal.SIGTERM)
@@ -161,6 +192,7 @@ class EmbeddedZooKeeper:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
         self.kill()
+        self._forget_logins()
 
     def kill(self) -> None:
         """End the server at once, as a crash would."""
@@ -170,6 +202,12 @@ class EmbeddedZooKeeper:
         self._signal(signal.SIGKILL)
         process.wait(KILL_TIMEOUT_S)
         self._process = None
+
+    def _forget_logins(self) -> None:
+        if self._left is not None:
+            with contextlib.suppress(OSError):
+                self._left.unlink()
+            self._left = None
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the server to end by itself, at most so many seconds; whether it did."""
@@ -225,7 +263,7 @@ class EmbeddedZooKeeper:
         lines = {
             "dataDir": str((self._folder / "data").resolve()),
             "clientPort": str(port),
-            "clientPortAddress": HOST,
+            "clientPortAddress": self._host,
             "tickTime": str(TICK_MS),
             "maxClientCnxns": "0",
             "admin.enableServer": "false",
@@ -233,6 +271,20 @@ class EmbeddedZooKeeper:
             "autopurge.snapRetainCount": "3",
             "autopurge.purgeInterval": "1",
         }
+        if self._tls_dir is not None:
+            del lines["clientPort"], lines["clientPortAddress"]
+            folder = self._tls_dir.resolve()
+            lines |= {
+                "secureClientPort": str(port),
+                "secureClientPortAddress": self._host,
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "ssl.keyStore.location": f"{folder}/{ROLE}.pem",
+                "ssl.keyStore.type": "PEM",
+                "ssl.trustStore.location": f"{folder}/ca.pem",
+                "ssl.trustStore.type": "PEM",
+                "ssl.clientAuth": "need",
+                "client.certReload": "true",
+            }
         configuration.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         command = [str(java), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, jars)), MAIN_CLASS, str(configuration.resolve())]
         with self.log_path.open("wb") as log:
@@ -248,6 +300,7 @@ class EmbeddedZooKeeper:
 
     def _wait_until_ready(self, port: int, timeout_s: float) -> None:
         assert self._process is not None
+        context = Tls(self._tls_dir, ROLE).client_context() if self._tls_dir is not None else None
         until = time.monotonic() + timeout_s
         while True:
             code = self._process.poll()
@@ -255,11 +308,11 @@ class EmbeddedZooKeeper:
                 reason = EXIT_REASONS.get(code, "it was ended from outside" if code < 0 else "for a reason of its own")
                 raise RegistryUnavailable(f"ZooKeeper ended with code {code}: {reason}. {self._log_text()}")
             # `ruok` answers before requests are served.
-            if "Mode:" in four_letter_word(port, "srvr") and self._process.poll() is None:
+            if "Mode:" in four_letter_word(port, "srvr", host=self._host, context=context) and self._process.poll() is None:
                 return
             if time.monotonic() >= until:
                 raise RegistryUnavailable(
-                    f"ZooKeeper is not ready at {HOST}:{port} after {timeout_s:g} s; the machine may be too loaded. "
+                    f"ZooKeeper is not ready at {self._host}:{port} after {timeout_s:g} s; the machine may be too loaded. "
                     f"{self._log_text()}"
                 )
             time.sleep(POLL_S)
@@ -268,16 +321,16 @@ class EmbeddedZooKeeper:
         return f"The end of its log {self.log_path}:\n{self.log_tail() or '(nothing)'}"
 
 
-def _reserve(port: int) -> socket.socket:
+def _reserve(port: int, host: str) -> socket.socket:
     """Bind a port without listening on it, so that nobody else is given it before ZooKeeper, which may share it, listens."""
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        reservation.bind((HOST, port))
+        reservation.bind((host, port))
     except OSError as error:
         reservation.close()
         raise ConfigurationError(
-            f"port {port} on {HOST} cannot be used for ZooKeeper ({error.strerror}); stop what listens there, or choose another "
+            f"port {port} on {host} cannot be used for ZooKeeper ({error.strerror}); stop what listens there, or choose another "
             "port (0 takes a free one)"
         ) from None
     return reservation
@@ -290,6 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=int, default=2181, metavar="N", help="TCP port on 127.0.0.1; 0 takes a free one (default 2181)"
     )
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="take TLS alone, with zookeeper.pem and ca.pem in this folder")
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65_535:
         parser.error(f"--port {options.port}: a port is 0 to 65535")
@@ -301,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
-    server = EmbeddedZooKeeper(options.data, options.port)
+    server = EmbeddedZooKeeper(options.data, options.port, tls_dir=options.tls_dir)
     try:
         server.start()
         print(f"ZooKeeper serves {server.address}, data in {options.data}", flush=True)

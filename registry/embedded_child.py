@@ -28,11 +28,11 @@ _SERVES = re.compile(r"ZooKeeper serves 127\.0\.0\.1:(\d+)")
 class EmbeddedChild:
     """One embedded ZooKeeper in a process of its own, which outlives no parent.
 
-    folder: its data. port: 0 takes a free one, kept over restarts. log: what it prints.
+    folder: its data. port: 0 takes a free one, kept over restarts. log: what it prints. tls_dir: its certificates; None: no TLS.
     """
 
-    def __init__(self, folder: Path, port: int, log: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, port: int, log: Path, tls_dir: Path | None = None) -> None:
+        self._folder, self._tls_dir = folder, tls_dir
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -45,6 +45,11 @@ class EmbeddedChild:
     def address(self) -> str:
         """The host:port that clients connect to."""
         return f"{HOST}:{self.port}"
+
+    @property
+    def credentials(self) -> Path:
+        """The file of logins that it made at its first start."""
+        return self._folder / "credentials"
 
     @property
     def pid(self) -> int:
@@ -79,6 +84,8 @@ class EmbeddedChild:
         self._kill_orphan()
         start = self._log.stat().st_size if self._log.exists() else 0
         arguments = ["-m", "registry.embedded", "--data", str(self._folder), "--port", str(self.port)]
+        if self._tls_dir is not None:
+            arguments += ["--tls-dir", str(self._tls_dir)]
         # SIGTERM, because then it ends the Java process, which would survive its SIGKILL.
         self._process = process = await start_child(arguments, self._log, death_signal=signal.SIGTERM)
         loop = asyncio.get_running_loop()

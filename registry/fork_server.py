@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -26,6 +27,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
@@ -37,6 +39,8 @@ from registry.children import DieWithParent
 MAX_MESSAGE: Final = 256 << 10
 ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
 PRELOADED: Final = ("cluster.runtime.process", "registry.membership", *(f"{role}.service" for role in ROLES))
+LOOK_S: Final = 1.0
+"""Starts within so long go by the same code: of a cluster that begins."""
 LOST: Final = -signal.SIGKILL
 """The exit code of processes whose server is gone: they were killed with it."""
 
@@ -147,6 +151,12 @@ class ForkServer:
             raise OSError("the process that forks the others has ended")
         return found[0]
 
+    @property
+    def running(self) -> int:
+        """Processes that have not ended, or are being started."""
+        with self._lock:
+            return len(self._running) + len(self._waiting)
+
     def close(self) -> None:
         """End the server, and with it what still runs."""
         with self._lock:
@@ -198,6 +208,64 @@ class ForkServer:
             process.end(LOST)
         for answered, _ in waiting:
             answered.set()
+
+
+def installed(modules: Sequence[str] = PRELOADED) -> int:
+    """A number for the code that is on the disk now, of the packages of these modules: another one when a release was installed.
+    Some milliseconds."""
+    found: list[tuple[str, int, int]] = []
+    for name in sorted({module.partition(".")[0] for module in modules}):
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for path, _, files in os.walk(folder):
+                for file in files:
+                    if file.endswith(".py"):
+                        with contextlib.suppress(OSError):
+                            stat = os.stat(os.path.join(path, file))
+                            found.append((os.path.join(path, file), stat.st_mtime_ns, stat.st_size))
+    return hash(tuple(sorted(found)))
+
+
+class Forks:
+    """Starts processes by a `ForkServer` that has imported what is installed now: after a release was installed by another one than
+    before, which serves until its own processes have ended and this is closed. Methods as there.
+
+    Args:
+        environment: see `ForkServer`.
+        modules: see `ForkServer`.
+    """
+
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
+        self._environment, self._modules = environment, modules
+        self._servers = [ForkServer(environment, modules)]
+        self._code, self._looked_at = self._look(), time.monotonic()
+        self._lock = threading.Lock()
+
+    def _look(self) -> int:
+        return installed((*self._modules, "pixiu"))
+
+    def prepare(self) -> None:
+        """See `ForkServer`."""
+        self._servers[-1].prepare()
+
+    def start(self, module: str, arguments: Sequence[str], log: BinaryIO) -> Forked:
+        """See `ForkServer`."""
+        with self._lock:
+            now = time.monotonic()
+            former, self._code = self._code, self._look() if now > self._looked_at + LOOK_S else self._code
+            self._looked_at = now
+            if self._code != former:
+                self._servers.append(ForkServer(self._environment, self._modules))
+                for idle in [each for each in self._servers[:-1] if not each.running]:
+                    idle.close()
+                    self._servers.remove(idle)
+            server = self._servers[-1]
+        return server.start(module, arguments, log)
+
+    def close(self) -> None:
+        """See `ForkServer`."""
+        for server in self._servers:
+            server.close()
 
 
 # --- in the server

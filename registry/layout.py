@@ -5,6 +5,7 @@ Source: docs/registry.md; PiXiu §2.1 (`partition_num`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -225,6 +226,9 @@ async def _mirrors(zookeeper: ZooKeeper, root: str, layout: Layout) -> list[Oper
             continue
         path, data = paths.partition_num(root, role), b"%d" % layout.roles[role].n
         await zookeeper.ensure_path(paths.role_directory(root, role))
+        if await zookeeper.access(root) is not None:  # else processes make what they lack
+            numbers = range(max(layout.roles[role].n, layout.roles[role].next))
+            await asyncio.gather(*(zookeeper.ensure_path(paths.partition_directory(root, role, number)) for number in numbers))
         stat = await zookeeper.exists(path)
         operations.append(Create(path, data) if stat is None else Set(path, data, stat.version))
     return operations

@@ -17,6 +17,7 @@ from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from pixiu.discovery.lacks import NO_LAYOUT, Lack, lacks
 from pixiu.discovery.paths import ROLES, UNPARTITIONED_ROLES
 from pixiu.discovery.view import Layout, RoleLayout, View
+from registry.guarding import guard_first
 from registry.layout import read_layout, set_layout
 from registry.layout_change import Change, changed_layout, changes, parse_wanted
 from registry.session import read_view, registry_of
@@ -76,6 +77,7 @@ async def _set(target: str, wanted: dict[str, RoleLayout], *, dry_run: bool) -> 
         if dry_run:
             before = await read_layout(zookeeper, root) or Layout()
             return before, changed_layout(before, wanted)
+        await guard_first(zookeeper, root)
         return await set_layout(zookeeper, root, wanted)
 
 

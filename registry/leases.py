@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from pixiu.discovery import paths
 from pixiu.discovery.node import integer, json_object, text
 from pixiu.discovery.zookeeper import (
+    Check,
     Create,
     Delete,
     NodeExists,
@@ -32,7 +33,7 @@ from pixiu.discovery.zookeeper import (
     Stat,
     ZooKeeper,
 )
-from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError
+from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError, Unavailable
 from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
 from pixiu.rpc.backoff import Backoff
 from registry.restorer import Restorer
@@ -76,6 +77,10 @@ class _Held:
 def wall_clock_ms() -> int:
     """The time of day, Unix milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+WORKERS_TO_LEND: Final = WORKERS - 1024
+"""Proxies take numbers below this: the rest is for gateways, which could not start else when publishers had used up all."""
 
 
 class WorkerLeases:
@@ -298,6 +303,27 @@ class Instance(NamedTuple):
 
     instance: InstanceID
     generation: int
+
+
+async def lease_checks(zookeeper: ZooKeeper, root: str, instance: int, generation: int, holder: str) -> list[Check]:
+    """Operations that make a transaction fail when the instance is not leased to this holder in this generation any more.
+
+    Raises `Unavailable` when it is not now, `RegistryUnavailable`.
+    """
+    path, held = paths.instance(root, instance), paths.instance_holder(root, instance)
+    try:
+        data, stat = await zookeeper.get(path)
+        leased = integer(json_object(data, MAX_LEASE_BYTES, path), "generation", 0, LAST_GENERATION)
+        found, held_stat = await zookeeper.get(held)
+    except (NoNode, MalformedData):
+        raise Unavailable(f"instance {instance} is not leased to anybody: nobody may register with it") from None
+    if found != holder.encode() or leased != generation:
+        whose = found.decode(errors="replace")[:64]
+        raise Unavailable(
+            f"instance {instance} in generation {generation} is not leased to {holder} but to {whose} in generation {leased}: "
+            "nobody else may register with it"
+        )
+    return [Check(path, stat.version), Check(held, held_stat.version)]
 
 
 class InstanceLease:

@@ -30,7 +30,9 @@ from pixiu.discovery.zookeeper import (
 )
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RemoteError, Unavailable
 from registry.drain_requests import DrainRequests
+from registry.leases import lease_checks
 from registry.restorer import Restorer
+from registry.settings_watch import SettingsWatch
 
 MAX_TRIES: Final = 10
 """How often a registration is tried again because the registry changed under it."""
@@ -53,6 +55,7 @@ class Membership:
         conflict_wait_s: how long `register` waits for nodes that it cannot work with to go (an earlier run of the cluster, whose
             sessions have not ended yet) before it refuses, seconds.
         on_drain: called in the event loop with who asks this run of the process to drain, while it is registered.
+        on_settings: called in the event loop with the data of the registry's node of settings, while it is registered.
 
     Source: docs/registry.md.
     """
@@ -65,6 +68,7 @@ class Membership:
         on_registered: Callable[[Node], None] | None = None,
         conflict_wait_s: float = 0.0,
         on_drain: Callable[[str], None] | None = None,
+        on_settings: Callable[[bytes], None] | None = None,
     ) -> None:
         self._zookeeper = zookeeper
         self._root = paths.check_root(root)
@@ -72,6 +76,7 @@ class Membership:
         self._before: Callable[[Node], Awaitable[Node]] | None = None
         self._conflict_wait_s = conflict_wait_s
         self._on_drain = on_drain
+        self._settings = SettingsWatch(zookeeper, self._root, on_settings) if on_settings is not None else None
         self._drains: DrainRequests | None = None
         self._node: Node | None = None
         self._path = ""
@@ -95,7 +100,8 @@ class Membership:
         """Register the process; the node with its replica ID and incarnation.
 
         Raises `ConfigurationError` when registered processes have other cluster settings or protocol versions,
-        `InvalidArgument` when it is registered already or the node cannot be, `Unavailable`, `RegistryUnavailable`.
+        `InvalidArgument` when it is registered already or the node cannot be, `Unavailable` (it names an instance that it has no
+        lease of, for example), `RegistryUnavailable`.
         """
         async with self._lock:
             if self._node is not None:
@@ -112,10 +118,13 @@ class Membership:
                 await self._forget(self._path)
                 raise
             self._node = registered
+            await self._announce(registered.role)
             self._restorer.start()
             if self._on_drain is not None:
                 self._drains = DrainRequests(self._zookeeper, self._root, registered.endpoint, self._on_drain)
                 self._drains.start()
+            if self._settings is not None:
+                self._settings.start()
             return registered
 
     async def set_state(self, state: NodeState) -> bool:
@@ -139,11 +148,16 @@ class Membership:
         if self._drains is not None:
             await self._drains.stop()
             self._drains = None
+        if self._settings is not None:
+            await self._settings.stop()
         async with self._lock:
             if self._node is None:
                 return True
-            self._node = None
-            return await self._forget(self._path)
+            role, self._node = self._node.role, None
+            gone = await self._forget(self._path)
+            if gone:
+                await self._announce(role)
+            return gone
 
     def _registered(self) -> Node:
         if self._node is None:
@@ -171,7 +185,20 @@ class Membership:
             self._restorer.wake()
             return False
         self._unwritten = False
+        await self._announce(node.role)
         return True
+
+    async def _announce(self, role: str) -> None:
+        """Write the role's marker: who lost its connection meanwhile sees by it that there is something to read. Others are told
+        by watches, so that a marker that could not be written matters little."""
+        marker = paths.changes(self._root, role)
+        try:
+            try:
+                await self._zookeeper.set(marker, b"")
+            except NoNode:
+                await self._zookeeper.ensure_path(marker)
+        except RemoteError as error:
+            _log.debug("%s was not written: %s", marker, error)
 
     async def _create(self, node: Node) -> Node:
         """Create the node, and in the same transaction delete what an earlier session of this process left."""
@@ -182,6 +209,9 @@ class Membership:
             await self._zookeeper.ensure_path(directory)
             own = [path for path, other, _ in await self._nodes_in(directory) if other.endpoint == node.endpoint]
             operations: list[Operation] = [Delete(path) for path in own[:MAX_TRIES]]
+            if node.instance >= 0:  # what is not leased is not registered, however this process came to believe that it is
+                holder = f"{node.endpoint:016x}"
+                operations += await lease_checks(self._zookeeper, self._root, node.instance, node.generation, holder)
             operations.append(Create(paths.node_prefix(self._root, node.role, node.partition), data, True, True))
             try:
                 made = await self._zookeeper.transaction(operations)
@@ -264,10 +294,12 @@ class Membership:
                 if self._unwritten:
                     await self._zookeeper.set(self._path, node.to_json())
                     self._unwritten = False
+                    await self._announce(node.role)
                 return
             if self._before is not None:
                 node = await self._before(node)
             self._node = await self._create(node)
+            await self._announce(node.role)
             await self._zookeeper.exists(self._path, self._restorer.on_watch)
             again = self._node
         if self._on_registered is not None:

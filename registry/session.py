@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from pixiu.cli.reachable import check_reachable
-from pixiu.discovery.target import SCHEME, parse_address
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -27,11 +27,11 @@ async def registry_of(target: str) -> AsyncIterator[tuple[ZooKeeper, str]]:
 
     Source: docs/operations.md.
     """
-    if not target.startswith(SCHEME):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: this command works on the registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
     address = parse_address(target)
-    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=CONNECT_TIMEOUT_S)
+    zookeeper = ZooKeeper(address, connect_timeout_s=CONNECT_TIMEOUT_S)
     await zookeeper.connect()
     try:
         yield zookeeper, address.root

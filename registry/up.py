@@ -20,17 +20,24 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from pixiu.discovery import login as logins
+from pixiu.discovery.login import Login
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES
 from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
-from registry.children import child_environment, open_log, tail
+from pixiu.rpc import tls
+from registry.children import ROTATE_S, child_environment, open_log, rotate_log, tail
 from registry.embedded_child import EmbeddedChild
-from registry.fork_server import Forked, ForkServer
+from registry.fork_server import Forked, Forks
+from registry.guarding import guard, guard_first, read_credentials
+from registry.keys import add_key, use_key
 from registry.layout import ensure_layout, set_replicas
+from registry.pki import CALLERS, ZOOKEEPER, issue, make_authority, renew
+from registry.secure import DOORS
 from registry.settings_check import check_settings, overrides_for
 from registry.supervised import SupervisorMark
 from registry.supervisor import (
@@ -53,6 +60,14 @@ STOP_LIMIT_S: Final = 120.0
 FORGET_PORTS_AFTER: Final = 2
 """So many failed restarts in a row on a port: somebody else has it, take any."""
 MAX_PROCESSES: Final = 256
+PKI: Final = "pki"
+TLS: Final = "tls"
+KEYS: Final = "keys"
+"""Folders of the authority, of certificates and of keys of datagrams, below the data folder."""
+CLIENT_ROLES: Final = ("gateway", "proxy")
+"""Those that have doors for clients."""
+RENEW_DAYS: Final = 30.0
+"""A start makes what ends within so many days anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +107,8 @@ class UpOptions:
     """TOML file with [cluster] and role tables, given to every process."""
     settings: tuple[str, ...] = ()
     """Further options, `ROLE.KEY=VALUE` or `cluster.KEY=VALUE`."""
+    secure: bool = False
+    """Certificates of everybody, made below the data folder, and asked for at every door of the cluster."""
     grow: bool = True
     """Run the partitions that doublings add, also the ones of the doubling that is under way."""
 
@@ -179,7 +196,7 @@ class Child:
     log_start: int = 0
     """Where in its log this run began."""
     ports: dict[str, int] = field(default_factory=dict)
-    """Kept over restarts: port, http_port, mqtt_port."""
+    """Kept over restarts: port, http_port, client_port, mqtt_port."""
 
 
 class LocalCluster:
@@ -203,7 +220,7 @@ class LocalCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: PixiuError | None = None
-        self._fork_server = ForkServer(child_environment())
+        self._forks = Forks(child_environment())
         self._lock = -1
         self._mark: SupervisorMark | None = None
         self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}
@@ -224,18 +241,24 @@ class LocalCluster:
         """
         options = self.options
         self._take_folder()
-        self._fork_server.prepare()
+        if options.secure:
+            await asyncio.to_thread(make_secure, options.data)
+            tls.use(tls.Tls(options.data / TLS, tls.OPERATOR))
+        self._forks.prepare()
         check_ports([options.mqtt_port + number for number in range(options.gateways)] if options.mqtt_port else [])
         if options.registry:
             self.address = parse_address(options.registry)
         else:
             port = options.zookeeper_port
-            self.zookeeper = EmbeddedChild(options.data / "zookeeper", port, options.data / "logs" / "zookeeper.log")
+            log, certificates = options.data / "logs" / "zookeeper.log", options.data / TLS if options.secure else None
+            self.zookeeper = EmbeddedChild(options.data / "zookeeper", port, log, certificates)
             await self.zookeeper.start()
-            self.address = parse_address(f"zk://{self.zookeeper.address}/pubsub")
+            self.address = parse_address(f"{'zks' if options.secure else 'zk'}://{self.zookeeper.address}/pubsub")
+            logins.use(Login(self.zookeeper.credentials))
             self._on_event("zookeeper", {"address": self.zookeeper.address})
         await self._prepare_registry()
         self._spawn(self._tick(), "supervisor-timer")
+        self._spawn(self._rotate(), "log-rotation")
         self._apply(self.core.tick(time.monotonic()))
         until = time.monotonic() + READY_TIMEOUT_S
         while not self.core.all_running:
@@ -274,7 +297,7 @@ class LocalCluster:
             await self._session.close()
         if self.zookeeper is not None:
             await self.zookeeper.stop()
-        await asyncio.to_thread(self._fork_server.close)
+        await asyncio.to_thread(self._forks.close)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -289,8 +312,8 @@ class LocalCluster:
         nodes = [self.children[name].node for name in self.children]
         found = [node for node in nodes if node is not None]
         return {
-            "proxies": [node.address for node in found if node.role == "proxy"],
-            "gateways": [node.address for node in found if node.role == "gateway"],
+            "proxies": [node.client_address for node in found if node.role == "proxy"],
+            "gateways": [node.client_address for node in found if node.role == "gateway"],
             "mqtt": [f"{node.mqtt_host}:{node.mqtt_port}" for node in found if node.role == "gateway" and node.mqtt_port],
         }
 
@@ -313,8 +336,12 @@ class LocalCluster:
             raise ConfigurationError(f"another `pixiu up` runs in {data}; end it, or give another folder with --data DIR") from None
 
     async def _prepare_registry(self) -> None:
-        self._session = ZooKeeper(self.address.hosts)
+        self._session = ZooKeeper(self.address)
         await self._session.connect()
+        if self.zookeeper is not None:  # nothing else of this folder runs yet; one of an older version is guarded now
+            await guard(self._session, self.address.root, read_credentials(self.zookeeper.credentials), force=True)
+        else:
+            await guard_first(self._session, self.address.root)
         wanted = self.options.layout()
         try:
             layout = await ensure_layout(self._session, self.address.root, wanted)
@@ -366,8 +393,7 @@ class LocalCluster:
                 continue
             child.node = node
             child.ports = {"port": node.port, "http_port": node.http_port}
-            if node.mqtt_port:
-                child.ports["mqtt_port"] = node.mqtt_port
+            child.ports |= {key: port for key in ("client_port", "mqtt_port") if (port := getattr(node, key))}
             if node.state is NodeState.RUNNING and self.core.processes[name].state is ProcessState.STARTING:
                 self._apply(self.core.running(name, time.monotonic()))
                 restarts = self.core.processes[name].restarts
@@ -403,9 +429,7 @@ class LocalCluster:
         child.node = None
         try:
             with open_log(log) as output:
-                process = await asyncio.to_thread(
-                    self._fork_server.start, record.spec.role, self._arguments(record.spec, child), output
-                )
+                process = await asyncio.to_thread(self._forks.start, record.spec.role, self._arguments(record.spec, child), output)
         except OSError as error:
             self._on_event("process_failed", {"process": name, "error": str(error)})
             self._apply(self.core.exited(name, 1, time.monotonic()))
@@ -435,6 +459,13 @@ class LocalCluster:
             values["mqtt_port"] = options.mqtt_port + spec.number if options.mqtt_port else 0
         values.update(child.ports)
         values.update(overrides_for(spec.role, options.settings))
+        if self.zookeeper is not None:
+            values["cluster.registry_credentials_file"] = self.zookeeper.credentials.resolve()
+        if options.secure:
+            values["cluster.tls_dir"] = (options.data / TLS).resolve()
+            values["cluster.key_dir"] = (options.data / KEYS).resolve()
+            if spec.role in CLIENT_ROLES:
+                values.setdefault("tls_certificate", (options.data / DOORS / f"{spec.role}.pem").resolve())
         config = ["--config", str(options.config.resolve())] if options.config is not None else []
         return [*config, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
 
@@ -442,6 +473,12 @@ class LocalCluster:
         task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _rotate(self) -> None:
+        while True:
+            await asyncio.sleep(ROTATE_S)
+            for log in sorted((self.options.data / "logs").glob("*.log")):
+                await asyncio.to_thread(rotate_log, log)
 
     async def _tick(self) -> None:
         while True:
@@ -451,6 +488,25 @@ class LocalCluster:
             effects = self.core.tick(time.monotonic())
             if effects:
                 self._apply(effects)
+
+
+def make_secure(data: Path) -> None:
+    """Make what guards a cluster's doors below its data folder: what is missing, and certificates that end soon anew."""
+    authority, folder = data / PKI, data / TLS
+    if not (authority / "ca.key").exists():
+        make_authority(authority)
+    for role in (*sorted(ROLES), *CALLERS, ZOOKEEPER):
+        if not (folder / f"{role}.pem").exists():
+            issue(authority, role, folder)
+    for role in CLIENT_ROLES:
+        if not (data / DOORS / f"{role}.pem").exists():
+            issue(authority, role, data / DOORS, hosts=("127.0.0.1", "localhost"))
+    for made in (folder, data / DOORS):
+        renew(authority, made, before_days=RENEW_DAYS)
+    if not any((data / KEYS).glob("*.key")):
+        if not any((data / KEYS).glob("*.next")):  # else a start was stopped here
+            add_key(data / KEYS)
+        use_key(data / KEYS)
 
 
 def _signal(child: Child, number: int) -> None:

@@ -217,7 +217,7 @@ class GatewayStreams:
         crash: Callable[[BaseException], None],
     ) -> None:
         self.owner, self.endpoint, self.view = owner, endpoint, view
-        self.channels = Channels()
+        self.channels = Channels("gateway")
         self.broken = 0
         """Streams that broke."""
         self._max_bytes, self._crash = max_bytes, crash

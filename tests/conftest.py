@@ -13,12 +13,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.scheduler.loadfile import LoadFileScheduling
 
+from cluster.runtime.compiled import BUILD  # before all that may be compiled
+from tests.support.builds import skip_what_changes_compiled_modules
 from tests.support.effort import CI
 
 TESTS = Path(__file__).parent
@@ -27,13 +30,22 @@ FOLDERS = ("e2e", "sim", "fuzz")
 FIXTURES = {"zookeeper_server": "zookeeper", "own_server": "zookeeper", "roles": "process"}
 STARTS = ("e2e", "sim", "process", "zookeeper")
 """Marks of tests that may start processes."""
+LONG = ("spark", "e2e", "sim")
+"""Marks of tests whose files take longest, the longest first."""
+SHARING = ("tests/pipeline/",)
+"""Folders whose tests have one Spark and one cluster."""
 STARTING = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
 """The audit events by which Python reports a new process."""
 
-EXAMPLES = 100 if CI else 25
+EXAMPLES = 60 if CI else 25
 """Of a property test that says nothing else."""
 
-hypothesis.settings.register_profile("pixiu", max_examples=EXAMPLES)
+hypothesis.settings.register_profile(
+    "pixiu",
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # also of a machine that is busy with other things
+)
 hypothesis.settings.load_profile("pixiu")
 
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
@@ -42,6 +54,25 @@ os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the suite in the background ignores Ctrl-C for it, and processes of tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+skip_what_changes_compiled_modules()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Leave out a test that derives a class of its own from a compiled one."""
+    try:
+        return (yield)
+    except TypeError as error:
+        if BUILD.name == "compiled" and "interpreted classes cannot inherit from compiled" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def pytest_report_header() -> str:
+    """Which build is tested."""
+    return f"build: {BUILD}"
+
 
 _running: list[pytest.Item] = []
 """The test that runs now, unless its marks allow it to start processes."""
@@ -55,6 +86,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks |= {mark for fixture, mark in FIXTURES.items() if fixture in getattr(item, "fixturenames", ())}
         for mark in sorted(marks):
             item.add_marker(mark)
+    # What takes long comes first, so that no worker is left with it, and of that what all waits for one Spark.
+    items.sort(key=lambda item: next((number for number, mark in enumerate(LONG) if item.get_closest_marker(mark)), len(LONG)))
+
+
+def group_of(nodeid: str) -> str:
+    """What is in one worker: a file, or the files of a folder of `SHARING`."""
+    return next((folder for folder in SHARING if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Scheduling by file that knows the folders which share what is dear to start."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = group_of
+    return scheduling
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pixiu.wire.record import SIZE_FIELD
@@ -27,19 +27,21 @@ class Asked:
     crc: int
 
 
-@dataclass(slots=True, eq=False)
 class Held(Generic[BatchT]):
     """A batch that waits."""
 
-    stream: int
-    batch: BatchT
-    runs: Sequence[Run]
-    at_us: int
-    asked: Sequence[Asked] = ()
-    """Nothing is asked of a batch that only waits for others of its stream."""
-    answered: bool = True
-    known: Mapping[int, tuple[int, int]] | None = field(default_factory=dict)
-    """Index of a record → (MsgID, CRC) that the parent has; None: it does not answer."""
+    __slots__ = ("answered", "asked", "at_us", "batch", "known", "runs", "stream")
+
+    def __init__(self, stream: int, batch: BatchT, runs: Sequence[Run], at_us: int, asked: Sequence[Asked] = ()) -> None:
+        self.stream = stream
+        self.batch = batch
+        self.runs = runs
+        self.at_us = at_us
+        self.asked = asked
+        """Nothing is asked of a batch that only waits for others of its stream."""
+        self.answered = True
+        self.known: Mapping[int, tuple[int, int]] | None = {}
+        """Index of a record → (MsgID, CRC) that the parent has; None: it does not answer."""
 
 
 class Asking(Generic[BatchT]):

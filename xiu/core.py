@@ -599,10 +599,14 @@ class Core:
         self._state.forget(self._store.head)
         self._decided.clear()
 
+    def _is_stuck(self) -> bool:
+        """Asked by a call, because writing changes it: mypyc takes an attribute that was looked at for what it was."""
+        return self.stuck
+
     def _write(self, before: int, entries: Sequence[Entry], now: float) -> bool:
         """Write these entries, and before them what a store that went back lacks up to `before`. Whether all of it is written;
         when the store cannot now, the writes wait."""
-        if self.stuck or now < self._retry_at:
+        if self._is_stuck() or now < self._retry_at:
             return False
         try:
             if self._retries >= RETRIES_BEFORE_REOPEN and self.enough_space:

@@ -21,6 +21,7 @@ from cluster.runtime.export import abort
 from pixiu.errors import InvalidArgument, NotYet, PixiuError, Unavailable
 from pixiu.ids import hex_id
 from pixiu.rpc.channels import CHANNEL_OPTIONS, STREAM_ERRORS
+from pixiu.rpc.tls import generation, peer_channel
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import doubling_pb2, xiu_partitions_pb2, xiu_partitions_pb2_grpc
 from xiu.core import Core
@@ -32,6 +33,8 @@ from xiu.state import Head
 ADVANCED: Final = "xiu_doubling_advanced"
 MAX_ASKED: Final = 4096
 """SnowflakeIDs of one call."""
+SPLIT_POLL_S: Final = 0.02
+"""How often a child that learns asks whether its parent is split: moved users wait for it."""
 CALL_S: Final = 1.0
 ASK_S: Final = 2.0
 """For a whole question. Policy: then nobody has answered, and the mail is refused for now."""
@@ -71,6 +74,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         self._context, self._replica, self._shell, self._answered = context, replica, shell, answered
         self._partition = context.options.partition
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._generation = generation()
         """By address. Bounded by the replicas of the parent."""
         self._leader = ""
         """Address of who answered last."""
@@ -86,9 +90,12 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
     # --- the operator's tool
 
     async def open_when_split(self) -> None:
-        """A child opens by itself as soon as its parent is split: moved users wait for it, whatever became of the tool."""
-        now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
-        if now.phase is Phase.LEARNING and self._replica.is_leader:
+        """A child opens by itself as soon as its parent is split: moved users wait for it, whatever became of the tool. Goes on
+        while it learns."""
+        while True:
+            now = self._shell.head.doubling if self._shell.core is not None else NO_DOUBLING
+            if now.phase is not Phase.LEARNING or not self._replica.is_leader:
+                return
             request = doubling_pb2.DoublingAdvanceRequest(
                 doubling=now.id,
                 partitions=now.partitions,
@@ -97,27 +104,33 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             )
             with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
                 await self.advance_doubling(request)
+                return
+            await asyncio.sleep(SPLIT_POLL_S)
 
     async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
         """See `Doubled`."""
-        if await self._entry(request) is None:
+        change = await self._change(request)
+        if change is None:
             return
+        self._core.doubling_entry(change)
         what = {
             "doubling": hex_id(request.doubling),
             "partitions": request.partitions,
             "phase": doubling_pb2.DoublingPhase.Name(request.phase),
         }
         await asyncio.to_thread(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
-        # What holds when it is appended counts, and somebody else may have asked for the same meanwhile.
-        entry = await self._entry(request)
-        if entry is not None:
-            await self._replica.submit([entry]).reached(Level.REPLICATED)
+        # What holds when it is appended counts, and somebody else may have asked for the same meanwhile. What a parent has said of
+        # its cut stays true.
+        if not reached(self._shell.head.doubling, change):
+            if change.step in (Phase.LEARNING, Phase.SPLIT):
+                self._check_layout(change)
+            await self._replica.submit([self._core.doubling_entry(change)]).reached(Level.REPLICATED)
             self._context.log.info(ADVANCED, operator=request.operator, **what)
-        if await self._entry(request) is not None:
+        if not reached(self._shell.head.doubling, change):
             raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
 
-    async def _entry(self, request: doubling_pb2.DoublingAdvanceRequest) -> tuple[int, bytes] | None:
-        """The entry (kind, payload) that takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
+    async def _change(self, request: doubling_pb2.DoublingAdvanceRequest) -> Change | None:
+        """What takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
         change = Change(Phase(request.phase), request.doubling, request.partitions)
         if reached(self._shell.head.doubling, change):
             return None
@@ -129,7 +142,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
                 parent = parent_of(self._partition)
                 raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
             change = Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us)
-        return self._core.doubling_entry(change)
+        return change
 
     def _check_layout(self, change: Change) -> None:
         """Nobody is cut whose doubling was taken back, or never began."""
@@ -214,13 +227,16 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         raise Unavailable(f"partition {parent} of Xiu cannot be asked: {reason}")
 
     async def _call(self, address: str, request: xiu_partitions_pb2.AskRequest) -> xiu_partitions_pb2.AskReply:
-        channel = self._channels.get(address)
-        if channel is None:
+        if generation() != self._generation:  # with the certificates of before a channel would not connect again for ever
+            self._generation, former, self._channels = generation(), self._channels, {}
+            for channel in former.values():
+                await channel.close(CALL_S)
+        if address not in self._channels:
             there = {node.address for node in self._context.view.of_role("xiu")}
             for gone in [held for held in self._channels if held not in there]:
                 await self._channels.pop(gone).close()
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        stub: Any = xiu_partitions_pb2_grpc.XiuPartitionsStub(channel)
+            self._channels[address] = peer_channel(address, "xiu", CHANNEL_OPTIONS)
+        stub: Any = xiu_partitions_pb2_grpc.XiuPartitionsStub(self._channels[address])
         reply: xiu_partitions_pb2.AskReply = await stub.Ask(request, timeout=CALL_S)
         return reply
 

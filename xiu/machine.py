@@ -100,7 +100,7 @@ class Machine:
         self._memtable_bytes, self._cache_bytes = memtable_bytes, cache_bytes
         self._apply, self._on_replaced, self._on_damaged = apply, on_replaced, on_damaged
         self._store: Store | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="xiu-store")
         self.warning = ""
         """What was found at the start."""
 
@@ -131,7 +131,7 @@ class Machine:
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """One at a time: flushes, checkpoints, opening and closing."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     # --- what the replica calls
 
@@ -221,7 +221,7 @@ class Machine:
             return done.result(IN_LOOP_S)
 
         # In the thread that flushes: meanwhile nothing that the new state needs leaves the log.
-        return await loop.run_in_executor(self._thread, self._rebuild, in_loop, peer, catch_up, on_adopted)
+        return await loop.run_in_executor(self._executor, self._rebuild, in_loop, peer, catch_up, on_adopted)
 
     def _rebuild(
         self,
@@ -310,4 +310,4 @@ class Machine:
         if self._store is not None:
             with contextlib.suppress(StorageError):
                 await self._in_thread(self._store.close)
-        self._thread.shutdown(wait=False)
+        self._executor.shutdown(wait=False)

@@ -24,6 +24,7 @@ from pixiu.discovery.node import Node
 from pixiu.errors import Overloaded, PixiuError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, hex_id
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import blocking_peer_channel, peer_channel
 from pixiu.wire.record import crc_ok, offsets
 from pixiu.wire.record import split as split_records
 from pixiu.wire.v1 import xiu_pb2
@@ -107,7 +108,7 @@ class Repairer:
             return found
         self._calls += 1
         try:
-            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+            async with peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 reply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=missing, local=True), timeout=CALL_S)
                 there = dict(zip(missing, _records(reply), strict=False))
@@ -126,7 +127,7 @@ class Repairer:
             raise StoreDamaged(f"the records from sequence {begin:012x} on are damaged, and no other replica is in sync")
         self._calls += 1
         try:
-            async with grpc.aio.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+            async with peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
                 stub: Any = XiuStub(channel)
                 request = xiu_pb2.ScanRequest(begin=begin, end=end if end < MAX_MSG_SEQUENCE else 0, limit=limit, local=True)
                 async for part in stub.Scan(request):
@@ -191,7 +192,7 @@ class Repairer:
                 if peer.address != asked:
                     asked = peer.address
                     self._context.log.warning(REPAIR_BEGINS, peer=asked)
-                with grpc.insecure_channel(peer.address, options=PEER_CHANNEL) as channel:
+                with blocking_peer_channel(peer.address, "xiu", PEER_CHANNEL) as channel:
                     return await self._machine.rebuild(lambda applied: Rows(channel, applied), self._catch_up, self._on_adopted)
             except Unavailable:
                 if self._closing or time.monotonic() > limit:

@@ -9,12 +9,14 @@ Source: PiXiu §6.1; docs/stores.md.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from cluster.links.api import Outcome
+from cluster.replication.doubling import phase_samples
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry
 from cluster.replication.proposals import Proposal
@@ -39,6 +41,7 @@ from pixiu.errors import (
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
 from xiu import events as ev
+from xiu.batch import drawn_user
 from xiu.block import Block
 from xiu.core import Core, Settings
 from xiu.cuts import Cuts
@@ -62,7 +65,7 @@ LAYOUT_REFUSED: Final = "layout_refused"
 SPACE_INTERVAL_S: Final = 1.0
 MEND_POLL_S: Final = 0.2
 OPEN_POLL_S: Final = 0.1
-"""How often a child that learns asks whether its parent is split."""
+"""How often a replica looks whether it leads a child that learns."""
 MEND_AGAIN_S: Final = 5.0
 """Between two tries to repair the store: perhaps another replica has joined."""
 LEADER_WAIT_S: Final = 10.0
@@ -213,6 +216,7 @@ class Service(RoleShell):
             "replication": {**status, "degraded": degraded},
             "waiting_entries": core.waiting if core is not None else 0,
             "degraded": degraded,
+            "doubling": self.head.doubling.phase.name if core is not None else "NONE",
         }
 
     def on_view(self, view: View) -> None:
@@ -240,6 +244,8 @@ class Service(RoleShell):
 
     def take(self, event: ev.StoreReceived) -> None:
         """Give a writer's batch to the core."""
+        if self.core is not None and self.core.epoch and (uin := drawn_user(event.data, event.count, random.random())):
+            self._context.hot_users.add(uin, event.count, time.time())
         self._runner.step(event)
 
     @property
@@ -397,5 +403,6 @@ class Service(RoleShell):
             "flushed": self._machine.flushed,
             "reads_damaged_total": self.reading.damaged if self.reading is not None else 0,
             "streams": len(self.streams),
+            "doubling_phase{phase}": phase_samples(self.head.doubling.phase),
             **totals(self.healer.counters),
         }  # fmt: skip

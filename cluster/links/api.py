@@ -6,7 +6,7 @@ peers by their endpoint ID (63 random bits, new with every start of a process).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -33,6 +33,8 @@ class Peer:
     role: str
     host: str
     port: int
+    protocol: int = 1
+    """The newest protocol version that it speaks, as the registry has it."""
 
 
 class Outcome(Enum):
@@ -75,12 +77,20 @@ class Links(Protocol):
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
         """What the heartbeats to this peer carry, at most 512 bytes. Sends a heartbeat at once when it changed."""
 
-    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0) -> None:
+    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
         """Queue a parcel of whole records; leaves at the end of the event-loop turn. With a token other than 0,
-        `on_settled` tells once what became of it (also when it cannot be queued at all)."""
+        `on_settled` tells once what became of it (also when it cannot be queued at all); `urgent`: somebody waits for that, so
+        that the peer acknowledges at once."""
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """The same for serialized `Control` messages. They never wait behind records."""
+
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """Call this now; what it sends leaves when it returns, together, and not with the next turn of the event loop."""
+
+    def at_end_of_input(self, act: Callable[[], None]) -> bool:
+        """While what came is being handed over: call this when all of it was, once, before what was sent meanwhile leaves. False at
+        any other time: nothing is called."""
 
     def state(self, peer: EndpointID) -> PeerState:
         """What is known of a peer; UNKNOWN for one that was never set."""

@@ -1,7 +1,9 @@
 """The shell of a process's links: one UDP socket in the event loop, streams, one timer.
 
-    iteration k     readable: receive up to 64 datagrams ─► handler runs, may `call_soon` its own flush
-    iteration k+1   the handler's flush ─► end of turn: data leaves ─► acknowledgements leave
+    readable: receive up to 64 datagrams ─► handler runs ─► what it wants done at the end of the input ─► data leaves
+              ─► acknowledgements leave
+
+All of it in one iteration of the event loop: another one costs a system call and as much again as the work for one message.
 
 Source: docs/links.md.
 """
@@ -24,6 +26,7 @@ from typing import Final
 import grpc.aio
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
+from cluster.links.key_ring import KeyRing
 from cluster.links.link import LinkCore
 from cluster.links.options import STREAM, LinkOptions
 from cluster.links.refusals import no_warning
@@ -59,9 +62,13 @@ class Endpoint(Links):
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
         udp_address_of: Callable[[EndpointID], tuple[str, int] | None] = lambda _id: None,
+        knows: Callable[[EndpointID], bool] = lambda _id: True,
+        ring: KeyRing | None = None,
+        role: str = "",
     ) -> None:
         """`secret` is the cluster's, `accepted_secret` a second one that peers may have while it is changed; None: datagrams are
         not authenticated. `on_warning(event, **fields)` logs.
+        `knows`: whether a sender that is no peer is of the cluster. `ring`: keys of datagrams, for a process of the role `role`.
         `udp_address_of`: where a peer wants its datagrams; None: at the host and port that it has for streams.
 
         Raises `ConfigurationError` and `InvalidArgument`.
@@ -76,6 +83,9 @@ class Endpoint(Links):
             accepted_secret=accepted_secret,
             layout_version=layout_version,
             on_warning=on_warning,
+            knows=knows,
+            ring=ring,
+            role=role,
         )
         self._on_warning = on_warning
         self._udp_address_of = udp_address_of
@@ -86,6 +96,11 @@ class Endpoint(Links):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
         self._end_scheduled = False
+        self._in_turn = False
+        """Whether data leaves at the end of what is running."""
+        self._in_input = False
+        """Whether that is what came being handed over."""
+        self._at_end: list[Callable[[], None]] = []
         self._backlog: deque[tuple[bytes, Address]] = deque()
         self._send_errors: dict[str, int] = {}
         self._receive_errors: dict[str, int] = {}
@@ -122,6 +137,18 @@ class Endpoint(Links):
         self._socket = sock
         self._core.receive_buffer_given(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
         return int(sock.getsockname()[1])
+
+    def role_of(self, id_: EndpointID) -> str:
+        """The role that a sender's tags have proved, or that of a peer; empty for a process that is neither."""
+        proven = self._core.codec.proven_roles.get(id_)
+        if proven:
+            return proven
+        peer = self._peers.get(id_)
+        return peer.role if peer is not None else ""
+
+    def set_ring(self, ring: KeyRing) -> None:
+        """Sign and check datagrams with other keys from now on."""
+        self._core.codec.set_ring(ring)
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Add the `Link` service, the receiving side of streams, to a server that listens on the same port number."""
@@ -191,9 +218,9 @@ class Endpoint(Links):
         self._core.set_attachment(peer, attachment, self._now())
         self._schedule_flush()
 
-    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0) -> None:
+    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
         """Queue a parcel of records, as `Links.send_records`."""
-        self._core.send_records(peer, records, lane, token, self._now())
+        self._core.send_records(peer, records, lane, token, self._now(), urgent)
         if not self._flush_scheduled:
             self._schedule_flush()
 
@@ -263,6 +290,20 @@ class Endpoint(Links):
         if loop is None or sock is None:
             return
         now = loop.time()
+        self._in_turn = self._in_input = True
+        try:
+            self._receive_all(sock, now)
+            if self._core.has_events:
+                self._core.dispatch(now)
+        finally:
+            self._in_input = False
+            try:
+                self._act_at_end(loop)
+            finally:
+                self._in_turn = False
+                self._end_of_turn()
+
+    def _receive_all(self, sock: socket.socket, now: float) -> None:
         receive_into, view, buffer, receive = sock.recvfrom_into, self._view, self._buffer, self._core.receive
         for _ in range(DRAIN_DATAGRAMS):
             try:
@@ -274,7 +315,33 @@ class Endpoint(Links):
                 self._count(self._receive_errors, error)
                 continue
             receive(bytes(view[:size]), address, now)
-        self._after_input()
+
+    def _act_at_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What handlers want done at the end of the input: one that raises, as one of `call_soon` may, does not end the others."""
+        at_end, self._at_end = self._at_end, []
+        for act in at_end:
+            try:
+                act()
+            except Exception as error:
+                loop.call_exception_handler({"message": f"Exception at the end of a link's input: {act!r}", "exception": error})
+
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """Call this and have what it sends leave at once, as `Links.in_turn`."""
+        if self._in_turn:
+            act()
+            return
+        self._in_turn = True
+        try:
+            act()
+        finally:
+            self._in_turn = False
+            self._flush()
+
+    def at_end_of_input(self, act: Callable[[], None]) -> bool:
+        """Have this called before what is sent leaves, as `Links.at_end_of_input`."""
+        if self._in_input:
+            self._at_end.append(act)
+        return self._in_input
 
     def _after_input(self) -> None:
         loop = self._loop
@@ -288,7 +355,7 @@ class Endpoint(Links):
             loop.call_soon(self._end_of_turn)
 
     def _schedule_flush(self) -> None:
-        if self._loop is not None and not self._flush_scheduled:
+        if self._loop is not None and not self._flush_scheduled and not self._in_turn:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
@@ -454,7 +521,9 @@ class Endpoint(Links):
                 return
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             target = f"{host}:{address[1]}"
-            stream = OutgoingStream(id_, target, self._on_answer, self._on_stream_state, self._core.stream_wanted)
+            stream = OutgoingStream(
+                id_, peer.role if peer is not None else "", target, self._on_answer, self._on_stream_state, self._core.stream_wanted
+            )
             self._outgoing[id_] = stream
         stream.need()
 

@@ -4,12 +4,14 @@
     0       2s    "PX"                                         8       u64   sender's EndpointID
     2       u8    version                                      16      u64   sequence of the first item
     3       u8    type                                         24      u32   layout version
-    4       u8    key id: 0 no secret, 1 a secret              28      u32   low half of the destination's EndpointID
+    4       u8    key id: 0 no secret, 1 a secret, ring's       28      u32   low half of the destination's EndpointID
     5       u8    flags                                        32            items or body
-    6       u16   count of items                               end-16        tag (key id 1)
+    6       u16   count of items                               end-16        tag (key id not 0)
 
 Little-endian. The tag is a keyed BLAKE2b over everything before it and the destination's whole EndpointID, which is
 not sent: what was recorded for one process is refused by every other, its successor at the same port included.
+With a ring of keys (`cluster.links.key_ring`) the key id's high half is the key's number and its low half the sender's role, whose
+key for the receiver's role the tag is made with: it proves the role.
 While the cluster's secret is being changed a second one is accepted; what is sent is always signed with the first.
 A heartbeat must be understood by a successor, so that it can say that it is another one: it carries flag
 `ANY_DESTINATION`, its tag covers no destination, and its body names the target.
@@ -27,6 +29,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
+from cluster.links.key_ring import ROLES, KeyRing, key_byte, key_states
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, EndpointID
 
@@ -37,6 +40,8 @@ MAGIC: Final = b"PX"
 VERSION: Final = 1
 KEY_NONE: Final = 0
 KEY_SECRET: Final = 1
+MAX_PROVEN: Final = 8192
+"""Senders whose role is remembered."""
 LAST_SEQUENCE: Final = 1 << 62
 """Above it a sequence is malformed; a link that sends ten million items a second takes 14 000 years."""
 
@@ -45,10 +50,13 @@ FLAG_STREAM: Final = 2
 """A stream's frame: it is not taken from a datagram, nor the other way round."""
 FLAG_TRUNCATED: Final = 4
 """An acknowledgement that could not name all missing ranges."""
-ALL_FLAGS: Final = 7
+FLAG_URGENT: Final = 8
+"""Somebody waits for these items to be acknowledged: at the end of the turn, and not when ten milliseconds are over."""
+ALL_FLAGS: Final = 15
 
 MIN_RECORD: Final = 40
 MIN_CONTROL: Final = 4
+MIN_FRAGMENT: Final = 3
 
 assert HEAD.size == HEAD_SIZE
 
@@ -60,12 +68,17 @@ class Type(IntEnum):
     CONTROL = 2
     HEARTBEAT = 3
     ACKNOWLEDGEMENT = 4
+    RECORD_FRAGMENT = 5
+    """One of the head's count of fragments of a record (`cluster.links.fragments`)."""
+    CONTROL_FRAGMENT = 6
 
 
 RECORDS: Final = int(Type.RECORDS)
 CONTROL: Final = int(Type.CONTROL)
 HEARTBEAT: Final = int(Type.HEARTBEAT)
 ACKNOWLEDGEMENT: Final = int(Type.ACKNOWLEDGEMENT)
+RECORD_FRAGMENT: Final = int(Type.RECORD_FRAGMENT)
+CONTROL_FRAGMENT: Final = int(Type.CONTROL_FRAGMENT)
 
 
 class Refusal:
@@ -88,6 +101,7 @@ class Refusal:
     UNKNOWN_SENDER: Final = "unknown_sender"
     MALFORMED_RECORDS: Final = "malformed_records"
     MALFORMED_CONTROL: Final = "malformed_control"
+    MALFORMED_FRAGMENT: Final = "malformed_fragment"
     MALFORMED_HEARTBEAT: Final = "malformed_heartbeat"
     MALFORMED_ACKNOWLEDGEMENT: Final = "malformed_acknowledgement"
     HANDLER_RAISED: Final = "handler_raised"
@@ -109,8 +123,11 @@ class Codec:
         max_datagram_bytes: int,
         max_frame_bytes: int,
         accepted_secret: bytes | None = None,
+        ring: KeyRing | None = None,
+        role: str = "",
     ) -> None:
         """`own` is the process's EndpointID; sizes include head and tag. `accepted_secret`: what others may sign with as well.
+        `ring`: keys instead of a secret, for a process of the role `role`.
 
         Raises `InvalidArgument` for an empty secret, and for an accepted one without one to sign with.
         """
@@ -121,7 +138,7 @@ class Codec:
         if not 0 < own <= MAX_ID:
             raise InvalidArgument("an EndpointID is from 1 to 2^63-1")
         self.own = own
-        self.tag_size = TAG_SIZE if secret else 0
+        self.tag_size = TAG_SIZE if secret or ring is not None else 0
         self._limits = (max_datagram_bytes, max_frame_bytes)
         self._least = HEAD_SIZE + self.tag_size
         self._key_id = KEY_SECRET if secret else KEY_NONE
@@ -131,6 +148,33 @@ class Codec:
         # Built once: copying a keyed state is a third of making one.
         self._state = _keyed(secret or b"")
         self._accepted_state = _keyed(accepted_secret) if accepted_secret else None
+        self.peer_roles: dict[int, str] = {}
+        """Of peers, by endpoint."""
+        self.proven_roles: dict[int, str] = {}
+        """Of senders whose tags proved it."""
+        self._role = role
+        self._ring: KeyRing | None = None
+        self._signing: dict[str, hashlib.blake2b] = {}
+        self._checking: dict[int, hashlib.blake2b] = {}
+        if ring is not None:
+            self.set_ring(ring)
+
+    def set_ring(self, ring: KeyRing) -> None:
+        """Sign and check with other keys from now on."""
+        self._ring = ring
+        self._key_id = key_byte(ring.signing, self._role)
+        self._signing, self._checking = key_states(ring, self._role, TAG_SIZE)
+
+    def _proves(self, key_id: int, sender: int) -> bool:
+        """Remember the role that a sender's tag has proved; False where it is a peer of another role."""
+        role = ROLES[(key_id & 15) - 1]
+        if self.peer_roles.get(sender, role) != role:
+            return False
+        if self.proven_roles.get(sender) != role:
+            if len(self.proven_roles) >= MAX_PROVEN:
+                self.proven_roles.clear()  # they prove it again with their next datagram
+            self.proven_roles[sender] = role
+        return True
 
     def pack(
         self, type_: int, flags: int, count: int, sequence: int, layout_version: int, destination: int, parts: list[bytes]
@@ -142,7 +186,10 @@ class Codec:
         if not self.tag_size:
             return data
         covered = self._no_destination if flags & FLAG_ANY_DESTINATION else destination.to_bytes(8, "little")
-        return data + _tag(self._state, data, covered)
+        if self._ring is None:
+            return data + _tag(self._state, data, covered)
+        role = self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)
+        return data + _tag(self._signing[role], data, covered)
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
         """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
@@ -155,9 +202,16 @@ class Codec:
             return Refusal.SHORT
         if size > self._limits[stream]:
             return Refusal.OVERSIZED
-        if data[4] != self._key_id:
+        if self._ring is not None:
+            state = self._checking.get(data[4])
+            if state is None:
+                return Refusal.KEY
+            covered = self._no_destination if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
+            if not hmac.compare_digest(_tag(state, memoryview(data)[:-TAG_SIZE], covered), data[-TAG_SIZE:]):
+                return Refusal.TAG
+        elif data[4] != self._key_id:
             return Refusal.KEY
-        if self.tag_size:
+        elif self.tag_size:
             covered = self._no_destination if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
             signed, tag, other = memoryview(data)[:-TAG_SIZE], data[-TAG_SIZE:], self._accepted_state
             if not hmac.compare_digest(_tag(self._state, signed, covered), tag) and not (
@@ -178,6 +232,11 @@ class Codec:
         elif type_ == CONTROL:
             if not 0 < count <= (size - self._least) // MIN_CONTROL:
                 return Refusal.COUNT
+        elif type_ in (RECORD_FRAGMENT, CONTROL_FRAGMENT):
+            if size < self._least + MIN_FRAGMENT or not count:
+                return Refusal.COUNT
+            if stream:
+                return Refusal.TYPE
         elif not HEARTBEAT <= type_ <= ACKNOWLEDGEMENT:
             return Refusal.TYPE
         if flags & FLAG_ANY_DESTINATION:
@@ -187,7 +246,7 @@ class Codec:
             return Refusal.DESTINATION
         if not 0 < sequence <= LAST_SEQUENCE:
             return Refusal.SEQUENCE
-        if not 0 < sender <= MAX_ID or sender == self.own:
+        if not 0 < sender <= MAX_ID or sender == self.own or (self._ring is not None and not self._proves(data[4], sender)):
             return Refusal.SENDER
         return head
 

@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import Final
 
 from cluster.links import acknowledgement, heartbeat
 from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
+from cluster.links.fragments import Reassembly
 from cluster.links.head import (
     ACKNOWLEDGEMENT,
     FLAG_ANY_DESTINATION,
     FLAG_STREAM,
+    FLAG_URGENT,
     HEAD_SIZE,
     HEARTBEAT,
+    RECORD_FRAGMENT,
     RECORDS,
     TAG_SIZE,
     Codec,
@@ -30,14 +34,16 @@ from cluster.links.head import (
     Refusal,
     split_control,
 )
+from cluster.links.key_ring import ROLES, KeyRing
 from cluster.links.liveness import Event, Liveness
 from cluster.links.options import STREAM, LinkOptions
 from cluster.links.peer_link import Link
 from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
 from cluster.links.refusals import Refusals, no_warning
 from cluster.links.sender import KIND_CONTROL, KIND_RECORDS, Address, Drop, Outputs, Sender
+from cluster.links.sequence import Tracker
 from cluster.links.stats import Counts, LinkStats, PeerStats
-from cluster.links.window import VOID_S
+from cluster.links.window import OVERHEAD_BYTES, VOID_S
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED, Quality
@@ -46,10 +52,13 @@ MAX_SENDERS: Final = 4096
 """Senders known besides the peers of the view; above it the least recently heard are forgotten, a sixteenth at a time."""
 REPEAT_S: Final = 5.0
 """For so long after a sender's last data its heartbeats are answered with an acknowledgement too."""
+BEATS_TOGETHER_S: Final = 0.005
+"""Heartbeats that are due within so long leave together: a process with a thousand peers is not woken for each."""
 MIN_DELAY_S: Final = 0.001
 """The core never asks to be woken sooner than this."""
 
 INFINITY: Final = float("inf")
+_OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
 
 def _name(address: Address | None) -> str:
@@ -69,14 +78,23 @@ class LinkCore:
         accepted_secret: bytes | None = None,
         layout_version: Callable[[], int] = lambda: 0,
         on_warning: Callable[..., None] = no_warning,
+        knows: Callable[[EndpointID], bool] = lambda _id: True,
+        ring: KeyRing | None = None,
+        role: str = "",
     ) -> None:
-        """Raises `InvalidArgument` for an empty secret, and for an accepted one alone."""
+        """`knows`: whether a sender that is no peer is of the cluster; a stranger's data is refused without an answer.
+        `ring`: keys of datagrams, for a process of the role `role`.
+
+        Raises `InvalidArgument` for an empty secret, and for an accepted one alone.
+        """
+        self._knows = knows
         largest = max(options.stream_frame_bytes, options.max_record_bytes + 4) + HEAD_SIZE + TAG_SIZE
         self.max_datagram_bytes = max(options.mtu_bytes, options.loopback_mtu_bytes)
-        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest, accepted_secret)
+        self.codec = Codec(endpoint, secret, self.max_datagram_bytes, largest, accepted_secret, ring, role)
         self.endpoint = endpoint
         self.outputs = Outputs()
         self._shares = Shares(options.receive_buffer_bytes)
+        self._reassembly = Reassembly()
         self.refusals = Refusals(on_warning)
         self.dropped: dict[str, int] = {}
         self._options = options
@@ -93,7 +111,8 @@ class LinkCore:
         self._orphans: list[tuple[EndpointID, int]] = []
         self._states: list[tuple[EndpointID, PeerState]] = []
         self._wake = INFINITY
-        self._beat_at = INFINITY
+        self._beats: list[tuple[float, EndpointID]] = []
+        """A heap of when to send whom a heartbeat; what is not its link's time any more is passed over."""
 
     def receive_buffer_given(self, size: int) -> None:
         """What the kernel gave the socket; windows follow from it."""
@@ -113,14 +132,16 @@ class LinkCore:
                 link.attachment = b""
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
                 self._fail(link, Drop.PEER_REMOVED)
+        self.codec.peer_roles = {int(id_): peer.role for id_, (peer, _) in peers.items() if peer.role in ROLES}
         for id_, (peer, address) in peers.items():
             if id_ == self.endpoint:
                 continue
             link = self._links.get(id_) or self._add(id_)
             if link.peer is None:
-                link.heartbeat_at = self._beat_at = self._wake = now
+                self._beat_at(link, now)
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
             link.peer = peer
+            link.sender.protocol = peer.protocol
             if address is not None and address != link.sender.address:
                 link.sender.locate(address)
         self._bound_senders()
@@ -130,7 +151,7 @@ class LinkCore:
         link = self._links.get(id_)
         if link is not None and link.peer is not None:
             link.sender.locate(address)
-            link.heartbeat_at = self._beat_at = self._wake = now
+            self._beat_at(link, now)
 
     def _add(self, id_: EndpointID) -> Link:
         counts = Counts()
@@ -202,13 +223,13 @@ class LinkCore:
                 # Outside the count of missed ones: it is sent because it has something to say.
                 self._heartbeat(link, now)
 
-    def send_records(self, id_: EndpointID, records: list[bytes], lane: int, token: int, now: float) -> None:
+    def send_records(self, id_: EndpointID, records: list[bytes], lane: int, token: int, now: float, urgent: bool = False) -> None:
         """Queue a parcel of whole records. Leaves with the next `flush`."""
         link = self._links.get(id_)
         if link is None or link.liveness.state is PeerState.DEAD:
             self._refuse_parcel(link, id_, len(records), token)
             return
-        link.sender.queue_records(records, lane, token, now)
+        link.sender.queue_records(records, lane, token, now, urgent)
         self._busy[id_] = link
         self._settled(link)
 
@@ -241,6 +262,9 @@ class LinkCore:
             sender = link.sender
             sender.layout_version = version
             sender.pump(now)
+            if sender.asks:
+                sender.asks = False
+                self._heartbeat(link, now)
             if sender.settled:
                 self._changed[id_] = link
             if sender.busy:
@@ -293,7 +317,7 @@ class LinkCore:
             if link is None:
                 return
         self._heard(link, head[8], now)
-        if head[2] < HEARTBEAT:
+        if head[2] < HEARTBEAT or head[2] >= RECORD_FRAGMENT:
             self._on_items(head, link, link.receivers[0], data, address, now)
         elif head[2] == HEARTBEAT:
             self._on_heartbeat(head, link, data, address, now)
@@ -323,8 +347,8 @@ class LinkCore:
         return id_
 
     def _meet(self, head: FieldsOfHead, address: Address | None, now: float) -> Link | None:
-        """A sender that is not in the view: it is served, one of a bounded number."""
-        if head[2] == ACKNOWLEDGEMENT:
+        """A sender that is no peer: it is served if it is of the cluster, one of a bounded number."""
+        if head[2] == ACKNOWLEDGEMENT or not self._knows(EndpointID(head[6])):
             self.refusals.refuse(Refusal.UNKNOWN_SENDER, _name(address), now)
             return None
         link = self._add(EndpointID(head[6]))
@@ -340,16 +364,21 @@ class LinkCore:
             self._step(link, Event.HEARD)
 
     def _on_items(self, head: FieldsOfHead, link: Link, receiver: Receiver, data: bytes, address: Address, now: float) -> None:
-        count, sequence = head[5], head[7]
-        records = head[2] == RECORDS
+        type_, count, sequence = head[2], head[5], head[7]
+        fragment = type_ >= RECORD_FRAGMENT
+        records = type_ in _OF_RECORDS
         tracker = receiver.records if records else receiver.control
+        items = 1 if fragment else count
         receiver.unacknowledged += 1
+        receiver.unacknowledged_bytes += len(data) + OVERHEAD_BYTES
         receiver.data_at = now
+        if head[4] & FLAG_URGENT:
+            receiver.urgent = True
         if receiver not in self._pending:
             self._pending[receiver] = link
         if sequence == tracker.next:
-            tracker.next = sequence + count
-        elif not tracker.accept(sequence, count):
+            tracker.next = sequence + items
+        elif not tracker.accept(sequence, items):
             receiver.urgent = True
             reason = Refusal.DUPLICATE if sequence < tracker.next else Refusal.SEQUENCE
             self.refusals.count(reason)
@@ -357,18 +386,26 @@ class LinkCore:
         counts = link.counts
         counts.datagrams_received += 1
         counts.bytes_received += len(data)
-        end = len(data) - self.codec.tag_size
+        start, end = HEAD_SIZE, len(data) - self.codec.tag_size
         refusal, raised = Refusal.MALFORMED_RECORDS, ""
+        if fragment:
+            whole = self._reassembly.take(link.id, type_, sequence, count, data[start:end], now)
+            if whole is None:
+                return
+            if not whole:
+                self._reject(link, receiver, tracker, head, Refusal.MALFORMED_FRAGMENT, address, now)
+                return
+            data, start, end, count = whole, 0, len(whole), 1
         try:
             if records:
-                taken = self._handler.on_records(link.id, data, HEAD_SIZE, end, count)
+                taken = self._handler.on_records(link.id, data, start, end, count)
                 if taken is Outcome.TAKEN:
                     counts.records_received += count
                     return
             else:
                 receiver.urgent = True
                 refusal = Refusal.MALFORMED_CONTROL
-                messages = split_control(data, HEAD_SIZE, end, count)
+                messages = split_control(data, start, end, count)
                 taken = self._handler.on_control(link.id, messages) if messages is not None else Outcome.MALFORMED
                 if taken is Outcome.TAKEN:
                     counts.control_received += count
@@ -378,8 +415,21 @@ class LinkCore:
         except Exception as error:
             # A handler must not raise; when it does, the datagram is not handled and the loop goes on.
             refusal, raised = Refusal.HANDLER_RAISED, type(error).__name__
+        self._reject(link, receiver, tracker, head, refusal, address, now, raised)
+
+    def _reject(
+        self,
+        link: Link,
+        receiver: Receiver,
+        tracker: Tracker,
+        head: FieldsOfHead,
+        refusal: str,
+        address: Address,
+        now: float,
+        raised: str = "",
+    ) -> None:
         receiver.urgent = True
-        tracker.reject(sequence, count)
+        tracker.reject(head[7], 1 if head[2] >= RECORD_FRAGMENT else head[5])
         self.refusals.refuse(refusal, _name(address), now, peer=link.id, raised=raised)
 
     def _on_acknowledgement(self, head: FieldsOfHead, link: Link, data: bytes, address: Address, now: float) -> None:
@@ -415,6 +465,11 @@ class LinkCore:
         if link is None:
             link = self._meet(head, address, now)
             if link is None:
+                if not body.reply:  # that somebody is here, and no more than it said itself: its address may be another's
+                    echo = heartbeat.encode(
+                        reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=head[6]
+                    )
+                    self._send_heartbeat(0, EndpointID(head[6]), echo, address)
                 return
         if head[7] <= link.heard_counter:
             self.refusals.count(Refusal.OLD_COUNTER)
@@ -499,13 +554,20 @@ class LinkCore:
             if link.sender.settled:
                 self._changed[id_] = link
             self._wake = min(self._wake, link.sender.deadline(now))
-        if now >= self._beat_at:
-            self._beat_at = INFINITY
-            for link in list(self._links.values()):
-                if link.heartbeat_at <= now:
-                    self._beat(link, now)
-                self._beat_at = min(self._beat_at, link.heartbeat_at)
-        self._wake = min(self._wake, self._beat_at)
+        beats = self._beats
+        if beats and beats[0][0] <= now:
+            while beats and beats[0][0] <= now + BEATS_TOGETHER_S:
+                at, id_ = heappop(beats)
+                due = self._links.get(id_)
+                if due is not None and due.heartbeat_at == at:
+                    self._beat(due, now)
+        if beats:
+            self._wake = min(self._wake, beats[0][0])
+
+    def _beat_at(self, link: Link, at: float) -> None:
+        link.heartbeat_at = at
+        heappush(self._beats, (at, link.id))
+        self._wake = min(self._wake, at)
 
     def _beat(self, link: Link, now: float) -> None:
         if link.sender.address is not None:
@@ -517,11 +579,11 @@ class LinkCore:
             self._heartbeat(link, now)
             link.heartbeat_sent_at = now
             # Peers that were set together are spread over the interval from the second heartbeat on.
-            link.heartbeat_at = now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s)
+            self._beat_at(link, now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s))
             return
         if link.liveness.heartbeat_due(False):
             self._state_changed(link)
-        link.heartbeat_at = now + self._interval_s
+        self._beat_at(link, now + self._interval_s)
 
     def _void(self, link: Link, now: float) -> None:
         """Nothing was acknowledged for 3 s: the window is void, and the peer with it unless something else was heard."""
@@ -608,7 +670,13 @@ class LinkCore:
         total = Counts()
         total.add(self._gone)
         links = list(self._links.values())
-        stats = LinkStats(total=total, peers={}, refused=dict(self.refusals.counts), dropped=dict(self.dropped))
+        stats = LinkStats(
+            total=total,
+            peers={},
+            refused=dict(self.refusals.counts),
+            dropped=dict(self.dropped),
+            items_given_up=self._reassembly.given_up,
+        )
         return stats, ((link.id, link.stats()) for link in links)
 
     def peer_states(self) -> Counter[PeerState]:

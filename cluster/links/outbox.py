@@ -6,23 +6,25 @@ Source: docs/links.md.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 RUN_COST_BYTES: Final = 64
 """What a queued run counts besides its items, so that many small ones are bounded too."""
 
-ANY: Final = 0
-SMALL: Final = 1
-LARGE: Final = 2
+FIRST_LANE_TURNS: Final = 8
+"""Of nine datagrams while both lanes wait, lane 0 comes first in so many: it is preferred, and the other one never starves."""
 
 
 class Settlement:
     """What will become of one parcel: `open` counts its runs not yet sent and its datagrams in flight."""
 
-    __slots__ = ("failed", "open", "token")
+    __slots__ = ("failed", "open", "token", "urgent")
 
-    def __init__(self, token: int) -> None:
+    def __init__(self, token: int, urgent: bool = False) -> None:
         self.token = token
+        self.urgent = urgent
+        """Whether somebody waits for it to be decided."""
         self.open = 0
         self.failed = False
 
@@ -37,60 +39,90 @@ def close(settlement: Settlement, handled: bool, settled: list[tuple[int, bool]]
 
 
 class Run:
-    """Consecutive items of one parcel that go by the same carrier."""
+    """Consecutive items of one parcel that go by the same carrier; or the fragments of one item."""
 
-    __slots__ = ("at", "items", "large", "queued_at", "settlement", "size")
+    __slots__ = ("at", "fragments", "items", "number", "queued_at", "settlement", "size")
 
-    def __init__(self, items: list[bytes], size: int, large: bool, settlement: Settlement | None, now: float) -> None:
+    def __init__(
+        self, items: list[bytes], size: int, settlement: Settlement | None, now: float, *, fragments: bool = False
+    ) -> None:
         self.items = items
         self.size = size
         """Bytes not yet sent."""
         self.at = 0
-        self.large = large
+        self.fragments = fragments
+        """Whether `items` are the fragments of one item: each leaves in a datagram of its own."""
+        self.number = 0
         self.settlement = settlement
         self.queued_at = now
         if settlement is not None:
             settlement.open += 1
 
 
+class Taken(NamedTuple):
+    """What one datagram or frame carries."""
+
+    parts: list[bytes]
+    size: int
+    """Their bytes together."""
+    settlements: list[Settlement]
+    """The parcels with a token among them."""
+    fragments: int
+    """0; or `parts` is one of so many fragments of an item."""
+    last: bool
+    """Whether it is the item's last fragment."""
+
+
 class Outbox:
-    """The items of one kind (records or control) that wait for one peer; lane 0 leaves first."""
+    """The items of one kind (records or control) that wait for one carrier to one peer, lane 0 preferred."""
 
-    __slots__ = ("_lanes", "_settled", "bytes", "max_bytes")
+    __slots__ = ("_lanes", "_settled", "_turn", "bytes", "number")
 
-    def __init__(self, lanes: int, max_bytes: int, settled: list[tuple[int, bool]]) -> None:
+    def __init__(self, lanes: int, settled: list[tuple[int, bool]]) -> None:
         self._lanes: tuple[deque[Run], ...] = tuple(deque() for _ in range(lanes))
         self._settled = settled
+        self._turn = 0
         self.bytes = 0
         """Bytes that wait, each run with its own cost."""
-        self.max_bytes = max_bytes
+        self.number = 0
+        """Of the last run that was queued."""
 
     def put(self, run: Run, lane: int) -> None:
         """Queue a run; `overflow` bounds the queue afterwards."""
         self.bytes += run.size + RUN_COST_BYTES
+        self.number += 1
+        run.number = self.number
         self._lanes[lane].append(run)
 
-    def head(self) -> Run | None:
-        """The run that leaves next."""
-        for lane in self._lanes:
-            if lane:
-                return lane[0]
-        return None
+    def first_number(self) -> float:
+        """The number of the run that was queued first; infinity when nothing waits."""
+        return min((lane[0].number for lane in self._lanes if lane), default=float("inf"))
 
-    def take(self, room: int, which: int) -> tuple[list[bytes], int, list[Settlement]]:
-        """Items for one datagram: (items, bytes, the parcels with a token among them).
+    def _in_turn(self) -> Sequence[deque[Run]]:
+        """The lanes in the order in which they fill the next datagram."""
+        lanes = self._lanes
+        if len(lanes) == 1 or not (lanes[0] and lanes[1]):
+            return lanes
+        run = lanes[1][0]
+        if run.fragments and run.at:
+            # Begun: an item's fragments leave one after the other.
+            return lanes[::-1]
+        run = lanes[0][0]
+        if run.fragments and run.at:
+            return lanes
+        self._turn += 1
+        return lanes if self._turn % (FIRST_LANE_TURNS + 1) else lanes[::-1]
 
-        At most `room` bytes, but at least one item. Stops before a large run (`which` SMALL), before a small one (LARGE),
-        or only when full (ANY).
-        """
+    def take(self, room: int) -> Taken:
+        """Items for one datagram: at most `room` bytes, but at least one item; or one fragment."""
         parts: list[bytes] = []
         settlements: list[Settlement] = []
         size = 0
-        for lane in self._lanes:
+        for lane in self._in_turn():
             while lane:
                 run = lane[0]
-                if which and run.large is (which == SMALL):
-                    return parts, size, settlements
+                if run.fragments:
+                    return Taken(parts, size, settlements, 0, False) if parts else self._take_fragment(lane)
                 if size + run.size <= room:
                     parts += run.items[run.at :] if run.at else run.items
                     size += run.size
@@ -106,8 +138,24 @@ class Outbox:
                     settlements.append(run.settlement)
                 if not run.size:
                     self._finish(lane)
-                return parts, size + taken, settlements
-        return parts, size, settlements
+                return Taken(parts, size + taken, settlements, 0, False)
+        return Taken(parts, size, settlements, 0, False)
+
+    def _take_fragment(self, lane: deque[Run]) -> Taken:
+        run = lane[0]
+        part = run.items[run.at]
+        size = len(part)
+        run.at += 1
+        run.size -= size
+        self.bytes -= size
+        settlements = []
+        if run.settlement is not None:
+            run.settlement.open += 1
+            settlements.append(run.settlement)
+        last = run.at == len(run.items)
+        if last:
+            self._finish(lane)
+        return Taken([part], size, settlements, len(run.items), last)
 
     def _take_some(self, run: Run, room: int, parts: list[bytes]) -> int:
         at = run.at
@@ -138,7 +186,7 @@ class Outbox:
         self.bytes -= run.size + RUN_COST_BYTES
         if run.settlement is not None:
             close(run.settlement, False, self._settled)
-        return len(run.items) - run.at
+        return 1 if run.fragments else len(run.items) - run.at
 
     def drop_older(self, queued_before: float) -> int:
         """Drop runs that were queued before a time, oldest first. Returns how many items."""
@@ -148,11 +196,11 @@ class Outbox:
                 dropped += self._drop(lane)
         return dropped
 
-    def overflow(self) -> int:
-        """Drop the oldest runs, the last lane's first, until the bound holds. Returns how many items."""
+    def overflow(self, max_bytes: int) -> int:
+        """Drop the oldest runs, the last lane's first, until at most so many bytes wait. Returns how many items."""
         dropped = 0
         for lane in reversed(self._lanes):
-            while lane and self.bytes > self.max_bytes:
+            while lane and self.bytes > max_bytes:
                 dropped += self._drop(lane)
         return dropped
 

@@ -11,6 +11,7 @@ from typing import Final
 from cluster.links.acknowledgement import encode
 from cluster.links.head import ACKNOWLEDGEMENT, FLAG_STREAM, FLAG_TRUNCATED, Codec
 from cluster.links.sequence import Tracker
+from cluster.links.window import INITIAL_BYTES
 from pixiu.ids import EndpointID
 
 ACK_DATAGRAMS: Final = 64
@@ -25,8 +26,9 @@ STREAM_WINDOW_BYTES: Final = 4 << 20
 class Receiver:
     """One sender on one carrier.
 
-    An acknowledgement leaves at the end of a turn: at once for control, after 64 datagrams, and else when the last one was
-    10 ms ago, so that a single datagram on an idle link is acknowledged at once and a busy link pays for 100 a second.
+    An acknowledgement leaves at the end of a turn: at once for control and where somebody waits for it, after 64 datagrams or
+    half of the window that the sender was told, and else when the last one was 10 ms ago, so that a single datagram on an
+    idle link is acknowledged at once and a busy link pays for 100 a second.
     """
 
     __slots__ = (
@@ -39,7 +41,9 @@ class Receiver:
         "sender",
         "stream",
         "unacknowledged",
+        "unacknowledged_bytes",
         "urgent",
+        "window",
     )
 
     def __init__(self, sender: EndpointID, stream: bool) -> None:
@@ -48,6 +52,10 @@ class Receiver:
         self.records = Tracker()
         self.control = Tracker()
         self.unacknowledged = 0
+        self.unacknowledged_bytes = 0
+        """As the sender counts them in its window."""
+        self.window = INITIAL_BYTES
+        """What the sender was told last, bytes."""
         self.urgent = False
         self.acknowledged_at = float("-inf")
         self.data_at = float("-inf")
@@ -58,11 +66,17 @@ class Receiver:
 
     def due(self, now: float) -> bool:
         """Whether an acknowledgement should leave at the end of this turn."""
-        return self.urgent or self.unacknowledged >= ACK_DATAGRAMS or now - self.acknowledged_at >= ACK_INTERVAL_S
+        return (
+            self.urgent
+            or self.unacknowledged >= ACK_DATAGRAMS
+            or 2 * self.unacknowledged_bytes >= self.window
+            or now - self.acknowledged_at >= ACK_INTERVAL_S
+        )
 
     def acknowledgement(self, codec: Codec, counter: int, layout_version: int, window: int, now: float) -> bytes:
         """The acknowledgement to send now."""
-        self.unacknowledged = 0
+        self.unacknowledged = self.unacknowledged_bytes = 0
+        self.window = window
         self.urgent = False
         self.acknowledged_at = now
         body, ranges, cut = encode(self.records, self.control, window)

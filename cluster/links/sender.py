@@ -1,12 +1,12 @@
-"""The sending half of a link to one peer: two queues, two carriers, and the order between them.
+"""The sending half of a link to one peer: what goes by which carrier, and how fast.
 
-    records ──► outbox ──┬── small ──► datagrams (window, sequence) ──► UDP
-    control ──► outbox ──┴── large ──► frames    (window, sequence) ──► gRPC stream
+    records, control ──► outbox ──► datagrams (window, sequence) ──► UDP      alone, joined, or in up to 16 fragments
+                    └──► outbox ──► frames    (window, sequence) ──► gRPC stream        what is larger
 
-A large item waits until the datagrams before it are acknowledged (or 100 ms), and what is queued behind it waits until the
-stream has acknowledged it, so that one sender's order survives the change of carrier.
+What is larger takes its *order* with it (records of the same key; all control messages): what else comes of that order goes by
+stream too, so that it stays in order. Everything else goes on by datagrams, and waits for nothing.
 
-Source: docs/links.md.
+Source: docs/links.md, "Sizes".
 """
 
 from __future__ import annotations
@@ -15,10 +15,22 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.links.acknowledgement import Acknowledgement
-from cluster.links.head import CONTROL, FLAG_STREAM, HEAD_SIZE, RECORDS, Codec, join_control
+from cluster.links.fragments import INDEX_SIZE, MAX_FRAGMENTS, cut
+from cluster.links.head import (
+    CONTROL,
+    CONTROL_FRAGMENT,
+    FLAG_STREAM,
+    FLAG_URGENT,
+    HEAD_SIZE,
+    RECORD_FRAGMENT,
+    RECORDS,
+    Codec,
+    join_control,
+)
 from cluster.links.options import STREAM, LinkOptions
-from cluster.links.outbox import ANY, LARGE, SMALL, Outbox, Run, Settlement
+from cluster.links.outbox import Outbox, Run, Settlement, close
 from cluster.links.stats import Counts
+from cluster.links.switch import INFINITY, Switch, order_of
 from cluster.links.window import Window
 from pixiu.ids import EndpointID
 from pixiu.wire.record import LINK_LANES
@@ -28,8 +40,9 @@ Address = tuple[str, int] | tuple[str, int, int, int]
 KIND_RECORDS: Final = 0
 KIND_CONTROL: Final = 1
 _TYPES: Final = (RECORDS, CONTROL)
-SWITCH_WAIT_S: Final = 0.1
-"""How long a large item waits for the acknowledgement of the datagrams before it."""
+_FRAGMENTS: Final = (RECORD_FRAGMENT, CONTROL_FRAGMENT)
+URGENT_PROTOCOL: Final = 3
+"""The protocol version from which on a peer understands fragments, and that somebody waits for an acknowledgement."""
 STREAM_WAIT_S: Final = 2.0
 """How long records wait for a stream that is not connected yet."""
 CONTROL_WAIT_S: Final = 5.0
@@ -40,6 +53,8 @@ class Drop:
     """Why items were dropped before they were sent: the keys of `LinkStats.dropped`."""
 
     PUSH_BACK: Final = "push_back"
+    NO_STREAM: Final = "no_stream"
+    """Too large for datagrams, and the peer's stream could not be had the last time that it was waited for."""
     QUEUE_FULL: Final = "queue_full"
     PEER_SUSPECT: Final = "peer_suspect"
     PEER_DEAD: Final = "peer_dead"
@@ -92,10 +107,16 @@ class Sender:
         self.stream = Window(first_sequence)
         self.stream_up = False
         self.layout_version = 0
-        self._outboxes = (
-            Outbox(LINK_LANES, options.max_queue_bytes, self.settled),
-            Outbox(1, options.max_queue_bytes, self.settled),
-        )
+        self.protocol = 1
+        """The newest protocol version that the peer speaks."""
+        self.asks = False
+        """Whether the peer should be asked for an acknowledgement, by a heartbeat: the stream waits for it."""
+        self._boxes = (Outbox(LINK_LANES, self.settled), Outbox(1, self.settled))
+        """What waits for datagrams: records, control."""
+        self._streamed = (Outbox(LINK_LANES, self.settled), Outbox(1, self.settled))
+        """What waits for the stream: records, control."""
+        self._switches = (Switch(), Switch())
+        self._max_bytes = options.max_queue_bytes
         self._options = options
         self._codec = codec
         self._outputs = outputs
@@ -105,7 +126,8 @@ class Sender:
         self._payload = options.mtu_bytes - self._around
         self._push_back_s = options.push_back_ms / 1000
         self._stream_since = 0.0
-        self._switch_at = [0.0, 0.0]
+        self._stream_missed = False
+        """Whether the stream was waited for in vain, and has not been there since."""
         self._by_stream = options.transport == STREAM
 
     def locate(self, address: Address | None) -> None:
@@ -117,41 +139,85 @@ class Sender:
     @property
     def busy(self) -> bool:
         """Whether anything waits or is in flight."""
-        return bool(self._outboxes[0].bytes or self._outboxes[1].bytes or self.datagram.cost or self.stream.cost)
+        return bool(self.datagram.cost or self.stream.cost or self.queued_bytes)
 
     @property
     def queued_bytes(self) -> int:
         """What waits, with the cost of queueing it."""
-        return self._outboxes[0].bytes + self._outboxes[1].bytes
+        (records, control), (streamed, large_control) = self._boxes, self._streamed
+        return records.bytes + control.bytes + streamed.bytes + large_control.bytes
 
-    def queue_records(self, records: list[bytes], lane: int, token: int, now: float) -> None:
+    def queue_records(self, records: list[bytes], lane: int, token: int, now: float, urgent: bool = False) -> None:
         """Queue a parcel of whole records."""
-        self._queue(KIND_RECORDS, records, 0 if lane <= 0 else LINK_LANES - 1, token, now)
+        self._queue(KIND_RECORDS, records, 0 if lane <= 0 else LINK_LANES - 1, token, now, urgent)
 
     def queue_control(self, messages: list[bytes], token: int, now: float) -> None:
         """Queue serialized control messages."""
         self._queue(KIND_CONTROL, join_control(messages), 0, token, now)
 
-    def _queue(self, kind: int, items: list[bytes], lane: int, token: int, now: float) -> None:
+    def _queue(self, kind: int, items: list[bytes], lane: int, token: int, now: float, urgent: bool = False) -> None:
         if not items:
             if token:
                 self.settled.append((token, True))
             return
-        settlement = Settlement(token) if token else None
-        box = self._outboxes[kind]
         size = sum(map(len, items))
-        payload = self._payload
-        if size <= payload or max(map(len, items)) <= payload:
-            box.put(Run(items, size, False, settlement, now), lane)
-        elif max(map(len, items)) > self._options.max_record_bytes + (4 if kind else 0):
+        largest = size if size <= self._payload else max(map(len, items))
+        if largest > self._options.max_record_bytes + (4 if kind else 0):
             self._drop(Drop.TOO_LARGE, len(items))
             if token:
                 self.settled.append((token, False))
+            return
+        settlement = Settlement(token, urgent) if token else None
+        box, streamed, switch = self._boxes[kind], self._streamed[kind], self._switches[kind]
+        if self._by_stream and kind == KIND_RECORDS:
+            streamed.put(Run(items, size, settlement, now), lane)
         else:
-            for run in _runs(items, payload, settlement, now):
-                box.put(run, lane)
-        if box.bytes > box.max_bytes:
-            self._drop(Drop.QUEUE_FULL, box.overflow())
+            if switch.orders and not streamed.bytes and not self.stream.in_flight(kind):
+                switch.leave(now)
+            if largest <= self._payload and not switch.orders:
+                box.put(Run(items, size, settlement, now), lane)
+            else:
+                self._sort(kind, items, lane, settlement, now)
+        if box.bytes + streamed.bytes > self._max_bytes:
+            first, second = (box, streamed) if box.oldest() <= streamed.oldest() else (streamed, box)
+            dropped = first.overflow(self._max_bytes - second.bytes)
+            self._drop(Drop.QUEUE_FULL, dropped + second.overflow(self._max_bytes - first.bytes))
+
+    def _sort(self, kind: int, items: list[bytes], lane: int, settlement: Settlement | None, now: float) -> None:
+        """Queue the items of a parcel, each for the carrier by which it goes."""
+        box, streamed, switch = self._boxes[kind], self._streamed[kind], self._switches[kind]
+        payload = self._payload
+        fragmented = MAX_FRAGMENTS * (payload - INDEX_SIZE) if self.protocol >= URGENT_PROTOCOL else payload
+        # The parcel is not decided before all of it is queued.
+        if settlement is not None:
+            settlement.open += 1
+        run: list[bytes] = []
+        target = box
+        for item in items:
+            order = order_of(item) if kind == KIND_RECORDS else 0
+            size = len(item)
+            to = streamed if size > fragmented or order in switch.orders else box
+            if run and (to is not target or (to is box and size > payload)):
+                target.put(Run(run, sum(map(len, run)), settlement, now), lane)
+                run = []
+            target = to
+            if size > fragmented:
+                if self._stream_missed and not self.stream_up:
+                    self._outputs.streams.append(self.peer)
+                    self._drop(Drop.NO_STREAM, 1)
+                    if settlement is not None:
+                        settlement.failed = True
+                    continue
+                switch.enter(order, box.number, now)
+            if to is box and size > payload:
+                parts = cut(item, payload)
+                box.put(Run(parts, sum(map(len, parts)), settlement, now, fragments=True), lane)
+            else:
+                run.append(item)
+        if run:
+            target.put(Run(run, sum(map(len, run)), settlement, now), lane)
+        if settlement is not None:
+            close(settlement, True, self.settled)
 
     def _drop(self, reason: str, items: int) -> None:
         if items:
@@ -161,44 +227,51 @@ class Sender:
     def pump(self, now: float) -> None:
         """Send what the windows allow, control first, and drop what has waited too long."""
         for kind in (KIND_CONTROL, KIND_RECORDS):
-            box = self._outboxes[kind]
-            if box.bytes:
-                waiting, first = box.bytes, box.head()
-                self._pump(kind, box, now)
-                if first is not None and box.bytes != waiting:
-                    self._outputs.waited(now - first.queued_at)
-                self._drop_late(kind, box, now)
+            box, streamed = self._boxes[kind], self._streamed[kind]
+            waiting, oldest = box.bytes, box.oldest()
+            if waiting:
+                while box.bytes and self._send_datagram(kind, box, now):
+                    pass
+                if box.bytes != waiting:
+                    self._outputs.waited(now - oldest)
+                self._drop_late(box, self._least(kind), now)
+            waiting, oldest = streamed.bytes, streamed.oldest()
+            if waiting:
+                if self._may_stream(kind, now):
+                    while streamed.bytes and self._send_frame(kind, streamed, now):
+                        pass
+                if streamed.bytes != waiting:
+                    self._outputs.waited(now - oldest)
+                self._drop_late_streamed(kind, streamed, now)
 
-    def _pump(self, kind: int, box: Outbox, now: float) -> None:
-        while True:
-            run = box.head()
-            if run is None:
-                self._switch_at[kind] = 0.0
-                return
-            if self._waits_for_stream(kind, run):
-                if not self._send_frame(kind, box, now):
-                    return
-            elif self.stream.in_flight(kind) or not self._send_datagram(kind, box, now):
-                return
+    def _may_stream(self, kind: int, now: float) -> bool:
+        datagram, switch = self.datagram, self._switches[kind]
+        if switch.may_stream(self._boxes[kind].first_number(), datagram.upcoming[kind], datagram.first_in_flight(kind), now):
+            return True
+        self.asks = switch.asks() or self.asks
+        return False
 
     def _send_datagram(self, kind: int, box: Outbox, now: float) -> bool:
         address = self.address
         window = self.datagram
         if address is None or not window.may_send(min(box.bytes, self._payload) + self._around, now):
             return False
-        self._switch_at[kind] = 0.0
-        parts, size, settlements = box.take(self._payload, SMALL)
-        data = self._codec.pack(_TYPES[kind], 0, len(parts), window.upcoming[kind], self.layout_version, self.peer, parts)
+        parts, size, settlements, fragments, last = box.take(self._payload)
+        data = self._codec.pack(
+            _FRAGMENTS[kind] if fragments else _TYPES[kind],
+            self._urgency(settlements),
+            fragments or len(parts),
+            window.upcoming[kind],
+            self.layout_version,
+            self.peer,
+            parts,
+        )
         self._outputs.datagrams.append((data, address))
-        self._sent(kind, window, len(parts), size + self._around, settlements, now)
+        window.sent(kind, len(parts), size + self._around, settlements, now)
+        self._sent(kind, last if fragments else len(parts), size + self._around)
         return True
 
     def _send_frame(self, kind: int, box: Outbox, now: float) -> bool:
-        if self.datagram.in_flight(kind):
-            if not self._switch_at[kind]:
-                self._switch_at[kind] = now + SWITCH_WAIT_S
-            if now < self._switch_at[kind]:
-                return False
         if not self.stream_up:
             self._outputs.streams.append(self.peer)
             return False
@@ -206,43 +279,53 @@ class Sender:
         room = self._options.stream_frame_bytes - self._around
         if not window.may_send(min(box.bytes, room) + self._around, now):
             return False
-        which = ANY if self._by_stream and kind == KIND_RECORDS else LARGE
-        parts, size, settlements = box.take(room, which)
-        upcoming = window.upcoming[kind]
-        frame = self._codec.pack(_TYPES[kind], FLAG_STREAM, len(parts), upcoming, self.layout_version, self.peer, parts)
+        parts, size, settlements, _, _ = box.take(room)
+        flags, upcoming = FLAG_STREAM | self._urgency(settlements), window.upcoming[kind]
+        frame = self._codec.pack(_TYPES[kind], flags, len(parts), upcoming, self.layout_version, self.peer, parts)
         self._outputs.frames.append((self.peer, frame))
-        self._sent(kind, window, len(parts), size + self._around, settlements, now)
+        window.sent(kind, len(parts), size + self._around, settlements, now)
+        self._sent(kind, len(parts), size + self._around)
         return True
 
-    def _sent(self, kind: int, window: Window, count: int, size: int, settlements: list[Settlement], now: float) -> None:
-        window.sent(kind, count, size, settlements, now)
+    def _urgency(self, settlements: list[Settlement]) -> int:
+        if self.protocol >= URGENT_PROTOCOL:
+            for settlement in settlements:
+                if settlement.urgent:
+                    return FLAG_URGENT
+        return 0
+
+    def _sent(self, kind: int, items: int, size: int) -> None:
         counts = self._counts
         counts.datagrams_sent += 1
         counts.bytes_sent += size
         if kind == KIND_RECORDS:
-            counts.records_sent += count
+            counts.records_sent += items
         else:
-            counts.control_sent += count
+            counts.control_sent += items
 
-    def _waits_for_stream(self, kind: int, run: Run) -> bool:
-        return run.large or (self._by_stream and kind == KIND_RECORDS)
+    def _least(self, kind: int) -> float:
+        return CONTROL_WAIT_S if kind == KIND_CONTROL else self._push_back_s
 
-    def _drop_at(self, kind: int, run: Run, queued_at: float) -> float:
-        """When a run that was queued then has waited too long, `run` being the next one to leave."""
-        least = CONTROL_WAIT_S if kind == KIND_CONTROL else self._push_back_s
-        if self._waits_for_stream(kind, run):
-            if not self.stream_up:
-                return queued_at + max(least, STREAM_WAIT_S)
-            # What waited for the stream gets the usual time once it is there.
-            return max(queued_at, self._stream_since) + least
-        return queued_at + least
-
-    def _drop_late(self, kind: int, box: Outbox, now: float) -> None:
-        while (run := box.head()) is not None:
-            oldest = box.oldest()
-            if now < self._drop_at(kind, run, oldest):
-                return
+    def _drop_late(self, box: Outbox, wait_s: float, now: float) -> None:
+        while box.bytes and now >= (oldest := box.oldest()) + wait_s:
             self._drop(Drop.PUSH_BACK, box.drop_older(oldest))
+
+    def _drop_streamed_at(self, kind: int, box: Outbox) -> float:
+        """When the first of what waits for the stream has waited too long."""
+        least = self._least(kind)
+        if self.stream_up:
+            # What waited for the stream gets the usual time once it is there.
+            return max(box.oldest(), self._stream_since) + least
+        return box.oldest() + max(least, STREAM_WAIT_S)
+
+    def _drop_late_streamed(self, kind: int, box: Outbox, now: float) -> None:
+        while box.bytes and now >= self._drop_streamed_at(kind, box):
+            self._drop(Drop.PUSH_BACK, box.drop_older(box.oldest()))
+            if not self.stream_up and not (self._by_stream and kind == KIND_RECORDS):
+                # Small ones are not to wait any longer for a stream that cannot be had.
+                self._stream_missed = True
+                self._drop(Drop.PUSH_BACK, box.clear())
+                self._switches[kind].reset()
 
     def acknowledge(self, acknowledgement: Acknowledgement, stream: bool, now: float) -> None:
         """Take the peer's acknowledgement of what it received."""
@@ -253,6 +336,7 @@ class Sender:
         """The stream to the peer is there, or broke: what was in flight on it is not known to have arrived."""
         self.stream_up = up
         self._stream_since = now
+        self._stream_missed = False
         if not up:
             self._counts.sent_lost += self.stream.void(self.settled)
 
@@ -276,39 +360,24 @@ class Sender:
     def suspect(self) -> None:
         """The peer may be gone, and whoever can sends to another one: records that wait for it, or hang in the stream to it,
         would arrive behind later ones. They settle as not handled. Source: docs/promises.md."""
-        self._drop(Drop.PEER_SUSPECT, self._outboxes[KIND_RECORDS].clear())
+        self._drop(Drop.PEER_SUSPECT, self._boxes[KIND_RECORDS].clear() + self._streamed[KIND_RECORDS].clear())
         if self.stream.in_flight(KIND_RECORDS):
             self._counts.sent_lost += self.stream.void(self.settled)
             self._outputs.resets.append(self.peer)
 
     def fail(self, reason: str) -> None:
         """The peer is dead or removed: everything settles as not handled."""
-        for box in self._outboxes:
+        for box in (*self._boxes, *self._streamed):
             self._drop(reason, box.clear())
         self._counts.sent_lost += self.datagram.void(self.settled) + self.stream.void(self.settled)
 
     def deadline(self, now: float) -> float:
         """When this side must be looked at again; infinity when nothing waits or is in flight."""
-        found = min(self.datagram.deadline(True), self.stream.deadline(self._outboxes[0].bytes > 0))
-        for kind, box in enumerate(self._outboxes):
-            run = box.head()
-            if run is not None:
-                found = min(found, self._drop_at(kind, run, box.oldest()))
-                if self._switch_at[kind] > now:
-                    found = min(found, self._switch_at[kind])
+        found = min(self.datagram.deadline(True), self.stream.deadline(self._streamed[0].bytes > 0))
+        for kind, (box, streamed) in enumerate(zip(self._boxes, self._streamed, strict=True)):
+            if box.bytes:
+                found = min(found, box.oldest() + self._least(kind))
+            if streamed.bytes:
+                until = self._switches[kind].until
+                found = min(found, self._drop_streamed_at(kind, streamed), until if until > now else INFINITY)
         return found
-
-
-def _runs(items: list[bytes], payload: int, settlement: Settlement | None, now: float) -> list[Run]:
-    """A parcel cut where items that fit into a datagram and larger ones meet."""
-    runs: list[Run] = []
-    start = 0
-    while start < len(items):
-        large = len(items[start]) > payload
-        end = start + 1
-        while end < len(items) and (len(items[end]) > payload) is large:
-            end += 1
-        some = items[start:end]
-        runs.append(Run(some, sum(map(len, some)), large, settlement, now))
-        start = end
-    return runs

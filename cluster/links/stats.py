@@ -76,6 +76,8 @@ class LinkStats:
     send_errors: Mapping[str, int] = field(default_factory=dict)
     """By the name of the error number (datagrams)."""
     receive_errors: Mapping[str, int] = field(default_factory=dict)
+    items_given_up: int = 0
+    """Items of which some fragments came, and the rest not in time."""
     kernel_drops: int = 0
     """Datagrams that the kernel dropped because the socket's buffer was full."""
     receive_buffer_bytes: int = 0

@@ -41,14 +41,16 @@ class OutgoingStream:
     def __init__(
         self,
         peer: EndpointID,
+        role: str,
         target: str,
         on_frame: Callable[[EndpointID, bytes], None],
         on_state: Callable[[EndpointID, bool], None],
         wanted: Callable[[EndpointID], bool],
     ) -> None:
-        """`target` is "host:port"; `on_frame` gets what the peer answers, `on_state` whether the stream is there."""
+        """`role` is the peer's, `target` "host:port".
+        `on_frame` gets what the peer answers, `on_state` whether the stream is there."""
         self._peer = peer
-        self._target = target
+        self._role, self._target = role, target
         self._on_frame = on_frame
         self._on_state = on_state
         self._wanted = wanted
@@ -88,7 +90,9 @@ class OutgoingStream:
 
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
-        call: GrpcCall[LinkFrame, LinkFrame] = GrpcCall.to(self._target, PEER_CHANNEL, lambda channel: LinkStub(channel).Exchange())
+        call: GrpcCall[LinkFrame, LinkFrame] = GrpcCall.to(
+            self._target, self._role, PEER_CHANNEL, lambda channel: LinkStub(channel).Exchange()
+        )
         async with call:
             try:
                 await call.opened(CONNECT_WAIT_S)

@@ -43,6 +43,11 @@ class Window:
         """How many datagrams with items of this kind are unacknowledged."""
         return len(self._flights[kind])
 
+    def first_in_flight(self, kind: int) -> float:
+        """The sequence of the oldest item of this kind that is unacknowledged; infinity: there is none."""
+        flights = self._flights[kind]
+        return flights[0][0] if flights else float("inf")
+
     def may_send(self, size: int, now: float) -> bool:
         """Whether a datagram of `size` bytes may leave. With nothing in flight one always may, whatever the window."""
         if not self.cost:

@@ -33,6 +33,9 @@ class Gateway:
     endpoint: EndpointID
     instance: int
     generation: int
+    introduction: bytes = b""
+    """A serialized `Control` that tells brokers where it is; to be written behind one with its messages, as both are then read as
+    one. Empty: they learn it from the registry alone."""
 
 
 @dataclass(frozen=True, slots=True)

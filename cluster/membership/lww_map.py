@@ -39,6 +39,8 @@ TOMBSTONE_S: Final = 600.0
 """A logout is remembered so long: a login that was overtaken by its logout must not revive it."""
 MAX_ENTRIES: Final = 4_000_000
 """Live entries of one map. Policy: a login with a new key is refused and counted."""
+RESERVE: Final = 16
+"""This share of the entries is for what others hold already: replicas that heal, restart or merge. See `LwwMap.without_room`."""
 MAX_TOMBSTONES: Final = 1_000_000
 """Policy: the oldest tombstone is forgotten early and counted."""
 SNAPSHOT_CHUNK_BYTES: Final = 4096
@@ -57,6 +59,15 @@ VALUED_MESSAGES_A_CONTROL: Final = 24
 """The same for messages with values, which take 9 bytes more."""
 NAMED_MESSAGES_A_CONTROL: Final = 6
 """The same for messages with names, which take at most 124 bytes more."""
+NO_GROUP: Final = -1
+
+
+class _AlwaysTracked(NamedTuple):
+    """An empty tuple of a class of its own, for which the collector keeps the dict that holds it on its list. A dict of plain
+    tuples of numbers goes off it, comes back as young at every insertion, and all of its millions are looked at again."""
+
+
+ALWAYS_TRACKED: Final = _AlwaysTracked()
 INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
 
 assert ENTRY.size == ENTRY_BYTES
@@ -198,7 +209,7 @@ class LwwMap:
         self._max_tombstones = max_tombstones
         self._tombstone_s = tombstone_s
         self._groups: dict[int, dict[int, dict[int, int]]] = {}
-        self._gateways: dict[int, tuple[int, ...]] = {}
+        self._gateways: dict[int, tuple[int, ...]] = {NO_GROUP: ALWAYS_TRACKED}
         self._groups_of: dict[int, dict[int, set[int]]] = {}
         # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
         self._tombstones: dict[Key, tuple[int, float]] = {}
@@ -221,6 +232,10 @@ class LwwMap:
     def groups(self) -> int:
         """Groups that have members."""
         return len(self._groups)
+
+    def is_nearly_full(self, more: int = 1) -> bool:
+        """Whether so many new logins of gateways might have no room."""
+        return self._live + more > self._max_entries - self._max_entries // RESERVE
 
     @property
     def tombstones(self) -> int:
@@ -270,6 +285,22 @@ class LwwMap:
     def value(self, group: int, member: int, instance: int) -> int:
         """What a live entry holds; 0 where it holds nothing, or is not there."""
         return self._values.get(Key(group, member, instance), 0)
+
+    def without_room(self, batch: Iterable[Update]) -> list[Update]:
+        """The logins of a batch that would be new keys beyond what gateways may fill: all entries but a sixteenth, so that a
+        replica that heals can always become equal to one that was fuller. They are to be refused, and not passed on."""
+        found: list[Update] = []
+        free = self._max_entries - self._max_entries // RESERVE - self._live
+        new: set[tuple[int, int, int]] = set()
+        for change in batch:
+            instance = change.id >> INSTANCE_SHIFT
+            key = (change.group, change.member, instance)
+            if change.login and key not in new and change.member not in self._groups.get(change.group, {}).get(instance, ()):
+                if len(new) < free:
+                    new.add(key)
+                else:
+                    found.append(change)
+        return found
 
     def apply(self, batch: Iterable[Update], now: float) -> Applied:
         """Apply logins and logouts. What is stale, out of range or refused is counted and left out of the result.

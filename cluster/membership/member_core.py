@@ -63,8 +63,6 @@ class MemberCore(ABC):
     """
 
     ROLE: ClassVar[str] = ""
-    counters: MemberCounters
-    """What it has done since its start; a role has more of them."""
 
     def __init__(
         self,
@@ -119,6 +117,11 @@ class MemberCore(ABC):
         return min(self._housekeeping_at, self._purge_at, self._next_slice())
 
     # --- what a role decides
+
+    @property
+    @abstractmethod
+    def counters(self) -> MemberCounters:
+        """What it has done since its start; a role has more of them."""
 
     @abstractmethod
     def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:

@@ -6,7 +6,7 @@ Source: PiXiu §2.3, §2.4, §5; docs/architecture.md, "The contract".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from cluster.runtime.context import Context
 from cluster.runtime.contract import TICK
 from cluster.runtime.restate import Restate
 from cluster.runtime.role import RoleShell, Runner, totals
-from pixiu.discovery.node import NodeState
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, hex_id
 from pixiu.wire.v1 import control_pb2
@@ -97,6 +97,8 @@ class MemberService(RoleShell):
                 control = control_pb2.Control.FromString(data)
                 if control.HasField("gateway_messages"):
                     changes += decode_messages(control.gateway_messages)
+                    if control.gateway_messages.gateways:
+                        self._introduced(control.gateway_messages.gateways)
                 elif control.HasField("absence"):
                     step(ev.AbsenceReceived(peer, control.absence.as_of, list(control.absence.rooms)))
                 elif control.HasField("layout_notice"):
@@ -134,6 +136,9 @@ class MemberService(RoleShell):
     def _answer(self, peer: EndpointID, attachment: bytes) -> bytes:
         """What to say to the heartbeat of a subscriber. Raises `DecodeError`."""
         return b""
+
+    def _introduced(self, gateways: Iterable[control_pb2.GatewayAddress]) -> None:
+        """A router told where gateways are; a role that sends to them may need it."""
 
     def _source_view(self) -> View:
         """Where sources of snapshots are found."""
@@ -174,5 +179,22 @@ class MemberService(RoleShell):
 def gateways_of(view: View) -> tuple[ev.Gateway, ...]:
     """The gateways of a view that have leased their instance."""
     return tuple(
-        ev.Gateway(node.endpoint, node.instance, node.generation) for node in view.of_role("gateway") if node.instance >= 0
+        ev.Gateway(node.endpoint, node.instance, node.generation, introduction(node))
+        for node in view.of_role("gateway")
+        if node.instance >= 0
     )
+
+
+def introduction(node: Node) -> bytes:
+    """What tells brokers where a gateway is; empty where its datagrams go elsewhere than its streams."""
+    if node.udp_host or node.udp_port:
+        return b""
+    address = control_pb2.GatewayAddress(
+        instance=node.instance,
+        generation=node.generation,
+        endpoint=node.endpoint,
+        host=node.host,
+        port=node.port,
+        protocol=node.protocol_max,
+    )
+    return control_pb2.Control(gateway_messages=control_pb2.GatewayMessages(gateways=[address])).SerializeToString()

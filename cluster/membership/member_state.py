@@ -45,12 +45,24 @@ class ClusterView:
     gateways: tuple[Gateway, ...] = ()
     routers: OtherRole = NO_OTHER
     relays: OtherRole = NO_OTHER
+    introductions: dict[int, bytes] = field(default_factory=dict)
+    """Instance → `Gateway.introduction`."""
 
     @classmethod
     def of(cls, event: ClusterChanged, own: EndpointID) -> ClusterView:
         """The view that an event brings, without this process."""
         replicas = {replica.endpoint: replica for replica in event.replicas if replica.endpoint != own}
-        return cls(event.version, event.partitions, replicas, event.brokers, event.gateways, event.routers, event.relays)
+        introductions = {gateway.instance: gateway.introduction for gateway in sorted(event.gateways, key=lambda g: g.generation)}
+        return cls(
+            event.version,
+            event.partitions,
+            replicas,
+            event.brokers,
+            event.gateways,
+            event.routers,
+            event.relays,
+            introductions,
+        )
 
     def running(self, partition: int, dead: Container[EndpointID]) -> list[EndpointID]:
         """Running replicas of a partition of the own role that are not dead."""

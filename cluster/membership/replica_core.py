@@ -29,12 +29,14 @@ from cluster.membership.replica_state import Counters, State
 from cluster.membership.subscribers import Subscribers, valid_filter
 from cluster.runtime.contract import NEVER, SendControl, Settled, Tick
 from pixiu.errors import MalformedData, Overloaded, Unavailable, WrongPartition
-from pixiu.ids import MAX_ID, EndpointID
+from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.placement.partition import rendezvous_order, serves
 from pixiu.wire.v1 import control_pb2
 
 MAX_QUEUED_MESSAGES: Final = 200_000
 """Gateway messages that wait until the snapshot is merged. Policy: what exceeds it is taken at once."""
+MAX_INTRODUCED: Final = 4
+"""Gateways that are introduced with one message; those of more have been passed on by a replica, which introduced them itself."""
 STORE_FRESH_S: Final = 300.0
 """An own database that is older than this is not merged with a peer's snapshot: it may revive users who left."""
 STORE_RETRY_S: Final = 30.0
@@ -78,7 +80,7 @@ class ReplicaCore(MemberCore):
         self.subscribers = Subscribers(heartbeat_s * dead_after)
         self.anti_entropy = ReplicaAntiEntropy(self.membership, self.puller)
         self.forwards = Forwards()
-        self.counters: Counters = Counters()
+        self._counters = Counters()
         self.store_error: str | None = None
         self._peers: list[EndpointID] = []
         self._store_age: float | None = None
@@ -115,6 +117,11 @@ class ReplicaCore(MemberCore):
     def next_deadline(self) -> float:
         """When `Tick` is due, monotonic seconds."""
         return min(super().next_deadline(), self._retry_at, self._store_retry_at, self.forwards.next_retry())
+
+    @property
+    def counters(self) -> Counters:
+        """What it has done since its start."""
+        return self._counters
 
     @property
     def queued(self) -> int:
@@ -327,6 +334,10 @@ class ReplicaCore(MemberCore):
         self.counters.messages_malformed += len(event.messages) - len(valid)
         own = [m for m in valid if serves(self.partition, m.group, view.partitions)]
         sender = view.replicas.get(event.peer)
+        if sender is None and self.membership.is_nearly_full(len(own)):
+            refused = self._refuse(event.peer, own, out)
+            own = [m for m in own if m not in refused]
+            valid = [m for m in valid if m not in refused]
         group = Group(None if sender is not None else event.peer, [m.id for m in valid])
         if sender is None:
             self.counters.messages_from_gateways += len(valid)
@@ -343,6 +354,16 @@ class ReplicaCore(MemberCore):
         group.waiting -= 1
         if not group.waiting:
             self._confirm(Outcome([group]), out)
+
+    def _refuse(self, gateway: EndpointID, messages: list[Update], out: list[Effect]) -> set[Update]:
+        """Tell a gateway which of its logins have no room here: confirmed, they would never get a message."""
+        refused = self.membership.without_room(messages)
+        self.counters.logins_refused += len(refused)
+        for start in range(0, len(refused), self.MAX_CONFIRMS):
+            ids = [message.id for message in refused[start : start + self.MAX_CONFIRMS]]
+            confirm = control_pb2.GatewayConfirm(refused=ids)
+            out.append(SendControl(gateway, [control_pb2.Control(gateway_confirm=confirm).SerializeToString()]))
+        return set(refused)
 
     def _apply(self, messages: list[Update], now: float, out: list[Effect]) -> Applied:
         """Take over what gateways said; a role may have more to do for it."""
@@ -365,7 +386,18 @@ class ReplicaCore(MemberCore):
                 wanted = [m for m in messages if subscriber.wants(m.group)]
                 parts = encoded[rule] = everything if len(wanted) == len(messages) else encode_messages(wanted)
             if parts:
+                if self._view is not None and subscriber.endpoint in self._view.brokers:
+                    introductions = self._introductions(messages)
+                    parts = [part + introductions for part in parts]
                 out.append(SendControl(subscriber.endpoint, parts, self.forwards.send(subscriber.endpoint, parts, group)))
+
+    def _introductions(self, messages: list[Update]) -> bytes:
+        """Where the gateways of the messages are: a broker may not have heard of them from the registry yet."""
+        assert self._view is not None
+        instances = {gateway_instance(message.id) for message in messages}
+        if len(instances) > MAX_INTRODUCED:
+            return b""
+        return b"".join(self._view.introductions.get(instance, b"") for instance in sorted(instances))
 
     def _is_peer(self, endpoint: EndpointID) -> bool:
         replica = self._view.replicas.get(endpoint) if self._view is not None else None

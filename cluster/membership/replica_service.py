@@ -100,14 +100,20 @@ class ReplicaService(MemberService):
             "subscribers": len(core.subscribers),
             "forwards_under_way": len(core.forwards),
             "db": "none" if self._writer is None else "failed" if core.store_error else "ok",
-            "degraded": core.store_error,
+            "degraded": core.store_error or (self._full() if core.membership.is_nearly_full() else None),
         }
+
+    def _full(self) -> str:
+        return (
+            f"the map is full, and new joins are refused: raise {self._role}.max_entries on every replica, "
+            f"or add partitions (`pixiu double {self._role}`)"
+        )
 
     def on_view(self, view: View) -> None:
         """Heartbeat and reach the other replicas, who subscribes, and gateways."""
         me = self._context.endpoint_id
         nodes = [node for role in self._roles for node in view.of_role(role) if node.endpoint != me]
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
         own = [node for node in nodes if node.role == self._role]
         replicas = tuple(ev.Replica(node.endpoint, node.partition, node.state is NodeState.RUNNING) for node in own)
         brokers = frozenset(node.endpoint for node in nodes if node.role == "broker")

@@ -31,6 +31,8 @@ class Counters(MemberCounters):
     messages_unroutable: int = 0
     """For keys of a partition that has no replica now; not confirmed, so the gateway sends them again."""
     confirmed: int = 0
+    logins_refused: int = 0
+    """Of gateways, because the map is full; they are told, and tell their clients."""
     snapshots_served: int = 0
     snapshots_refused: int = 0
     subscriptions_ended: int = 0

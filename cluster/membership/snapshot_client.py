@@ -16,6 +16,7 @@ from cluster.membership.lww_map import Chunk
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 CHUNK_TIMEOUT_S: Final = 10.0
@@ -53,9 +54,9 @@ class SnapshotReader:
         if before is not None:
             before.cancel()
         node = view.by_endpoint(source)
-        address = node.address if node is not None and len(self._tasks) < MAX_SNAPSHOTS else None
+        place = (node.address, node.role) if node is not None and len(self._tasks) < MAX_SNAPSHOTS else None
         request = wire_pb2.SnapshotRequest(endpoint=self._endpoint, role=self._role, partition=partition, partitions=partitions)
-        self._tasks[source] = asyncio.create_task(self._take(source, address, request))
+        self._tasks[source] = asyncio.create_task(self._take(source, place, request))
 
     async def close(self) -> None:
         """End what is under way, silently."""
@@ -65,16 +66,16 @@ class SnapshotReader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(self, source: EndpointID, address: str | None, request: wire_pb2.SnapshotRequest) -> None:
-        error = "the router is not in the registry any more" if address is None else await self._read(source, address, request)
+    async def _take(self, source: EndpointID, place: tuple[str, str] | None, request: wire_pb2.SnapshotRequest) -> None:
+        error = "the router is not in the registry any more" if place is None else await self._read(source, *place, request)
         # A cancelled task does not come here, so that only the newest one of a source reports.
         del self._tasks[source]
         self._on_finished(source, error)
 
-    async def _read(self, source: EndpointID, address: str, request: wire_pb2.SnapshotRequest) -> str | None:
+    async def _read(self, source: EndpointID, address: str, role: str, request: wire_pb2.SnapshotRequest) -> str | None:
         """Returns None when the snapshot is complete, or why it is not."""
         try:
-            async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+            async with peer_channel(address, role, PEER_CHANNEL) as channel:
                 call = wire_pb2_grpc.MembershipStub(channel).Snapshot(request)
                 while True:
                     async with asyncio.timeout(CHUNK_TIMEOUT_S):

@@ -22,6 +22,11 @@ MAX_TEXT: Final = 512
 PHASES: Final = frozenset(doubling_pb2.DoublingPhase.values()) - {doubling_pb2.DOUBLING_NONE}
 
 
+def phase_samples(phase: int) -> dict[str, int]:
+    """Samples for metrics: 1 for the phase in which a partition is, 0 for the others, by name."""
+    return {name.removeprefix("DOUBLING_").lower(): int(number == phase) for name, number in doubling_pb2.DoublingPhase.items()}
+
+
 class Doubled(Protocol):
     """What the service needs of a role. Both are asked of a leader."""
 

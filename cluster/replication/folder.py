@@ -6,7 +6,7 @@
     ├── incoming/         a snapshot that is being received
     ├── received/         one that is whole and durable, until the state machine has loaded it
     ├── received.json     its position; written last, removed first
-    └── audit.log         what operators have done: a JSON line each
+    └── audit.log         what operators have done (`cluster.runtime.audit`)
 
 Source: docs/replication.md.
 """
@@ -18,7 +18,6 @@ import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -28,7 +27,8 @@ from cluster.replication.log import DAMAGED_SUFFIX, SegmentedLog
 from cluster.replication.machine import StateMachine
 from cluster.replication.model import START, Damage, MemberID, PartitionState, Position
 from cluster.replication.segment import SUFFIX
-from pixiu.errors import DiskFailed, StorageError
+from cluster.runtime.audit import Audit
+from pixiu.errors import ConfigurationError, DiskFailed, StorageError
 from pixiu.ids import hex_id
 
 RESERVE_BYTES: Final = 64 << 20
@@ -168,13 +168,12 @@ class DataFolder:
 
     def audit_line(self, operator: str, reason: str, member: MemberID, what: Mapping[str, object]) -> None:
         """Write down what an operator has done, durably. Raises DiskFailed."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = {"at": at, "operator": operator, "reason": reason, "member": hex_id(member), **what}
         try:
-            with open(self.path / "audit.log", "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            audit = Audit(self.path)
+        except ConfigurationError as problem:
+            raise DiskFailed(str(problem)) from problem
+        try:
+            audit.write_now("operator", operator=operator, reason=reason, member=hex_id(member), **what)
             sync_directory(self.path)
-        except OSError as problem:
-            raise DiskFailed(f"{self.path}: this cannot be audited: {problem.strerror}") from problem
+        finally:
+            audit.close()

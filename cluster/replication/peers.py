@@ -35,6 +35,7 @@ from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import replication_pb2 as pb
 
 SERVICE: Final = "pixiu.v1.Replication"
@@ -104,7 +105,10 @@ class _Outgoing:
     async def _connection(self) -> bool:
         """One connection from beginning to end. Whether it was there at all."""
         call: GrpcCall[bytes, bytes] = GrpcCall.to(
-            self._address, CHANNEL_OPTIONS, lambda channel: channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata)
+            self._address,
+            dict(self._metadata)["pixiu-role"],
+            CHANNEL_OPTIONS,
+            lambda channel: channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=self._metadata),
         )
         async with call:
             try:
@@ -216,7 +220,7 @@ class Peers:
         address = self._addresses.get(to)
         if address is None:
             raise Unavailable(f"the replica {hex_id(to)} is not in the registry")
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/ResumeSnapshot")
             try:
                 data = await call(begin.SerializeToString(), metadata=self.metadata(to), timeout=HELD_TIMEOUT_S)
@@ -241,7 +245,7 @@ class Peers:
                 yield part
             limit.reschedule(loop.time() + limit_s + (loop.time() - begun))
 
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with peer_channel(address, self._context.role, CHANNEL_OPTIONS) as channel:
             call: Any = channel.stream_unary(f"/{SERVICE}/Snapshot")
             try:
                 async with asyncio.timeout(limit_s) as limit:

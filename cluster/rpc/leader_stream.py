@@ -8,6 +8,7 @@ Source: docs/links.md, docs/architecture.md, "A mail is sent".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Final
@@ -65,6 +66,7 @@ class LeaderStream:
         self._outbox = Outbox[Request](MAX_WAITING)
         self._stream: Duplex[Request, Reply] | None = None
         self._asked = 0
+        self._hurry = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-{role}-{partition}")
         self._task.add_done_callback(self._ended)
 
@@ -78,6 +80,10 @@ class LeaderStream:
         if self.open and self._stream is not None:
             self._stream.end("it was left")
         self.open = False
+
+    def hurry(self) -> None:
+        """Somebody waits for a stream that could not be opened so far: try again at once."""
+        self._hurry.set()
 
     async def close(self) -> None:
         """End the stream, and open no other."""
@@ -106,7 +112,11 @@ class LeaderStream:
             if served:
                 backoff.reset()
             elif not hint or backoff.failures:
-                await asyncio.sleep(backoff.next_s())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(backoff.next_s()):
+                        await self._hurry.wait()
+                        backoff.reset()
+            self._hurry.clear()
 
     def _candidate(self) -> str:
         """The next replica to ask."""
@@ -130,8 +140,8 @@ class LeaderStream:
 
     def _call(self, address: str) -> GrpcCall[Request, Reply]:
         if self.role == "pi":
-            return GrpcCall.over(self._channels, address, lambda channel: pi_pb2_grpc.PiStub(channel).Exchange())
-        return GrpcCall.over(self._channels, address, lambda channel: xiu_pb2_grpc.XiuStub(channel).Store())
+            return GrpcCall.over(self._channels, address, lambda channel: pi_pb2_grpc.PiStub(channel).Exchange(), "pi")
+        return GrpcCall.over(self._channels, address, lambda channel: xiu_pb2_grpc.XiuStub(channel).Store(), "xiu")
 
     def _take(self, reply: Reply) -> None:
         if self.open:

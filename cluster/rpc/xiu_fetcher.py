@@ -16,6 +16,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import MalformedData, NotYet, Unavailable
 from pixiu.ids import msg_partition
 from pixiu.rpc.channels import STREAM_ERRORS, Channels
+from pixiu.rpc.tls import generation
 from pixiu.wire.record import split
 from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 
@@ -42,6 +43,7 @@ class Fetcher:
         self._looking: dict[int, asyncio.Lock] = {}
         """One search for a leader at a time."""
         self._held: dict[str, grpc.aio.Channel] = {}
+        self._generation = generation()
         """By address. Bounded by the replicas of Xiu."""
         self._turn = itertools.count()
 
@@ -86,9 +88,14 @@ class Fetcher:
         return [(code, b"" if code else next(records)) for code in reply.codes]
 
     async def _stub(self, address: str) -> Any:
+        newest = generation()
+        if newest != self._generation:  # with the certificates of before a channel would not connect again for ever
+            self._generation, former, self._held = newest, self._held, {}
+            for place, held in former.items():
+                await self._channels.release(place, held)
         channel = self._held.get(address)
         if channel is None:
-            channel = self._held[address] = self._channels.acquire(address)
+            channel = self._held[address] = self._channels.acquire(address, "xiu")
             there = {node.address for node in self._view().of_role("xiu")} | {address}
             for gone in [held for held in self._held if held not in there]:
                 del self._held[gone]

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
 from cluster.links.api import LinkHandler, Links
+from cluster.runtime.audit import Audit
+from cluster.runtime.door_tls import DoorTls
+from cluster.runtime.hot_keys import HotKeys
 from cluster.runtime.metrics import Metrics
 from cluster.runtime.options import ClusterOptions, RoleOptions
 from pixiu.discovery.node import Node, NodeState
@@ -50,7 +53,8 @@ class MembershipFactory(Protocol):
     """Makes the membership of a process. Passed in by a role's __main__, because this package only reads the registry.
 
     on_registered: called with the node when it was registered anew. conflict_wait_s: how long to wait for registered
-    processes with other settings to go. on_drain: called with who asks the process to drain.
+    processes with other settings to go. on_drain: called with who asks the process to drain. on_settings: called with the data of
+    the registry's node of settings, at the start and after every change.
     """
 
     def __call__(
@@ -61,6 +65,7 @@ class MembershipFactory(Protocol):
         on_registered: Callable[[Node], None],
         conflict_wait_s: float,
         on_drain: Callable[[str], None],
+        on_settings: Callable[[bytes], None],
     ) -> Membership: ...
 
 
@@ -78,6 +83,7 @@ class Context(Generic[OptionsT_co]):
     log: FilteringBoundLogger
     links: Links
     server: grpc.aio.Server
+    """Of the cluster."""
     membership: Membership
     zookeeper: ZooKeeper
     root: str
@@ -90,8 +96,24 @@ class Context(Generic[OptionsT_co]):
     layout_noticed: Callable[[int], None] = lambda _version: None
     """Somebody said that the layout has this version: where the view's is older, the registry is read again soon."""
 
+    hot_users: HotKeys = field(default_factory=HotKeys)
+    """Which users cause the most work: stores count what comes to them by streams, `/hot` shows it."""
+
     end_session: Callable[[], None] = lambda: None
     """Ends the session with ZooKeeper, so that others may take this process's place; another one is opened by itself."""
+
+    audit: Audit = field(default_factory=lambda: Audit(None))
+    """Who did what."""
+
+    client_server: grpc.aio.Server | None = None
+    """Of clients, for a role that has `ClientDoorOptions`."""
+    client_tls: DoorTls | None = None
+    """What clients are shown at their doors; None: these do not speak TLS."""
+
+    @property
+    def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:
+        """The servers to which what clients call is added: their own, and the cluster's, for gateways and older clients."""
+        return (self.server,) if self.client_server is None else (self.client_server, self.server)
 
     @property
     def view(self) -> View:

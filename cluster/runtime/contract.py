@@ -75,12 +75,16 @@ class EndOfTurn:
 
 @dataclass(slots=True)
 class SendRecords:
-    """A parcel of whole records for a peer. With a token other than 0 the core is told by `Settled` what became of it."""
+    """A parcel of whole records for a peer. With a token other than 0 the core is told by `Settled` what became of it.
+
+    `urgent`: a publisher waits for that.
+    """
 
     peer: EndpointID
     records: list[bytes]
     lane: int = 1
     token: int = 0
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Between the links and a service: keeps bugs in a service from breaking the links, and tells discovery who is dead.
+"""Between the links and a service: refuses what a peer's role may not say, keeps bugs in a service from breaking the links, and
+tells discovery who is dead.
 
 Source: docs/links.md, docs/registry.md; docs/decisions/README.md.
 """
@@ -10,6 +11,7 @@ from time import monotonic
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.runtime import log
+from cluster.runtime.link_table import RECORDS, kind_of
 from pixiu.ids import EndpointID, hex_id
 
 
@@ -25,8 +27,12 @@ class Handler(LinkHandler):
             long that took, seconds.
     """
 
-    def __init__(self, note: Callable[[bytes, int, int, int, float], None] = lambda *_: None) -> None:
-        self._note = note
+    def __init__(
+        self,
+        note: Callable[[bytes, int, int, int, float], None] = lambda *_: None,
+        refuses: Callable[[EndpointID, str], bool] | None = None,
+    ) -> None:
+        self._note, self._refuses = note, refuses
         self.service: LinkHandler | None = None
         self.on_dead: Callable[[EndpointID], None] = _ignore
         self.on_alive: Callable[[EndpointID], None] = _ignore
@@ -35,7 +41,7 @@ class Handler(LinkHandler):
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Hand on a batch; NOT_TAKEN when the service is not there or fails, or what it says."""
         service = self.service
-        if service is None:
+        if service is None or (self._refuses is not None and self._refuses(peer, RECORDS)):
             return Outcome.NOT_TAKEN
         began = monotonic()
         try:
@@ -49,6 +55,13 @@ class Handler(LinkHandler):
 
     def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
         """Hand on control messages; NOT_TAKEN when the service is not there or fails, or what it says."""
+        if self._refuses is not None:
+            for message in messages:
+                kind = kind_of(message)
+                if kind is None:
+                    return Outcome.MALFORMED
+                if kind and self._refuses(peer, kind):
+                    return Outcome.NOT_TAKEN
         try:
             return self.service.on_control(peer, messages) if self.service is not None else Outcome.NOT_TAKEN
         except Exception as error:

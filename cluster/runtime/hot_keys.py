@@ -23,13 +23,16 @@ class HotKeys:
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
         self._began = 0.0
+        self._total = 0.0
         self._before: dict[int, float] = {}
+        self._before_total = 0.0
         self._before_s = WINDOW_S
 
     def add(self, key: int, count: int, now: float) -> None:
         """A batch of `count` messages, of which one is for `key`."""
         if now - self._began >= WINDOW_S:
             self._turn(now)
+        self._total += count
         counts = self._counts
         counts[key] = counts.get(key, 0.0) + count
         if len(counts) > MAX_KEYS:
@@ -41,12 +44,19 @@ class HotKeys:
             self._turn(now)
         return [(key, count / self._before_s) for key, count in self._highest(self._before, SHOWN)]
 
+    def per_s(self, now: float) -> float:
+        """Messages a second for all keys together, in the last whole window."""
+        if now - self._began >= WINDOW_S:
+            self._turn(now)
+        return self._before_total / self._before_s
+
     def _turn(self, now: float) -> None:
         """A window is over. What is older than two windows is no more."""
         over_s = now - self._began
-        self._before = self._counts if over_s < 2 * WINDOW_S else {}
+        fresh = over_s < 2 * WINDOW_S
+        self._before, self._before_total = (self._counts, self._total) if fresh else ({}, 0.0)
         self._before_s = over_s
-        self._counts, self._began = {}, now
+        self._counts, self._total, self._began = {}, 0.0, now
 
     @staticmethod
     def _highest(counts: dict[int, float], most: int) -> list[tuple[int, float]]:

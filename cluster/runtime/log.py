@@ -8,6 +8,7 @@ Source: docs/operations.md.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -41,9 +42,27 @@ LOOP_STALLED: Final = "loop_stalled"
 STALL_NOT_ENDED: Final = "stall_session_not_ended"
 LOOP_BACK: Final = "loop_back"
 FILE_OPEN_TO_ALL: Final = "file_open_to_all"
+DOOR_OPEN_TO_ALL: Final = "door_open_to_all"
+KEYS: Final = "keys"
+LOGIN: Final = "registry_login"
+AUDIT: Final = "audit"
 LOOP_ERROR: Final = "loop_error"
+SETTINGS_TAKEN: Final = "settings_taken"
+SETTINGS_REFUSED: Final = "settings_refused"
 LIBRARY: Final = "library"
 """A line of a library that we use: `logger` and `text` say which and what."""
+UNREADABLE: Final = "call_unreadable"
+"""A caller sent what nobody can read, or went too soon; said once in `UNREADABLE_S` for each kind."""
+UNREADABLE_S: Final = 60.0
+CALLERS_FAULTS: Final = {
+    ("grpc.", "UnicodeDecodeError"): "metadata that is no UTF-8",
+    ("grpc.", "DecodeError"): "a message that is not of its method's type",
+    ("grpc.", "ExecuteBatchError"): "gone before it was told that its call failed",
+    ("aiohttp.", "HttpProcessingError"): "a request that is no HTTP",
+    ("aiohttp.", "ConnectionResetError"): "gone before it was answered",
+    ("aiohttp.", "UnicodeEncodeError"): "a header that is no text, which aiohttp would have said back",
+}
+"""Logger and exception → what its caller did."""
 
 MAX_VALUE: Final = 2048
 """Characters of one value."""
@@ -119,22 +138,47 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
     root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
 
 
+def set_level(log_level: str) -> None:
+    """Log from another level on: debug, info, warning or error. Loggers that were bound before keep theirs."""
+    level = logging.getLevelNamesMapping()[log_level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    logging.getLogger().setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.INFO)
+
+
 def get_logger() -> FilteringBoundLogger:
     """A logger of this process. `configure` comes first."""
     return cast(FilteringBoundLogger, structlog.get_logger())
 
 
 class _LibraryHandler(logging.Handler):
-    """Hands the lines of the standard library's loggers to structlog."""
+    """Hands the lines of the standard library's loggers to structlog.
+
+    Not that a task was cancelled: gRPC reports so every call that is still open when the process has stopped.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return
         try:
             text = record.getMessage()
         except (TypeError, ValueError):
             text = str(record.msg)
+        if (fault := _callers_fault(record)) is not None:
+            # A caller may say it as often as it likes, and its words may be a token.
+            if once_per(UNREADABLE_S, (UNREADABLE, fault)):
+                get_logger().warning(UNREADABLE, logger=record.name, text=fault)
+            return
         method = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else "info"
         values: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
         getattr(get_logger(), method)(LIBRARY, logger=record.name, text=text, **values)
+
+
+def _callers_fault(record: logging.LogRecord) -> str | None:
+    """What a caller has done that a server's library logs with a traceback and the caller's words; None for every other line."""
+    if not record.exc_info or record.exc_info[0] is None:
+        return None
+    names = {kind.__name__ for kind in record.exc_info[0].__mro__}
+    return next((text for (logger, kind), text in CALLERS_FAULTS.items() if record.name.startswith(logger) and kind in names), None)
 
 
 def _add_identity(_logger: Any, _method: str, event: EventDict) -> EventDict:

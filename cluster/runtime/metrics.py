@@ -28,6 +28,7 @@ from cluster.links.head import Refusal
 from cluster.links.sender import Drop
 from cluster.links.stats import COUNT_NAMES, Counts, LinkStats, PeerStats
 from cluster.runtime import log
+from cluster.runtime.compiled import BUILD
 from cluster.runtime.histogram import SECONDS, Histogram
 from pixiu.discovery.paths import NO_PARTITION
 from pixiu.ids import EndpointID
@@ -90,6 +91,7 @@ class Metrics:
         self.role = role
         self._labels = {"role": role} | ({"partition": str(partition)} if partition >= 0 else {})
         self._sources: list[tuple[str, Source]] = []
+        self._slow: list[Callable[[], Mapping[str, float]]] = []
         self._histograms: list[Histogram] = []
         self._lags: deque[float] = deque([0.0], maxlen=LAG_WINDOW)
         self._failures = 0
@@ -106,6 +108,13 @@ class Metrics:
         if len(self._sources) >= MAX_SOURCES:
             raise ValueError(f"at most {MAX_SOURCES} sources of metrics")
         self._sources.append((prefix, source))
+
+    def collect_in_thread(self, source: Callable[[], Mapping[str, float]]) -> None:
+        """Ask this callable for its numbers by name at every scrape, in a thread: it may wait for the operating system. Raises
+        ValueError above 256 sources."""
+        if len(self._slow) >= MAX_SOURCES:
+            raise ValueError(f"at most {MAX_SOURCES} sources of metrics")
+        self._slow.append(source)
 
     def histogram(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS, **labels: str) -> Histogram:
         """A histogram of this process, to add to.
@@ -130,10 +139,10 @@ class Metrics:
     async def render(self) -> bytes:
         """Everything in Prometheus's text format. The event loop turns after every source and every 64 samples."""
         # The kernel is asked for every open file: in a thread, where a gateway with many clients does not wait for it.
-        process = await asyncio.to_thread(generate_latest, self._process)
+        process, asked = await asyncio.to_thread(self._ask_in_thread)
         families: dict[str, _Family] = {}
         work = 0
-        for ends_slice in self._collect(families):
+        for ends_slice in self._collect(families, asked):
             work += 1
             if ends_slice or work >= SLICE:
                 work = 0
@@ -147,10 +156,24 @@ class Metrics:
                 await asyncio.sleep(0)
         return b"".join(parts)
 
-    def _collect(self, families: dict[str, _Family]) -> Iterator[bool]:
+    def _ask_in_thread(self) -> tuple[bytes, list[Source]]:
+        """The operating system's part of the page, and what the sources that may wait have said."""
+        asked: list[Source] = []
+        for source in self._slow:
+            try:
+                said = dict(source())
+            except Exception as error:  # one broken source must not hide the others
+                self._failures += 1
+                if log.once_per(60, (log.METRICS_FAILED, source)):
+                    log.get_logger().error(log.METRICS_FAILED, source=repr(source), error=repr(error))
+            else:
+                asked.append(said.copy)
+        return generate_latest(self._process), asked
+
+    def _collect(self, families: dict[str, _Family], asked: Iterable[Source]) -> Iterator[bool]:
         """The lines of one scrape, a unit of work at a time: yields whether the slice should end. A source that fails is
         left out from there on, counted, and logged once a minute."""
-        for prefix, source in self._sources:
+        for prefix, source in (*self._sources, *(("", said) for said in asked)):
             try:
                 for count, sample in enumerate(_samples(source())):
                     if count >= MAX_SAMPLES:
@@ -168,7 +191,7 @@ class Metrics:
             self._add_histogram(families, histogram)
             yield True
         for sample in (
-            Sample("build_info", 1, {"version": __version__, "python": platform.python_version()}),
+            Sample("build_info", 1, {"version": __version__, "python": platform.python_version(), "build": BUILD.name}),
             Sample("loop_lag_seconds", self.loop_lag_s),
             Sample("metrics_failures_total", self._failures),
             Sample("metrics_left_out_total", self._left_out),
@@ -259,6 +282,7 @@ def link_samples(
     ):
         for reason, count in reasons.items():
             yield Sample(what, count, {"reason": log.escape(reason)})
+    yield Sample("links_items_given_up_total", stats.items_given_up)
     yield Sample("links_kernel_drops_total", stats.kernel_drops)
     yield Sample("links_receive_buffer_bytes", stats.receive_buffer_bytes)
     for state, count in states.items():
@@ -299,6 +323,10 @@ ALERTS: Final[Mapping[str, str]] = {
     "links_dropped_total": (
         "Records and control messages dropped before they were sent, by reason. Growing for one peer (peer_queue_drops_total): "
         "that peer is too slow or gone."
+    ),
+    "links_items_given_up_total": (
+        "Items of several datagrams of which some came and the rest did not. Growing: the network loses datagrams, or this process "
+        "does (links_kernel_drops_total)."
     ),
     "links_refused_total": (
         "Datagrams and frames that came in and were not taken, by reason. A wrong tag: somebody has another secret_file, or is "

@@ -19,13 +19,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.links.key_ring import KeyRing, read_key_ring
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
+from cluster.runtime.door_tls import DoorTls
 from cluster.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
+from pixiu.discovery.login import Login
 from pixiu.discovery.paths import ROLES, check_root
 from pixiu.discovery.target import parse_address
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import PROBE_ROOM
 from pixiu.placement.big_rooms import VROOMS
+from pixiu.placement.topic_rooms import TopicRooms
+from pixiu.rpc.tls import Tls
 from pixiu.wire.record import MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
@@ -47,6 +52,7 @@ WIRE_DEFAULTS: Mapping[str, Any] = {
     "login_policy": "all",
     "big_rooms": (0, 0),
     "router_root": "",
+    "topic_rooms": "",
 }
 """The cluster settings that must agree on the wire, each with the value that a process has which does not know the key. That is the
 key's default when it came, and stays it: `wire_hash` leaves out what has this value."""
@@ -55,6 +61,10 @@ RELEASED = (
     "transport", "fanout", "login_policy", "big_rooms", "weighted_routing", "router_root", "trace_fraction",
 )  # fmt: skip
 """The cluster settings that processes of protocol version 1 have and hash, all of them. Nothing is added here."""
+CLUSTER_CLOSED = (
+    "a loopback address such as 127.0.0.1: no caller proves its role at this port; give [cluster] tls_dir with certificates "
+    "(`pixiu pki`), or, to open it to everybody who reaches it, say cluster_insecure = true"
+)
 DEFAULT_REGISTRY = "zk://127.0.0.1:2181/pubsub"
 
 
@@ -102,6 +112,9 @@ class ClusterOptions(Options):
     big_rooms: tuple[int, int] = (0, 0)
     """RoomIDs from the first number to below the second are rooms of 64 VRooms each; the numbers 64 times as high are
     reserved with them. Both 0: there are none."""
+    topic_rooms: str = ""
+    """How free topics are spread over rooms: PREFIX=DEPTH or PREFIX=DEPTH:ROOMS, with commas between. With devices=2 the first two
+    levels of topics below devices/ choose one of 1,024 rooms. Empty: a topic's first level is its room."""
     weighted_routing: bool = False
     """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: half, or a
     quarter."""
@@ -110,12 +123,24 @@ class ClusterOptions(Options):
     Empty: the cluster has its own."""
     trace_fraction: float = bounded(0.0, 0.0, 1.0)
     """Fraction of real-time messages that collect the time of every hop; gateways with a trace_dir keep these traces."""
+    tls_dir: str = ""
+    """Folder of certificates, which every caller at the cluster's door then must have: `ca.pem` and a file of each role's own,
+    such as `xiu.pem` (`pixiu pki`). Empty: callers are not asked who they are."""
+    guests: bool = False
+    """Whether links take what senders say who are not in the registry: for a cluster that is the router_root of another one."""
+    key_dir: str = ""
+    """Folder of the keys that sign every datagram, `1.key` and so on (`pixiu keys`): instead of a secret_file, and exchanged while
+    everything runs. Empty: there are none."""
     secret_file: str = ""
     """File with the cluster's secret, 16 to 64 bytes, which signs every datagram; white space at its end is left out.
     Empty: datagrams are not signed."""
     accepted_secret_file: str = ""
     """File with a second secret, which others may sign with: the next or the last one, while the cluster's secret is changed one
     process at a time. Empty: only the one in secret_file is accepted."""
+
+    registry_credentials_file: str = ""
+    """File with the login of each role in the registry (`pixiu registry credentials`), which nobody else may read; looked at again
+    while everything runs. Empty: the one of an embedded ZooKeeper of the same user on this machine, or none."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
@@ -134,13 +159,31 @@ class ClusterOptions(Options):
                 ),
             )
 
+        try:
+            TopicRooms(self.topic_rooms)
+        except InvalidArgument as error:
+            yield "topic_rooms", f"empty, or rules such as devices=2: {error}"
         if "router_root" not in wrong and self.router_root:
             try:
                 check_root(self.router_root)
             except InvalidArgument as error:
                 yield "router_root", f"empty, or where the other cluster is: {error}"
+        if self.key_dir and self.secret_file:
+            yield "secret_file", "empty beside a key_dir: the keys in it sign"
         if self.accepted_secret_file and not self.secret_file:
             yield "accepted_secret_file", "empty without a secret_file: there is no secret to change"
+
+    def tls(self, role: str) -> Tls | None:
+        """The certificates of a process of this role; None without a tls_dir. Raises ConfigurationError."""
+        return Tls(Path(self.tls_dir), role) if self.tls_dir else None
+
+    def login(self, role: str) -> Login | None:
+        """The login of a process of this role in the registry; None without a file."""
+        return Login(Path(self.registry_credentials_file), role) if self.registry_credentials_file else None
+
+    def key_ring(self) -> KeyRing | None:
+        """The keys of datagrams; None without a key_dir. Raises ConfigurationError."""
+        return read_key_ring(Path(self.key_dir)) if self.key_dir else None
 
     def secret(self) -> bytes | None:
         """The cluster's secret, 16 to 64 bytes; None when there is none. Raises ConfigurationError on a file that does not do."""
@@ -184,7 +227,7 @@ class RoleOptions(Options):
     advertised_host: str = ""
     """Address that others are told. Empty: host."""
     port: int = bounded(0, 0, 65_535)
-    """Port of gRPC (TCP) and links (UDP). 0: any that is free for both."""
+    """Port of the cluster: gRPC between processes (TCP) and links (UDP). 0: any that is free for both."""
     advertised_udp_host: str = ""
     """Address that others are told for the datagrams of links, where it is another than for gRPC: behind an address
     translator or in a container. Empty: advertised_host."""
@@ -192,6 +235,10 @@ class RoleOptions(Options):
     """Port that others are told for the datagrams of links. 0: port."""
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
+    cluster_insecure: bool = False
+    """Whether callers from other machines may come to the cluster's port although they prove no role: without a tls_dir."""
+    reflection: bool = False
+    """Whether gRPC reflection at `port` names what is served there."""
     poll_interval_s: float = bounded(60.0, 0.1, 3600.0)
     """Seconds between two readings of the whole registry, beside the watches."""
     session_timeout_ms: int = bounded(10_000, 1000, 120_000)
@@ -206,15 +253,32 @@ class RoleOptions(Options):
     """Bytes that may wait for one peer; real-time messages above it are dropped, oldest first."""
     data_dir: str = ""
     """Folder of what the process keeps. Empty: as the role says, and nothing for a role that keeps nothing."""
+    audit_dir: str = ""
+    """Folder of the process's audit log. Empty: `audit` in data_dir; without that either it is in the process's log only."""
     log_format: str = choice("console", "console", "json")
     """How log lines look: for people or for programs."""
     log_level: str = choice("info", "debug", "info", "warning", "error")
     """The least important lines that are logged."""
 
     @property
+    def audit_folder(self) -> Path | None:
+        """Where the audit log is kept; None: nowhere."""
+        if self.audit_dir:
+            return Path(self.audit_dir)
+        return Path(self.data_dir) / "audit" if self.data_dir else None
+
+    @property
     def address_host(self) -> str:
         """The host that the registry tells others."""
         return self.advertised_host or self.host
+
+    def insecure_doors(self) -> list[str]:
+        """What an operator must be reminded of, a line for each door that is not guarded."""
+        return []
+
+    def door_tls(self) -> DoorTls | None:
+        """What clients are shown at this role's doors; None: it has none, or they do not speak TLS. Raises `ConfigurationError`."""
+        return None
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""
@@ -236,6 +300,41 @@ class RoleOptions(Options):
             yield "http_port", "another port than port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
             yield "http_port", "given, because port + 1 is no port"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientDoorOptions(RoleOptions):
+    """What roles that serve clients by gRPC add: a port of their own for them."""
+
+    client_host: str = ""
+    """Address on which clients' gRPC calls are taken. Empty: host."""
+    client_port: int = bounded(0, 0, 65_535)
+    """Port of clients' gRPC calls. 0: port + 2, or any when port is 0 and that one is taken."""
+    advertised_client_host: str = ""
+    """Address that clients are told. Empty: client_host, or advertised_host where that is empty too."""
+
+    @property
+    def client_listen_host(self) -> str:
+        """Where clients' calls are taken."""
+        return self.client_host or self.host
+
+    @property
+    def client_address_host(self) -> str:
+        """The host that the registry tells clients."""
+        return self.advertised_client_host or self.client_host or self.address_host
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what it must be) of every option that is wrong."""
+        wrong = dict(super().problems())
+        yield from wrong.items()
+        if wrong.keys().isdisjoint(("host", "advertised_host", "client_host")) and is_wildcard(self.client_address_host):
+            key = "advertised_client_host" if self.advertised_client_host else "client_host"
+            yield key, "an address at which clients reach the process; with a wildcard client_host set advertised_client_host"
+        if wrong.keys().isdisjoint(("client_port", "port", "http_port")):
+            if self.client_port and self.client_port in (self.port, self.http_port or self.port + 1 if self.port else 0):
+                yield "client_port", "another port than port and http_port"
+            if self.port >= 65_534 and self.client_port == 0:
+                yield "client_port", "given, because port + 2 is no port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +395,16 @@ def _secret(key: str, path: str) -> bytes | None:
             f"must be {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes (make one with: openssl rand -hex 24)"
         )
     return secret
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and cannot be reached from outside."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_wildcard(host: str) -> bool:
@@ -387,8 +496,15 @@ def load_options(
         wrong.append(
             f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
         )
+    if (
+        not wrong and cluster_options is not None and role_options is not None
+        and not (cluster_options.tls_dir or role_options.cluster_insecure or is_loopback(role_options.host))
+    ):  # fmt: skip
+        wrong.append(f"[{role}] host = {show(role_options.host)}: must be {CLUSTER_CLOSED}")
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
+    cluster_options.tls(role)
+    cluster_options.key_ring()
     for secret in (cluster_options.secret, cluster_options.accepted_secret):
         secret()  # a file that does not do is found here, before any socket opens
     return cluster_options, role_options
@@ -399,16 +515,23 @@ def example_toml(role: str, options_type: type[RoleOptions]) -> str:
     return f"{render_table('cluster', ClusterOptions)}\n{render_table(role, options_type)}"
 
 
+def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
+    """A file of an operator's, whole. Raises `ConfigurationError` with its path where it cannot be read or is larger."""
+    subject, verb = (f"{what} ", "is ") if what else ("", "")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {subject}cannot be read: {error.strerror}") from None
+    if len(data) > max_bytes:
+        raise ConfigurationError(f"{path}: {subject}{verb}larger than {max_bytes} bytes")
+    return data
+
+
 def _read(path: Path | str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the configuration file cannot be read: {error.strerror}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigurationError(f"{path}: the configuration file is larger than {MAX_FILE_BYTES} bytes")
+    data = read_bounded(path, MAX_FILE_BYTES, "the configuration file")
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError:

@@ -22,39 +22,52 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.links.api import PeerState
 from cluster.links.endpoint import Endpoint
+from cluster.links.key_ring import KeyRing
 from cluster.runtime import command, log
+from cluster.runtime.audit import Audit
+from cluster.runtime.collector import Collector
+from cluster.runtime.compiled import BUILD
 from cluster.runtime.context import Context, Membership, MembershipFactory, Preparing, Service
+from cluster.runtime.guard import Guard
 from cluster.runtime.handler import Handler
 from cluster.runtime.http import HttpServer
+from cluster.runtime.interests import SEES
 from cluster.runtime.layout_notices import LayoutRefresh
+from cluster.runtime.link_table import may_say
+from cluster.runtime.live_settings import Effective, Reconfigurable, Settings, changed, effective
+from cluster.runtime.machine import machine_samples
 from cluster.runtime.metrics import LINK_WAIT, Metrics, link_samples
 from cluster.runtime.options import (
+    ClientDoorOptions,
     ClusterOptions,
     PartitionedOptions,
     RoleOptions,
     example_toml,
+    is_loopback,
     link_options,
     load_options,
     secret_digest,
 )
 from cluster.runtime.received_batches import ReceivedBatches
-from cluster.runtime.server import Server, bind_both
+from cluster.runtime.server import Server, bind_both, bind_clients
 from cluster.runtime.watchdog import Watchdog
+from pixiu.discovery import login as logins
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
 from pixiu.discovery.lacks import NO_LAYOUT, waits_for
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import NO_PARTITION
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.paths import NO_PARTITION, ROLES
+from pixiu.discovery.target import RegistryAddress, parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
-from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
+from pixiu.errors import ConfigurationError, MalformedData, PixiuError, RegistryUnavailable, RemoteError
 from pixiu.ids import EndpointID, hex_id
+from pixiu.rpc import tls
 from pixiu.version import __version__
 
 EXIT_OK: Final = 0
@@ -66,6 +79,11 @@ QUIET_S: Final = 3.0
 """A start that has waited so long for the registry, or for members of the cluster, says so; of members again and again."""
 CONFLICT_MARGIN_S: Final = 2.0
 """Seconds beyond a session timeout that the node of a killed process with other settings may stand in the registry."""
+KEYS_S: Final = 1.0
+"""Between two looks at the keys of datagrams."""
+STRANGER_S: Final = 1.0
+"""Between two readings of the registry for senders that it does not know."""
+STRANGER_POLL_S: Final = 0.05
 REGISTRY_TIMEOUT_S: Final = 5.0
 """Seconds to wait for ZooKeeper while ending; without it the node goes with the session."""
 
@@ -88,26 +106,54 @@ class Process(Generic[OptionsT]):
         self._endpoint_id = EndpointID(secrets.randbits(63) or 1)
         self._log = log.get_logger()
         self._metrics = Metrics(role, _partition(options))
-        self._server = Server(cluster)
-        received = ReceivedBatches(self._metrics)
+        self._tls = cluster.tls(role)
+        tls.use(self._tls)
+        self._door_tls = options.door_tls()
+        shown = self._door_tls.server_credentials() if self._door_tls is not None else None
+        self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
+        self._client_port = 0
+        self._audit = Audit(options.audit_folder, {"role": role, "partition": _partition(options)}, self._audited)
+        self._layout_audited = -1
+        self._ring: KeyRing | None = None
+        self._guard = Guard(role, self._tls, self._audit) if self._tls is not None else None
+        self._server = Server(
+            cluster,
+            options.reflection,
+            [self._guard] if self._guard is not None else [],
+            self._tls.server_credentials() if self._tls is not None else None,
+        )
+        self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
-        self._handler = Handler(received.note)
+        self._handler = Handler(received.note, self._refuses)
         self._address = parse_address(options.registry)
+        logins.use(cluster.login(role), role)
         self._zookeeper = ZooKeeper(
-            self._address.hosts,
+            self._address,
             session_timeout_s=options.session_timeout_ms / 1000,
             connect_timeout_s=options.connect_timeout_s,
+            further_roots=(cluster.router_root,) if cluster.router_root else (),
         )
-        self._discovery = Discovery(self._zookeeper, self._address.root, self._new_view, options.poll_interval_s)
+        self._discovery = Discovery(
+            self._zookeeper, self._address.root, self._new_view, options.poll_interval_s, roles=SEES.get(role, ROLES)
+        )
         self._handler.on_dead, self._handler.on_alive = self._discovery.mark_dead, self._discovery.mark_alive
         self._watchdog = Watchdog(options.session_timeout_ms / 2000, self._stalled, self._turns_again, self._metrics.note_loop_lag)
         self._closers: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         self._stopping = asyncio.Event()
         self._error: BaseException | None = None
         self._state = "Starting"
+        self._collector = Collector()
         self._takes_views = False
         self._refresh = LayoutRefresh()
-        self._counts = {"view_failures_total": 0, "loop_errors_total": 0, "layout_refreshes_total": 0}
+        self._counts = {
+            "view_failures_total": 0,
+            "loop_errors_total": 0,
+            "layout_refreshes_total": 0,
+            "links_strangers_total": 0,
+            "links_role_refused_total": 0,
+        }
+        self._settings = Settings()
+        self._effective = Effective(cluster, options, {}, {})
         self._endpoint: Endpoint | None = None
         self._service: Service | None = None
         self._membership: Membership | None = None
@@ -116,6 +162,7 @@ class Process(Generic[OptionsT]):
         """Start, serve until a signal or a crash, end. Returns the exit code; raises what the start or a crash raised."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._loop_error)
+        self._collector.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         starting = asyncio.create_task(self._start())
@@ -133,21 +180,27 @@ class Process(Generic[OptionsT]):
         finally:
             stopping.cancel()
             await self._close()
+            self._collector.stop()
         if self._error is not None:
             raise self._error
         self._log.info(log.STOPPED)
         return EXIT_OK
 
     async def _start(self) -> None:
+        self._closers.append(("audit", self._close_audit))
+        self._audit.write("start", version=__version__, pid=os.getpid(), settings_hash=self._cluster.settings_hash())
         port, http_port = await self._bind()
         await self._connect()
         self._closers.append(("zookeeper", self._zookeeper.close))
+        follows = asyncio.create_task(self._follow_login())
+        self._closers.append(("registry credentials", lambda: _cancelled(follows)))
         self._membership = self._membership_factory(
             self._zookeeper,
             self._address.root,
             on_registered=self._registered,
             conflict_wait_s=self._options.session_timeout_ms / 1000 + CONFLICT_MARGIN_S,
             on_drain=self._drain_asked,
+            on_settings=self._settings_changed,
         )
         assert self._endpoint is not None
         self._service = service = self._service_factory(self._context(self._endpoint, self._membership))
@@ -159,7 +212,8 @@ class Process(Generic[OptionsT]):
         if isinstance(service, Preparing):
             node = await service.prepare(node)
         self._handler.service = service
-        await self._server.start()
+        for server in self._servers():
+            await server.start()
         await self._endpoint.start()
         self._closers.append(("membership", self._unregister))
         self._state = NodeState.INIT.value
@@ -175,8 +229,18 @@ class Process(Generic[OptionsT]):
             says.cancel()
         await self._membership.set_state(NodeState.RUNNING)
         self._state = NodeState.RUNNING.value
-        await self._server.set_serving(True)
-        self._log.info(log.RUNNING, address=node.address, http_port=http_port)
+        for server in self._servers():
+            await server.set_serving(True)
+        self._log.info(
+            log.RUNNING,
+            build=str(BUILD),
+            address=node.address,
+            http_port=http_port,
+            **({"client_address": node.client_address} if node.client_port else {}),
+        )
+
+    def _servers(self) -> list[Server]:
+        return [self._server] if self._client_server is None else [self._server, self._client_server]
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -185,6 +249,8 @@ class Process(Generic[OptionsT]):
             await self._zookeeper.connect()
         finally:
             waits.cancel()
+        if self._zookeeper.logged_in_as and await self._zookeeper.access(self._address.root) is None:
+            self._log.warning(log.DOOR_OPEN_TO_ALL, door=f"the registry at {self._address}: `pixiu registry secure` guards it")
 
     async def _say_what_it_waits_for(self) -> None:
         while True:
@@ -195,7 +261,11 @@ class Process(Generic[OptionsT]):
     def _waits_for(self) -> list[str]:
         """What keeps this process from Running, in words; empty once it runs."""
         node = self._membership.node if self._membership is not None else None
-        return waits_for(self._discovery.view, node) if node is not None and node.state is NodeState.INIT else []
+        return (
+            waits_for(self._discovery.view, node, SEES.get(self._role, ROLES))
+            if node is not None and node.state is NodeState.INIT
+            else []
+        )
 
     def _check_partition(self) -> None:
         """Without a layout any will do: nothing says yet how many there are."""
@@ -210,6 +280,7 @@ class Process(Generic[OptionsT]):
     async def _bind(self) -> tuple[int, int]:
         options = self._options
         secret, links = self._cluster.secret(), link_options(self._cluster, options)
+        self._ring = self._cluster.key_ring()
         links.validate()
 
         def new_endpoint() -> Endpoint:
@@ -222,9 +293,15 @@ class Process(Generic[OptionsT]):
                 layout_version=self._layout_version,
                 on_warning=self._link_warning,
                 udp_address_of=self._udp_address_of,
+                knows=self._knows,
+                ring=self._ring,
+                role=self._role,
             )
 
         self._endpoint, port = await bind_both(options, self._server, new_endpoint)
+        if self._ring is not None:
+            follows = asyncio.create_task(self._follow_keys(self._endpoint))
+            self._closers.append(("keys", lambda: _cancelled(follows)))
         self._closers.append(("links", self._endpoint.close))
         self._closers.append(("grpc", lambda: self._server.grpc.stop(1.0)))
         self._endpoint.attach(self._server.grpc)
@@ -232,11 +309,17 @@ class Process(Generic[OptionsT]):
         # Where the given port is the last one, validate() has asked for http_port.
         wanted = options.http_port or min(port + 1, 65_535)
         http_port = await self._http.bind(options.host, wanted, fallback=options.port == 0 and options.http_port == 0)
+        if self._client_server is not None and isinstance(options, ClientDoorOptions):
+            client_server = self._client_server
+            self._client_port = bind_clients(options, port, client_server)
+            self._closers.append(("clients", lambda: client_server.grpc.stop(1.0)))
         endpoint = self._endpoint
         endpoint.tell_waits(self._metrics.histogram("pixiu_link_wait_seconds", LINK_WAIT).add)
         self._metrics.collect_from(lambda: link_samples(*endpoint.stats_by_peer(), self._peer_name))
         self._metrics.collect_from(self._own_samples)
         self._metrics.collect_from(self._http.stats)
+        self._metrics.collect_from(self._collector.samples)
+        self._metrics.collect_in_thread(lambda: machine_samples(self._options.data_dir))
         return port, http_port
 
     def _context(self, endpoint: Endpoint, membership: Membership) -> Context[OptionsT]:
@@ -256,6 +339,10 @@ class Process(Generic[OptionsT]):
             crash=self._crash,
             layout_noticed=self._layout_noticed,
             end_session=self._end_session_soon,
+            audit=self._audit,
+            client_server=self._client_server.grpc if self._client_server is not None else None,
+            client_tls=self._door_tls,
+            hot_users=self._received.users,
         )
 
     def _node(self, port: int, http_port: int) -> Node:
@@ -275,17 +362,23 @@ class Process(Generic[OptionsT]):
             pid=os.getpid(),
             udp_host=self._options.advertised_udp_host,
             udp_port=self._options.advertised_udp_port,
+            client_host=self._options.client_address_host if isinstance(self._options, ClientDoorOptions) else "",
+            client_port=self._client_port,
+            client_tls=self._door_tls is not None,
+            tls=self._tls is not None,
             protocol_min=MIN_PROTOCOL,
             protocol_max=MAX_PROTOCOL,
             wire_hash=self._cluster.wire_hash(),
             secret_digest=secret_digest(self._cluster.secret()),
             accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
+            login=" ".join(self._zookeeper.logged_in_as),
         )
 
     async def _drain(self) -> None:
         """Tell everybody that this process goes, then let the service hand over."""
         self._state = NodeState.DRAINING.value
-        await self._server.set_serving(False)
+        for server in self._servers():
+            await server.set_serving(False)
         self._log.info(log.DRAINING, timeout_s=self._options.drain_timeout_s)
         assert self._membership is not None
         assert self._service is not None
@@ -358,15 +451,33 @@ class Process(Generic[OptionsT]):
 
     def _give_view(self, view: View) -> None:
         assert self._service is not None
+        if view.layout.version != self._layout_audited:
+            self._layout_audited = view.layout.version
+            roles = {role: [found.n, found.next, found.replicas] for role, found in sorted(view.layout.roles.items())}
+            self._audit.write("layout", version=view.layout.version, roles=roles)
         for text in self._discovery.refused.values():
             if log.once_per(3600, (log.LAYOUT_REFUSED, text)):
                 self._log.error(log.LAYOUT_REFUSED, text=text)
+                self._audit.write("layout_refused", text=text)
         try:
             self._service.on_view(view)
         except Exception as error:  # the next view is another chance; the last good one stays
             self._counts["view_failures_total"] += 1
             if log.once_per(60, log.VIEW_FAILED):
                 self._log.error(log.VIEW_FAILED, error=repr(error), exc_info=True)
+
+    def _audited(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Say what is audited in the log too, where there is no folder for it; and that a folder's disk has failed."""
+        if kind == "audit_failed":
+            if log.once_per(60, log.AUDIT):
+                self._log.error(log.AUDIT, kind=kind, **fields)
+        elif self._options.audit_folder is None:
+            self._log.info(log.AUDIT, kind=kind, **fields)
+
+    async def _close_audit(self) -> None:
+        self._audit.write("stop", state=self._state)
+        await self._audit.flush()
+        self._audit.close()
 
     def _link_warning(self, event: str, **fields: Any) -> None:
         if log.once_per(60, (event, fields.get("peer"))):
@@ -385,6 +496,59 @@ class Process(Generic[OptionsT]):
         node = self._discovery.view.by_endpoint(endpoint)
         return node.udp_address if node is not None else None
 
+    async def _follow_keys(self, endpoint: Endpoint) -> None:
+        """Take other keys when they are in the folder; a folder that cannot be read leaves those before in use."""
+        while True:
+            await asyncio.sleep(KEYS_S)
+            try:
+                found = await asyncio.to_thread(self._cluster.key_ring)
+            except ConfigurationError as error:
+                if log.once_per(60, log.KEYS):
+                    self._log.error(log.KEYS, error=str(error))
+                continue
+            if found is not None and self._ring is not None and not found.same_as(self._ring):
+                self._ring = found
+                endpoint.set_ring(found)
+                self._log.info(log.KEYS, ring=found.name())
+                self._audit.write("keys", ring=found.name())
+
+    async def _follow_login(self) -> None:
+        """Log in with other credentials when they are in the file; one that does not do leaves those before in use."""
+        while True:
+            await asyncio.sleep(KEYS_S)
+            try:
+                if await self._zookeeper.log_in_again():
+                    self._log.info(log.LOGIN)
+                    self._audit.write("registry_login")
+            except (ConfigurationError, RemoteError) as error:
+                if log.once_per(60, log.LOGIN):
+                    self._log.error(log.LOGIN, error=str(error))
+
+    def _role_of(self, endpoint: EndpointID) -> str:
+        """The role of a process: of a peer, or in the view; empty for a stranger."""
+        role = self._endpoint.role_of(endpoint) if self._endpoint is not None else ""
+        if role:
+            return role
+        node = self._discovery.view.by_endpoint(endpoint)
+        return node.role if node is not None else ""
+
+    def _knows(self, endpoint: EndpointID) -> bool:
+        """Whether a sender is of the cluster. One that is not may have come just now: the registry is read again soon."""
+        if self._cluster.guests or self._role_of(endpoint):
+            return True
+        self._counts["links_strangers_total"] += 1
+        if self._takes_views and log.once_per(STRANGER_S, "stranger"):
+            self._discovery.poll_within(STRANGER_POLL_S)
+        return False
+
+    def _refuses(self, endpoint: EndpointID, what: str) -> bool:
+        role = self._role_of(endpoint)
+        if may_say(what, role, self._role) or (not role and self._cluster.guests):
+            return False
+        self._counts["links_role_refused_total"] += 1
+        self._audit.write_limited("link_refused", f"{what} {role}", what=what, sender=role, endpoint=hex_id(endpoint))
+        return True
+
     def _crash(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
@@ -400,7 +564,30 @@ class Process(Generic[OptionsT]):
         """An operator's tool asks for what SIGTERM asks for."""
         if not self._stopping.is_set():
             self._log.info(log.DRAIN_ASKED, by=by)
+            self._audit.write("drain", operator=by)
             self._stopping.set()
+
+    def _settings_changed(self, data: bytes) -> None:
+        """The registry has other settings; empty: none. What cannot be read changes nothing."""
+        try:
+            settings = Settings.from_json(data) if data else Settings()
+        except MalformedData as error:
+            self._log.error(log.SETTINGS_REFUSED, error=str(error))
+            return
+        if settings.version != self._settings.version:
+            what = changed(self._settings.values, settings.values)
+            self._audit.write("settings", version=settings.version, operator=settings.operator, settings=what)
+        before = self._effective
+        self._settings = settings
+        self._effective = now = effective(self._role, self._cluster, self._options, settings)
+        if now.refused and now.refused != before.refused:
+            self._log.error(log.SETTINGS_REFUSED, version=settings.version, settings=dict(now.refused))
+        if now.options == before.options and now.cluster == before.cluster:
+            return
+        log.set_level(now.options.log_level)
+        if isinstance(self._service, Reconfigurable):
+            self._service.on_settings(now.cluster, now.options)
+        self._log.info(log.SETTINGS_TAKEN, version=settings.version, settings=changed(before.taken, now.taken))
 
     def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback or a task that nobody awaits has failed."""
@@ -419,7 +606,7 @@ class Process(Generic[OptionsT]):
         if session is None or not session[0]:
             return
         try:
-            asyncio.run(_end_session(self._address.hosts, session, self._options.session_timeout_ms / 1000))
+            asyncio.run(_end_session(self._address, session, self._options.session_timeout_ms / 1000))
         except Exception as error:  # the watchdog must live; without a ZooKeeper the session ends by itself
             self._log.error(log.STALL_NOT_ENDED, error=str(error) or repr(error))
 
@@ -443,12 +630,24 @@ class Process(Generic[OptionsT]):
             "view_malformed_total": self._discovery.malformed,
             "layout_version": view.layout.version,
             "layout_refused": len(self._discovery.refused),
+            "audit_failures_total": self._audit.failures,
+            "calls_refused_total": self._guard.refused if self._guard is not None else 0,
+            "certificates_unreadable": int(bool(self._certificate_problem())),
+            "settings_version": self._settings.version,
+            "settings_refused": len(self._effective.refused),
+            "layout_doubling{of}": {role: int(found.next > found.n) for role, found in view.layout.roles.items()},
             "layout_notices_heard_total": self._refresh.notices,
         }
 
     def _peer_name(self, endpoint: EndpointID) -> str:
         node = self._discovery.view.by_endpoint(endpoint)
         return f"{node.role}:{node.address}" if node is not None else f"unknown:{hex_id(endpoint)}"
+
+    def _certificate_problem(self) -> str:
+        """What is wrong with the files of certificates, or of the revoked ones; empty: nothing."""
+        return next(
+            (found.problem for found in (self._tls, self._guard, self._door_tls) if found is not None and found.problem), ""
+        )
 
     def _health(self) -> tuple[bool, dict[str, Any]]:
         peers = dict.fromkeys((state.value for state in PeerState), 0)
@@ -464,20 +663,36 @@ class Process(Generic[OptionsT]):
             "state": self._state,
             "waits_for": self._waits_for(),
             "version": __version__,
+            "build": str(BUILD),
             "unix_ms": time.time_ns() // 1_000_000,
             "layout_version": self._discovery.view.layout.version,
             "layout_refused": dict(self._discovery.refused),
+            "settings": {
+                "version": self._settings.version,
+                "taken": dict(self._effective.taken),
+                "refused": dict(self._effective.refused),
+            },
             "nodes": len(self._discovery.view.nodes),
             "registry_connected": self._zookeeper.connected,
+            "keys": self._ring.name() if self._ring is not None else "none",
             "peers": peers,
+            "registry_login": self._zookeeper.says_of_login(),
+            "certificates": self._certificate_problem() or ("used" if self._tls is not None else "none"),
+            "client_tls": "used" if self._door_tls is not None else "none",
+            "insecure_doors": self._options.insecure_doors(),
             "service": self._service.health() if self._service is not None else {},
         }
         return self._state == NodeState.RUNNING.value, said
 
 
-async def _end_session(hosts: str, session: tuple[int, bytes], timeout_s: float) -> None:
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _end_session(address: RegistryAddress, session: tuple[int, bytes], timeout_s: float) -> None:
     """End a session by taking it over. Raises RegistryUnavailable."""
-    zookeeper = ZooKeeper(hosts, session_timeout_s=timeout_s, connect_timeout_s=timeout_s, session=session)
+    zookeeper = ZooKeeper(address, session_timeout_s=timeout_s, connect_timeout_s=timeout_s, session=session)
     await zookeeper.connect()
     await zookeeper.close()
 
@@ -516,6 +731,11 @@ def run_role(
     for path in filter(None, (cluster.secret_file, cluster.accepted_secret_file)):
         if os.stat(path).st_mode & stat.S_IROTH:
             logger.warning(log.FILE_OPEN_TO_ALL, path=path)
+    for door in options.insecure_doors():
+        logger.warning(log.DOOR_OPEN_TO_ALL, door=door)
+
+    if options.cluster_insecure and not cluster.tls_dir and not is_loopback(options.host):
+        logger.warning(log.DOOR_OPEN_TO_ALL, door=f"cluster_insecure = true: whoever reaches {options.host} may be any process")
 
     async def main() -> int:
         return await Process(role, cluster, options, service_factory, membership).run()

@@ -42,10 +42,13 @@ class ReceivedBatches:
         }
 
     def hot(self) -> dict[str, object]:
-        """What `/hot` says: the rooms and users with the most messages, in the last whole ten seconds."""
+        """What `/hot` says: the rooms and users with the most messages, in the last whole ten seconds, and how many a second all
+        of them had."""
         now_s = time.time_ns() / 1e9
         tops = (("rooms", self.rooms.top(now_s)), ("users", self.users.top(now_s)))
-        return {name: [{"key": key, "per_s": round(per_s, 1)} for key, per_s in top] for name, top in tops}
+        said: dict[str, object] = {name: [{"key": key, "per_s": round(per_s, 1)} for key, per_s in top] for name, top in tops}
+        said["per_s"] = {"rooms": round(self.rooms.per_s(now_s), 1), "users": round(self.users.per_s(now_s), 1)}
+        return said
 
     def note(self, data: bytes, start: int, end: int, count: int, took_s: float) -> None:
         """Count a batch of `count` records in data[start:end] that was handled in `took_s` seconds, just now."""

@@ -72,6 +72,9 @@ class Runner(Generic[EventT, EffectT]):
         self._tick_event, self._end_of_turn = tick, end_of_turn
         self._timer = DeadlineTimer(self._tick, MIN_TICK_S)
         self._turn: asyncio.Handle | None = None
+        self._turn_awaited = False
+        """Whether the turn ends with the input of the links."""
+        self._links: Links | None = None
         self._outcome = Outcome.TAKEN
         self._stopped = False
         self._performing = False
@@ -107,7 +110,11 @@ class Runner(Generic[EventT, EffectT]):
 
     def end_turn_soon(self) -> None:
         """Have the core's `EndOfTurn` come when this turn of the event loop ends."""
-        if self._turn is None:
+        if self._turn is not None or self._turn_awaited:
+            return
+        if self._links is not None and self._links.at_end_of_input(self._end_turn):
+            self._turn_awaited = True
+        else:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
 
     def stop(self) -> None:
@@ -120,10 +127,11 @@ class Runner(Generic[EventT, EffectT]):
 
     def send_by(self, links: Links) -> None:
         """Perform `SendRecords` and `SendControl` by these links."""
+        self._links = links
         records, control = links.send_records, links.send_control
 
         def send_records(effect: SendRecords) -> None:
-            records(effect.peer, effect.records, effect.lane, effect.token)
+            records(effect.peer, effect.records, effect.lane, effect.token, effect.urgent)
 
         def send_control(effect: SendControl) -> None:
             control(effect.peer, effect.messages, effect.token)
@@ -144,11 +152,15 @@ class Runner(Generic[EventT, EffectT]):
             self.step(self._tick_event)
 
     def _end_turn(self) -> None:
-        self._turn = None
-        core = self.core
-        if core is None or self._stopped or self._end_of_turn is None:
+        self._turn, self._turn_awaited = None, False
+        core, event, links = self.core, self._end_of_turn, self._links
+        if core is None or self._stopped or event is None:
             return
-        self._perform(core, self._end_of_turn)
+        if links is None:
+            self._perform(core, event)
+        else:
+            # What this sends leaves at once, with what links had to send.
+            links.in_turn(lambda: self._perform(core, event))
         if self._tick_event is not None:
             self._set_timer(core)
 

@@ -1,4 +1,10 @@
-"""The gRPC server of a process and the one port number that it shares with the links' UDP socket.
+"""The gRPC servers of a process: the cluster's, at one port number with the links' UDP socket, and the clients', at its own.
+
+    port          Link, Membership, MailDelivery, MailNotices, Xiu, Pi, Replication, …    processes and tools of the cluster
+    client_port   Publisher, Mailer, Presence of a proxy; Subscriber of a gateway         clients
+
+What clients call is at the cluster's port too: gateways publish for their clients there, and processes and clients of older
+versions, which know one port only, look for it there.
 
 Source: docs/operations.md.
 """
@@ -6,16 +12,19 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import socket
+import traceback
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Final
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection as grpc_reflection  # type: ignore[import-untyped]
 
 from cluster.links.endpoint import Endpoint
-from cluster.runtime.options import ClusterOptions, RoleOptions
+from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
 from pixiu.errors import ConfigurationError, PixiuError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -53,11 +62,30 @@ def server_options(cluster: ClusterOptions) -> list[tuple[str, int]]:
     ]
 
 
-class Server:
-    """A gRPC server with the health service and reflection of everything that is added to it."""
+def keep_grpc_from_printing() -> None:
+    """Where a caller is gone before it is told of its error, grpcio logs it and then prints a traceback to standard error itself:
+    callers could fill a disk. What it logs is enough (`cluster.runtime.log`)."""
+    quiet = {name: value for name, value in vars(traceback).items() if not name.startswith("__")}
+    quiet["print_exc"] = lambda *_args, **_more: None
+    cygrpc.traceback = SimpleNamespace(**quiet)
 
-    def __init__(self, cluster: ClusterOptions) -> None:
-        self.grpc = grpc.aio.server(options=server_options(cluster), maximum_concurrent_rpcs=MAX_CALLS)
+
+class Server:
+    """A gRPC server with the health service and, where it is wanted, reflection of everything that is added to it."""
+
+    def __init__(
+        self,
+        cluster: ClusterOptions,
+        reflection: bool = True,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """`credentials`: of TLS; None: callers are not asked who they are."""
+        keep_grpc_from_printing()
+        self._reflection, self._credentials = reflection, credentials
+        self.grpc = grpc.aio.server(
+            options=server_options(cluster), maximum_concurrent_rpcs=MAX_CALLS, interceptors=list(interceptors) or None
+        )
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         self._add = self.grpc.add_generic_rpc_handlers
@@ -65,9 +93,16 @@ class Server:
         self.grpc.add_generic_rpc_handlers = self._note_and_add  # type: ignore[method-assign, assignment]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
+    def listen(self, address: str) -> int:
+        """Listen there; the port. Raises RuntimeError when it is taken."""
+        if self._credentials is not None:
+            return self.grpc.add_secure_port(address, self._credentials)
+        return self.grpc.add_insecure_port(address)
+
     async def start(self) -> None:
         """Answer calls from now on; health says NOT_SERVING."""
-        reflection.enable_server_reflection([*self._names, reflection.SERVICE_NAME], self.grpc)
+        if self._reflection:
+            grpc_reflection.enable_server_reflection([*self._names, grpc_reflection.SERVICE_NAME], self.grpc)
         await self.set_serving(False)
         await self.grpc.start()
 
@@ -108,7 +143,7 @@ async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable
         try:
             # Tried first, because gRPC's own attempt prints lines of its own and does not say why it failed.
             _try_tcp(options.host, port)
-            server.grpc.add_insecure_port(f"{bracketed(options.host)}:{port}")
+            server.listen(f"{bracketed(options.host)}:{port}")
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it was taken just now"
             await endpoint.close()
@@ -120,6 +155,25 @@ async def bind_both(options: RoleOptions, server: Server, new_endpoint: Callable
             "stop what uses it, or set port to another one (0: any)"
         )
     raise ConfigurationError(f"no port on {options.host} is free for TCP and UDP after {tries} tries ({reason}): set port")
+
+
+def bind_clients(options: ClientDoorOptions, port: int, server: Server) -> int:
+    """Bind the clients' gRPC server; returns its port. port: the cluster's.
+
+    Raises ConfigurationError that names the port and the option when it is taken.
+    """
+    host, wanted = options.client_listen_host, options.client_port or min(port + 2, 65_535)
+    tries = [wanted] if options.port or options.client_port else [wanted, 0]
+    for number in tries:
+        try:
+            _try_tcp(host, number)
+            return server.listen(f"{bracketed(host)}:{number}")
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it was taken just now"
+    raise ConfigurationError(
+        f"port {tries[-1]} on {host} cannot be used for clients (gRPC): {reason}: "
+        "stop what uses it, or set client_port to another one"
+    )
 
 
 def _try_tcp(host: str, port: int) -> None:

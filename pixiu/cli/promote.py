@@ -18,6 +18,7 @@ from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import read_status
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import replication_pb2 as pb
 from pixiu.wire.v1.replication_pb2_grpc import ReplicationStub
 
@@ -94,7 +95,7 @@ def _warning(chosen: ReplicaStatus, others: list[ReplicaStatus]) -> str:
 
 async def _promote(chosen: ReplicaStatus, reason: str, target: str) -> int:
     request = pb.OperatorRequest(operator=operator(), reason=reason, member=int(chosen.member, 16))
-    async with grpc.aio.insecure_channel(chosen.node.address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(chosen.node.address, chosen.node.role, PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:
             await stub.Promote(request, timeout=CALL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from pixiu.discovery.target import SCHEME, ZooKeeperTarget, parse_target
+from pixiu.discovery.target import RegistryAddress, names_registry, parse_target
 from pixiu.errors import RegistryUnavailable, Unreachable
 
 TRY_S: Final = 0.5
@@ -19,7 +19,7 @@ def check_reachable(target: str) -> None:
     Raises RegistryUnavailable or Unreachable when all refuse it; InvalidArgument for a target that cannot be read.
     """
     found = parse_target(target)
-    addresses = found.hosts.split(",") if isinstance(found, ZooKeeperTarget) else found.addresses
+    addresses = found.hosts.split(",") if isinstance(found, RegistryAddress) else found.addresses
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
@@ -30,6 +30,6 @@ def check_reachable(target: str) -> None:
         except OSError:
             return  # slow, or a name that does not resolve now: the command itself says what it is
     where = ", ".join(addresses)
-    if target.startswith(SCHEME):
+    if names_registry(target):
         raise RegistryUnavailable(f"no cluster: no ZooKeeper listens at {where}; {START_ONE}")
     raise Unreachable(f"no cluster: no proxy listens at {where}; {START_ONE}")

@@ -23,6 +23,7 @@ from pixiu.cli.replicas import LEADING, ReplicaStatus
 from pixiu.cli.status import ProcessStatus, read_status
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.wire.v1 import pi_pb2, pi_replicas_pb2, replication_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.pi_replicas_pb2_grpc import PiReplicasStub
@@ -214,9 +215,7 @@ async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Che
 async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
     node = replica.node
     checked = Checked(node.role, node.partition, node.replica, replica.member)
-    async with grpc.aio.insecure_channel(
-        node.address, options=[*PEER_CHANNEL, ("grpc.max_receive_message_length", 64 << 20)]
-    ) as channel:
+    async with peer_channel(node.address, "xiu", [*PEER_CHANNEL, ("grpc.max_receive_message_length", 64 << 20)]) as channel:
         stub: Any = XiuStub(channel)
         try:
             reply = await stub.Verify(xiu_pb2.VerifyRequest(end=end, repair=mend), timeout=CHECK_S)
@@ -230,7 +229,7 @@ async def _check(replica: ReplicaStatus, end: int, *, mend: bool) -> Checked:
 
 
 async def _verify_pi(address: str, *, mend: bool) -> pi_pb2.PiVerifyReply:
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = PiStub(channel)
         reply: pi_pb2.PiVerifyReply = await stub.Verify(pi_pb2.PiVerifyRequest(repair=mend), timeout=CHECK_S)
         return reply
@@ -273,7 +272,7 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
     """What became of a partition's time, in words."""
     leader = await _leader(role, partition, target)
     request = replication_pb2.OperatorRequest(operator=operator(), reason=reason, member=int(leader.member, 16))
-    async with grpc.aio.insecure_channel(leader.node.address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(leader.node.address, leader.node.role, PEER_CHANNEL) as channel:
         stub: Any = ReplicationStub(channel)
         try:
             await stub.SetClock(request, timeout=ANSWER_S)
@@ -295,7 +294,7 @@ async def _until_applied(partition: int, target: str) -> None:
 async def give_up(partition: int, reason: str, target: str) -> str:
     """What the leader of a partition of Pi has given up, in words."""
     address = (await _leader("pi", partition, target)).node.address
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = PiReplicasStub(channel)
         try:
             reply = await stub.GiveUp(pi_replicas_pb2.PiGiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
@@ -314,7 +313,7 @@ async def _now(role: str, member: str, target: str) -> ReplicaStatus | None:
 
 
 async def _ask_compare(address: str, *, mend: bool) -> pi_replicas_pb2.PiCompareReply:
-    async with grpc.aio.insecure_channel(address, options=PEER_CHANNEL) as channel:
+    async with peer_channel(address, "pi", PEER_CHANNEL) as channel:
         stub: Any = PiReplicasStub(channel)
         reply: pi_replicas_pb2.PiCompareReply = await stub.Compare(pi_replicas_pb2.PiCompareRequest(repair=mend), timeout=CHECK_S)
         return reply

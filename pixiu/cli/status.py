@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import typer
@@ -15,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from pixiu.cli.doublings import DoublingStatus, doublings_of, phase_of, tool_of
 from pixiu.cli.http import fetch, samples
 from pixiu.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from pixiu.cli.reachable import check_reachable
@@ -22,8 +24,8 @@ from pixiu.cli.replicas import ReplicaStatus, read_replica, replica_problems, re
 from pixiu.discovery.agreement import spoken
 from pixiu.discovery.lacks import NO_LAYOUT, lacks
 from pixiu.discovery.node import Node, NodeState
-from pixiu.discovery.paths import PARTITIONED_ROLES
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.paths import PARTITIONED_ROLES, doubling
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 
@@ -52,6 +54,12 @@ class ProcessStatus:
     """Peers whose heartbeats it misses."""
     refusals: tuple[str, ...] = ()
     """Why it does not take the layout of the registry, and what to do."""
+    doubling: str = ""
+    """Of a leader of Xiu or Pi: the phase of its partition's doubling; empty: it is in none."""
+    insecure: tuple[str, ...] = ()
+    """Doors that its operator opened to everybody."""
+    build: str = ""
+    """`compiled`, or `plain` with the reason; empty when it does not say."""
 
     @property
     def name(self) -> str:
@@ -68,11 +76,17 @@ class ClusterStatus:
     view: View
     processes: list[ProcessStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    doublings: list[DoublingStatus] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+    @property
+    def insecure(self) -> list[str]:
+        """Doors that are not guarded, because an operator said so."""
+        return [f"{process.name} at {process.node.address}: {door}" for process in self.processes for door in process.insecure]
 
 
 def missing_processes(view: View, dead: frozenset[int] = frozenset()) -> list[str]:
@@ -116,20 +130,27 @@ def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
 
 async def read_status(target: str) -> ClusterStatus:
     """Ask the registry, then every process. Raises `RegistryUnavailable`, `InvalidArgument`."""
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
     # Loaded where they are needed: neither help nor «no cluster» waits for ZooKeeper's client.
     from pixiu.discovery.watcher import Discovery
-    from pixiu.discovery.zookeeper import ZooKeeper
+    from pixiu.discovery.zookeeper import NoNode, ZooKeeper
+
+    async def tool(role: str) -> dict[str, object]:
+        try:
+            return tool_of((await zookeeper.get(doubling(address.root, role)))[0])
+        except NoNode:
+            return {}
 
     address = parse_address(target)
-    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=5.0)
+    zookeeper = ZooKeeper(address, connect_timeout_s=5.0)
     await zookeeper.connect()
     discovery = Discovery(zookeeper, address.root, lambda _view: None)
     try:
         await discovery.start()
         view = discovery.view
+        tools = {role: said for role in PARTITIONED_ROLES if (said := await tool(role))}
     finally:
         await discovery.close()
         await zookeeper.close()
@@ -139,7 +160,10 @@ async def read_status(target: str) -> ClusterStatus:
         async with slots:
             return await _ask(node)
 
-    return judge(str(address), view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
+    found = judge(str(address), view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
+    logs = [(one.node.role, one.node.partition, one.doubling) for one in found.processes if one.doubling]
+    found.doublings = doublings_of(view, logs, tools)
+    return found
 
 
 async def _ask(node: Node) -> ProcessStatus:
@@ -184,6 +208,9 @@ def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) ->
         read_replica(node, said),
         unheard=unheard,
         refusals=tuple(map(str, refused.values())) if isinstance(refused, dict) else (),
+        doubling=phase_of(said),
+        insecure=tuple(map(str, insecure)) if isinstance(insecure := said.get("insecure_doors"), list) else (),
+        build=str(said.get("build", "")),
     )
 
 
@@ -194,6 +221,8 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
         "healthy": status.healthy,
         "protocol": spoken(status.view.nodes),
         "problems": status.problems,
+        "doublings": [one.json() for one in status.doublings],
+        "insecure": status.insecure,
         "registry": status.target,
         "layout": {
             "version": layout.version,
@@ -210,12 +239,14 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
                 "healthy": process.healthy,
                 "problem": process.problem,
                 "address": process.node.address,
+                "client_address": process.node.client_address if process.node.client_port else "",
                 "http": f"http://{process.node.host}:{process.node.http_port}",
                 "mqtt": f"{process.node.mqtt_host}:{process.node.mqtt_port}" if process.node.mqtt_port else "",
                 "pid": process.node.pid,
                 "endpoint": f"{process.node.endpoint:016x}",
                 "instance": process.node.instance,
                 "version": process.node.version,
+                "build": process.build,
                 "protocol": [process.node.protocol_min, process.node.protocol_max],
                 "age_s": max(now_ms - process.node.started_ms, 0) // 1000,
                 "registry_connected": process.registry_connected,
@@ -225,6 +256,12 @@ def status_json(status: ClusterStatus, now_ms: int) -> dict[str, object]:
             for process in status.processes
         ],
     }
+
+
+def builds(status: ClusterStatus) -> str:
+    """Which builds the processes run: `compiled`, `plain`, or how many run which."""
+    counts = Counter(process.build.partition(" ")[0] for process in status.processes if process.build)
+    return ", ".join(f"{count} {build}" for build, count in sorted(counts.items())) if len(counts) > 1 else "".join(counts)
 
 
 def age_text(seconds: int) -> str:
@@ -265,9 +302,13 @@ def render(status: ClusterStatus, now_ms: int | None = None) -> RenderableType:
     protocol, newest = spoken(status.view.nodes), max((node.protocol_max for node in status.view.nodes), default=0)
     upgrading = f" (some processes speak {newest}: an upgrade is under way)" if newest > protocol else ""
     head = f"{escape(status.target)}  layout version {layout.version}: {said or 'none'}  protocol {protocol}{upgrading}"
+    head += f"  build {build}" if (build := builds(status)) else ""
     replicas = replica_table(process.replica for process in status.processes if process.replica is not None)
     tables = [table, "", replicas] if replicas is not None else [table]
-    return Group(head, "", *tables, "", verdict, *(f"  [red]{escape(problem)}[/]" for problem in status.problems))
+    head = "\n".join([head, *(escape(one.text()) for one in status.doublings)])
+    problems = [f"  [red]{escape(problem)}[/]" for problem in status.problems]
+    insecure = [f"  [yellow]not guarded: {escape(door)}[/]" for door in status.insecure]
+    return Group(head, "", *tables, "", verdict, *problems, *insecure)
 
 
 @guarded

@@ -25,7 +25,7 @@ from pixiu.cli.reachable import check_reachable
 from pixiu.cli.status import HTTP_AT_ONCE, missing_processes
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import ROLES
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 
@@ -163,7 +163,7 @@ async def _run(target: str, interval: float, once: bool, hot: int, as_json: bool
     from pixiu.discovery.zookeeper import ZooKeeper
 
     address = parse_address(target)
-    zookeeper = ZooKeeper(address.hosts, connect_timeout_s=5.0)
+    zookeeper = ZooKeeper(address, connect_timeout_s=5.0)
     await zookeeper.connect()
     discovery = Discovery(zookeeper, address.root, lambda _view: None)
     live = Live(console=out, auto_refresh=False, screen=True) if out.is_terminal and not as_json and not once else None
@@ -200,7 +200,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show what flows through a whole cluster, live: rates, latency, lags and drops by role and partition, the hottest rooms."""
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: where the processes are is in the registry; give zk://HOST:PORT/ROOT")
     try:
         asyncio.run(_run(target, interval, once, hot, as_json, console()))

@@ -35,6 +35,7 @@ from pixiu.client.forks import BEFORE_FORK
 from pixiu.client.gateway_connection import ConnectionContext
 from pixiu.client.inbox import Inbox, device_of
 from pixiu.client.inbox_core import MailGap
+from pixiu.client.login import Token, authorization
 from pixiu.client.mail import MailSender
 from pixiu.client.mail_options import MailSendOptions
 from pixiu.client.mail_publisher import MailPublisher
@@ -53,7 +54,7 @@ from pixiu.client.streams import PublisherShell, Receipt
 from pixiu.client.subscriber import Subscription
 from pixiu.client.timeouts import within
 from pixiu.client.worker import WorkerLease
-from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
+from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
 from pixiu.errors import (
     ConfigurationError,
     InvalidArgument,
@@ -67,6 +68,7 @@ from pixiu.errors import (
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, is_within, topic_room
 from pixiu.rpc.backoff import retry_after_s
 from pixiu.rpc.channels import Channels
+from pixiu.rpc.client_tls import ClientTls, client_tls
 
 TARGET_VARIABLE = "PIXIU_TARGET"
 """The environment's variable that names the cluster where a program does not."""
@@ -109,15 +111,18 @@ class Client:
         options: ClientOptions,
         on_failure: Callable[[SendFailure], None] | None = None,
         on_connection: Callable[[ConnectionEvent], None] | None = None,
+        token: Token | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         options.validate()
+        self._authorization, self._tls = authorization(token), tls
         if not is_within(uin, 0, MAX_ID):
             raise InvalidArgument(f"a UIN is from 0 (a service) to 2^63-1, not {uin!r}")
         if len(client.encode()) > MAX_CLIENT_NAME_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_NAME_BYTES} bytes, this one {len(client.encode())}")
         self.options = options
         self._on_failure = on_failure
-        self._target: ProxyTarget | ZooKeeperTarget = parse_target(target)
+        self._target: ProxyTarget | RegistryAddress = parse_target(target)
         self._uin = uin
         self._name = client or f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._uniform = random.Random().random
@@ -144,12 +149,12 @@ class Client:
         """Connect. Raises `Unreachable` or `RegistryUnavailable` with every address that was tried."""
         if self._directory is not None:
             raise NotConnected("the client is open already; make another one for another connection")
-        channels = Channels()
+        channels = Channels(authorization=self._authorization, tls=self._tls)
         directory: Directory
         if isinstance(self._target, ProxyTarget):
             directory = ProxyDirectory(self._target.addresses, self.options, channels, self._on_map)
         else:
-            directory = ZooKeeperDirectory(self._target, self.options, self._on_map)
+            directory = ZooKeeperDirectory(self._target, self.options, self._on_map, tls=self._tls is not None)
         try:
             await directory.start()
         except BaseException:
@@ -587,6 +592,9 @@ def connect(
     *,
     uin: int = 0,
     client: str = "",
+    token: Token | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
     options: ClientOptions | None = None,
     on_failure: Callable[[SendFailure], None] | None = None,
     on_connection: Callable[[ConnectionEvent], None] | None = None,
@@ -599,6 +607,12 @@ def connect(
             environment's `PIXIU_TARGET`.
         uin: who sends and subscribes; 0 for a service (as a subscriber it is then known by its name).
         client: a name for logs and metrics, at most 128 bytes; default: host, process and a random part.
+        token: who you are, where the cluster wants a login: a token, or a function that gives the one of now, called for each
+            connection; left out, the environment's `PIXIU_TOKEN`.
+        ca: where the cluster speaks TLS with clients, the PEM file of its authority, or "system"; left out, the environment's
+            `PIXIU_CA`; empty: without TLS.
+        certificate: the PEM file of your own certificate and its private key, where the cluster takes certificates; left out, the
+            environment's `PIXIU_CERTIFICATE`.
         on_failure: called with the failure of each receipt that nobody awaited, once it is dropped; it runs in the event loop and
             must not block. Without it they are logged, each code once.
         on_connection: called when a connection is there, is lost, moves or ends, as `px.connection_events()` has it; it runs in the
@@ -612,4 +626,5 @@ def connect(
     where = os.environ.get(TARGET_VARIABLE) if target is None else target
     if where is None:
         raise ConfigurationError(f'no target: connect("host:port"), or set {TARGET_VARIABLE} to the addresses of proxies')
-    return Client(where, uin, client, replace(options or ClientOptions(), **overrides), on_failure, on_connection)
+    tls = client_tls(ca, certificate)
+    return Client(where, uin, client, replace(options or ClientOptions(), **overrides), on_failure, on_connection, token, tls)

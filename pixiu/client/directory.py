@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 
+from pixiu.client.login import raise_for_login
 from pixiu.client.options import ClientOptions
-from pixiu.discovery.target import ZooKeeperTarget
+from pixiu.discovery.target import RegistryAddress
 from pixiu.errors import RegistryUnavailable, Unreachable
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import WRONG_ROLE, Channels, reason_of
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 if TYPE_CHECKING:
     from pixiu.discovery.view import View
 
 FETCH_TIMEOUT_S: Final = 2.0
+WANTS_TLS: Final = "this cluster speaks TLS with its clients: give ca, or set PIXIU_CA, to the PEM file of its authority"
 MAX_TRIES: Final = 16
 """Proxies that are asked in one round."""
 MIN_REFRESH_S: Final = 0.5
-"""Failures ask at most so often, seconds."""
+"""Failures ask at most so often, seconds; and at a moment of its own within that time:
+all clients of a proxy that died ask the others."""
 MAX_MEMBERS: Final = 100_000
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 1.0
@@ -62,17 +66,19 @@ class ZooKeeperDirectory:
     Source: docs/registry.md, docs/operations.md.
     """
 
-    def __init__(self, target: ZooKeeperTarget, options: ClientOptions, on_change: Callable[[ClusterMap], None]) -> None:
+    def __init__(
+        self, target: RegistryAddress, options: ClientOptions, on_change: Callable[[ClusterMap], None], *, tls: bool = False
+    ) -> None:
         # Imported here because kazoo takes a tenth of a second, which users of proxies need not wait for.
         from pixiu.discovery.watcher import Discovery
         from pixiu.discovery.zookeeper import ZooKeeper
 
-        self._target = target
+        self._target, self._tls = target, tls
         self._options = options
         self._on_change = on_change
         self._map = ClusterMap()
         self._complete = asyncio.Event()
-        self._zookeeper = ZooKeeper(target.hosts, connect_timeout_s=options.connect_timeout_s)
+        self._zookeeper = ZooKeeper(target, connect_timeout_s=options.connect_timeout_s)
         self._discovery = Discovery(
             self._zookeeper, target.root, self._learn, options.refresh_interval_s, roles=("proxy", "gateway")
         )
@@ -83,7 +89,8 @@ class ZooKeeperDirectory:
         return self._map
 
     async def start(self) -> None:
-        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy."""
+        """Read the registry until a proxy is there. Raises `RegistryUnavailable`, or `Unreachable` when there is no proxy, or all
+        want TLS that the client has none for."""
         await self._zookeeper.connect()
         deadline = asyncio.get_running_loop().time() + self._options.connect_timeout_s
         await self._first_view(deadline)
@@ -95,6 +102,8 @@ class ZooKeeperDirectory:
                 f"ZooKeeper at {self._target.hosts} answers, but no Running proxy is registered below {self._target.root}; "
                 "start one, or check the root in the target"
             ) from None
+        if not self._tls and all(node.client_tls for node in self._discovery.view.running("proxy")):
+            raise Unreachable(WANTS_TLS)
 
     async def _first_view(self, deadline: float) -> None:
         """Read the registry, again while its connection breaks meanwhile. Raises `RegistryUnavailable` after the deadline."""
@@ -119,8 +128,8 @@ class ZooKeeperDirectory:
 
     def _learn(self, view: View) -> None:
         found = ClusterMap(
-            tuple(dict.fromkeys(node.address for node in view.running("proxy"))),
-            tuple(dict.fromkeys(node.address for node in view.running("gateway"))),
+            tuple(dict.fromkeys(node.client_address for node in view.running("proxy"))),
+            tuple(dict.fromkeys(node.client_address for node in view.running("gateway"))),
         )
         if found.proxies:
             self._complete.set()
@@ -152,13 +161,14 @@ class ProxyDirectory:
         return self._map
 
     async def start(self) -> None:
-        """Ask until a proxy answers. Raises `Unreachable` after `connect_timeout_s`."""
+        """Ask until a proxy answers. Raises `NotAuthenticated` at once, `Unreachable` after `connect_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.connect_timeout_s
         while True:
             failures = await self._ask(deadline)
             if failures is None:
                 break
+            raise_for_login(failures.values())
             hopeless = all(reason == WRONG_ROLE for reason in failures.values())  # a process does not change its role
             if hopeless or loop.time() + self._options.backoff_s >= deadline:
                 tried = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
@@ -185,6 +195,7 @@ class ProxyDirectory:
             try:
                 async with asyncio.timeout(self._options.refresh_interval_s):
                     await self._wanted.wait()
+                await asyncio.sleep(random.random() * MIN_REFRESH_S)
             except TimeoutError:
                 pass
             self._wanted.clear()
@@ -204,9 +215,14 @@ class ProxyDirectory:
                 continue
             stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
             try:
-                reply = await stub.Cluster(wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S))
+                reply = await stub.Cluster(
+                    wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S), metadata=self._channels.metadata()
+                )
             except grpc.aio.AioRpcError as error:
                 failures[address] = reason_of(error)
+                continue
+            except StreamEnded as error:
+                failures[address] = str(error)
                 continue
             finally:
                 await self._channels.release(address)

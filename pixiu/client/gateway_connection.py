@@ -22,6 +22,7 @@ import xxhash
 from pixiu.client.connection_events import ConnectionEvent, ConnectionState
 from pixiu.client.directory import Directory
 from pixiu.client.gateway_stream import GatewayStream, Waiter
+from pixiu.client.login import raise_for_login
 from pixiu.client.options import ClientOptions
 from pixiu.client.streams import Receipt
 from pixiu.client.timeouts import within
@@ -257,6 +258,7 @@ class GatewayConnection:
             await self._end(stream)
         self._reason = f"{stream.address}: {why}"
         if refused:
+            raise_for_login((why,))
             raise Unavailable(f"the gateway refused the {self.what} ({self._reason})")
         return answered
 

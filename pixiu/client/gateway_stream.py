@@ -72,7 +72,7 @@ class GatewayStream:
         self._waiters: list[Waiter] = []
         self._reading: Reading | None = None
         self._call: GrpcCall[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply] = GrpcCall.over(
-            channels, address, lambda channel: wire_pb2_grpc.SubscriberStub(channel).Subscribe()
+            channels, address, lambda channel: wire_pb2_grpc.SubscriberStub(channel).Subscribe(metadata=channels.metadata())
         )
         greeting = wire_pb2.SubscribeHello(uin=uin, client=client, chat=chat, mail=mail)
         greeting.device, greeting.device_class = device, device_class

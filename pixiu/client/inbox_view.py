@@ -55,7 +55,8 @@ class InboxView:
         target: "zk://host:port/root".
         connecting: how a client is made that sends mail; for tests.
 
-    Every method raises `InvalidArgument`, `NotServed` (a cluster without Pi), `Unavailable` (no leader in 20 s).
+    Every method raises `InvalidArgument`, `NotServed` (a cluster without Pi), `Unavailable` (no leader in 20 s); and at once
+    `ConfigurationError` where the cluster wants an operator's certificate and there is none, `NotAllowed` where it is another's.
     """
 
     NEWEST: Final = NEWEST

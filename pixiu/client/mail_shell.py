@@ -157,7 +157,9 @@ class MailShell:
             return None if batch is None else _request_of(batch)
 
         call: GrpcCall[mail_pb2.MailRequest, mail_pb2.MailReply] = GrpcCall.over(
-            self._channels, effect.address, lambda channel: mail_pb2_grpc.MailerStub(channel).Send()
+            self._channels,
+            effect.address,
+            lambda channel: mail_pb2_grpc.MailerStub(channel).Send(metadata=self._channels.metadata()),
         )
         async with call:
             duplex = Duplex(call, lambda reply: self._take(effect.stream, reply), give)

@@ -13,6 +13,7 @@ import grpc.aio
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import MAX_ID, is_within
 from pixiu.rpc.channels import REFUSED, Channels, reason_of
+from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
 MAX_UINS: Final = 1000
@@ -53,11 +54,13 @@ async def _ask(
     for address in proxies[:MAX_TRIES]:
         stub = wire_pb2_grpc.PresenceStub(channels.acquire(address))
         try:
-            return await stub.Query(request, timeout=timeout_s)
+            return await stub.Query(request, timeout=timeout_s, metadata=channels.metadata())
         except grpc.aio.AioRpcError as error:
             failures.append(f"{address}: {reason_of(error)}")
             if error.code() in REFUSED:
                 break
+        except StreamEnded as error:
+            failures.append(f"{address}: {error}")
         finally:
             await channels.release(address)
     raise Unavailable(f"no proxy could answer who is online ({'; '.join(failures) or 'the cluster has no proxy'}); try again")

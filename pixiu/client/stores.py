@@ -14,14 +14,16 @@ from typing import Any, Final, Self
 import grpc.aio
 
 from pixiu.client.inbox_pages import MAX_PAGE, Entry, take
-from pixiu.discovery.target import parse_address
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
+    ConfigurationError,
     Draining,
     InboxFull,
     InvalidArgument,
     LimitError,
+    NotAllowed,
     NotLeader,
     NotServed,
     NotYet,
@@ -38,9 +40,10 @@ from pixiu.errors import (
 )
 from pixiu.ids import msg_partition
 from pixiu.placement.split import SplitPartitions
-from pixiu.rpc.channels import Channels
+from pixiu.rpc.channels import TLS_ERRORS, Channels
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
+from pixiu.rpc.tls import TLS_DIR, own
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from pixiu.wire.v1.pi_pb2_grpc import PiStub
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
@@ -51,6 +54,10 @@ LEADER_S: Final = 20.0
 RETRY_S: Final = 0.2
 NOT_YET_S: Final = 3.0
 """How long a Xiu is asked again for what it does not have yet."""
+NEEDS_CERTIFICATE: Final = (
+    f"inboxes are read at the cluster's doors, which ask for certificates: set {TLS_DIR} to the folder with operator.pem and "
+    "ca.pem; a user reads his own with a token, by px.inbox()"
+)
 _AGAIN: Final = frozenset(
     kind.code for kind in (NotLeader, WrongPartition, Unavailable, Draining, Overloaded, OutcomeUnknown, TooFewInSync)
 )
@@ -84,7 +91,7 @@ class Stores:
     """
 
     def __init__(self, target: str, *, leader_s: float = LEADER_S) -> None:
-        if not target.startswith("zk://"):
+        if not names_registry(target):
             raise InvalidArgument(f"--target {target}: inboxes are found by the registry; give zk://HOST:PORT/ROOT")
         self._address = parse_address(target)
         self._leader_s = leader_s
@@ -92,7 +99,7 @@ class Stores:
         self._split = SplitPartitions()
 
     async def __aenter__(self) -> Self:
-        self._zookeeper = ZooKeeper(self._address.hosts, connect_timeout_s=ASK_S)
+        self._zookeeper = ZooKeeper(self._address, connect_timeout_s=ASK_S)
         await self._zookeeper.connect()
         self._discovery = Discovery(self._zookeeper, self._address.root, lambda _view: None, roles=("pi", "xiu"))
         try:
@@ -128,7 +135,8 @@ class Stores:
         return results
 
     async def _ask(self, uin: int, request: pi_pb2.PiRequest) -> pi_pb2.PiReply:
-        """The leader's answer, which only it may give."""
+        """The leader's answer, which only it may give. Raises at once `ConfigurationError` where the cluster wants a certificate
+        and there is none, `NotAllowed` where it may not."""
         end, why = time.monotonic() + self._leader_s, "none is running"
         while True:
             wait_s = 0.0
@@ -138,6 +146,8 @@ class Stores:
             self._split.set_count(view.layout.partitions("pi"))
             partition = self._split.of(uin)
             for node in view.replicas("pi", partition):
+                if node.tls and own() is None:
+                    raise ConfigurationError(NEEDS_CERTIFICATE)
                 reply = await self._ask_one(node.address, request)
                 if isinstance(reply, pi_pb2.PiReply):
                     if reply.code == WrongPartition.code and self._moved(partition, reply):
@@ -165,12 +175,16 @@ class Stores:
     async def _ask_one(self, address: str, request: pi_pb2.PiRequest) -> pi_pb2.PiReply | str:
         """An answer, or why there is none."""
         call: GrpcCall[pi_pb2.PiRequest, pi_pb2.PiReply] = GrpcCall.over(
-            self._channels, address, lambda channel: PiStub(channel).Exchange()
+            self._channels, address, lambda channel: PiStub(channel).Exchange(), "pi"
         )
         async with call:
             try:
                 return await ask(call, request, ASK_S)
             except StreamEnded as ended:
+                if str(ended).startswith(("PERMISSION_DENIED", "UNAUTHENTICATED")):
+                    raise NotAllowed(f"pi at {address} refuses: {ended}") from None
+                if str(ended) in TLS_ERRORS.values():
+                    raise Unavailable(f"pi at {address}: {ended} ({TLS_DIR})") from None
                 return str(ended)
 
     async def fetch(self, entries: Sequence[Entry]) -> None:
@@ -202,7 +216,8 @@ class Stores:
 
     async def _ask_xiu(self, addresses: Sequence[str], msg_ids: Sequence[int]) -> xiu_pb2.FetchReply | None:
         for address in addresses:
-            stub: Any = XiuStub(self._channels.acquire(address))
+            channel = self._channels.acquire(address, "xiu")
+            stub: Any = XiuStub(channel)
             try:
                 reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=ASK_S)
                 if reply.codes:
@@ -210,5 +225,5 @@ class Stores:
             except grpc.aio.AioRpcError:
                 continue
             finally:
-                await self._channels.release(address)
+                await self._channels.release(address, channel)
         return None

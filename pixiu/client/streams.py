@@ -255,7 +255,9 @@ class PublisherShell:
     async def _run(self, stream: _Stream) -> None:
         """One stream from its opening to its end."""
         call: GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply] = GrpcCall.over(
-            self._channels, stream.address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish()
+            self._channels,
+            stream.address,
+            lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=self._channels.metadata()),
         )
         async with call:
             stream.duplex = Duplex(call, lambda reply: self._take(stream, reply), lambda: self._give(stream))

@@ -26,6 +26,7 @@ from pixiu.client.connection_events import ConnectionEvent, ConnectionEventStrea
 from pixiu.client.destination import Destination, Room, Topic, User
 from pixiu.client.drafts import Draft
 from pixiu.client.early import failure_of
+from pixiu.client.login import Token
 from pixiu.client.message import Message
 from pixiu.client.options import ClientOptions, OptionOverrides
 from pixiu.client.send_options import SendOptions
@@ -382,6 +383,9 @@ def connect_sync(
     *,
     uin: int = 0,
     client: str = "",
+    token: Token | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
     options: ClientOptions | None = None,
     on_failure: Callable[[SendFailure], None] | None = None,
     on_connection: Callable[[ConnectionEvent], None] | None = None,
@@ -392,7 +396,16 @@ def connect_sync(
 
     def make() -> Client:
         return connect(
-            target, uin=uin, client=client, options=options, on_failure=on_failure, on_connection=on_connection, **overrides
+            target,
+            uin=uin,
+            client=client,
+            token=token,
+            ca=ca,
+            certificate=certificate,
+            options=options,
+            on_failure=on_failure,
+            on_connection=on_connection,
+            **overrides,
         )
 
     return SyncClient(make)

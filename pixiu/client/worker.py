@@ -146,7 +146,11 @@ class WorkerLease:
 
     async def _serve(self, address: str) -> None:
         """Hold a number at one proxy until the stream ends or the proxy is going. Raises `StreamEnded`."""
-        call: Lending = GrpcCall.over(self._channels, address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish())
+        call: Lending = GrpcCall.over(
+            self._channels,
+            address,
+            lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=self._channels.metadata()),
+        )
         reading: asyncio.Task[wire_pb2.PublishReply | None] | None = None
         async with call:
             try:

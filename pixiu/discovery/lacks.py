@@ -5,7 +5,7 @@ Source: docs/operations.md, "Several machines".
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,16 +40,17 @@ class Lack:
         return f"python -m {self.role} --config FILE{which}"
 
 
-def lacks(view: View, without: Container[int] = ()) -> list[Lack]:
+def lacks(view: View, without: Container[int] = (), roles: Iterable[str] = ROLES) -> list[Lack]:
     """Every role or partition that lacks processes, in the order of `ROLES`; empty without a layout.
 
     Args:
         without: endpoints of nodes that do not count, because they do not answer.
+        roles: those that the view shows.
 
     Source: docs/operations.md.
     """
     found: list[Lack] = []
-    for role in ROLES:
+    for role in roles:
         layout = view.layout.roles.get(role)
         if layout is None:
             continue
@@ -61,17 +62,17 @@ def lacks(view: View, without: Container[int] = ()) -> list[Lack]:
     return found
 
 
-def waits_for(view: View, own: Node) -> list[str]:
+def waits_for(view: View, own: Node, roles: Iterable[str] = ROLES) -> list[str]:
     """What a process that is not Running yet may be waiting for, in words: the layout, or members of roles and partitions.
 
-    own: the process itself; that it is not Running is not what it waits for.
+    own: the process itself; that it is not Running is not what it waits for. roles: those that the view shows.
 
     Source: docs/operations.md.
     """
     if not view.layout.version:
         return [NO_LAYOUT]
     found = []
-    for lack in lacks(view):
+    for lack in lacks(view, roles=roles):
         if (lack.role, lack.partition) != (own.role, own.partition):
             found.append(str(lack))
         elif lack.running + 1 < lack.wanted:

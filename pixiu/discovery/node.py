@@ -4,6 +4,7 @@
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
      "protocol_min": 1, "protocol_max": 2, "wire_hash": "c4…", "secret_digest": "", "accepted_secret_digest": "",
      "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
+     "client_host": "", "client_port": 0, "client_tls": false, "tls": false,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
@@ -85,6 +86,10 @@ def _hex(fields: dict[str, object], key: str, default: str | None = None) -> int
     return int(value, 16)
 
 
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One process of the cluster, as the registry knows it. Source: docs/registry.md."""
@@ -97,7 +102,7 @@ class Node:
     state: NodeState
     host: str
     port: int
-    """gRPC (TCP), and links (UDP) where udp_port is 0."""
+    """gRPC of the cluster (TCP), and links (UDP) where udp_port is 0."""
     http_port: int
     endpoint: EndpointID
     """The run of the process: survives the loss of a ZooKeeper session. Links and routing use it."""
@@ -119,6 +124,14 @@ class Node:
     """Where datagrams of links are to be sent; empty: to `host`."""
     udp_port: int = 0
     """0: to `port`."""
+    client_host: str = ""
+    """Where clients' gRPC is; empty: at `host`."""
+    client_port: int = 0
+    """0: the role has no clients, or it is a process of an older version, which serves them at `port`."""
+    client_tls: bool = False
+    """Whether clients' doors, MQTT's among them, speak TLS."""
+    tls: bool = False
+    """Whether the cluster's door asks for certificates."""
     member: int = 0
     """The MemberID of a replica's data directory, where there is one (`cluster.replication`); 0 otherwise."""
     member_incarnation: int = 0
@@ -135,6 +148,8 @@ class Node:
     """Of the secret that it signs with; empty: it has none."""
     accepted_secret_digest: str = ""
     """Of the second secret that it accepts; empty: there is none."""
+    login: str = ""
+    """As whom it has logged in at the registry; empty: as nobody."""
 
     @property
     def udp_address(self) -> tuple[str, int]:
@@ -144,7 +159,12 @@ class Node:
     @property
     def address(self) -> str:
         """host:port, as people read it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return _address(self.host, self.port)
+
+    @property
+    def client_address(self) -> str:
+        """host:port of the gRPC services of clients."""
+        return _address(self.client_host or self.host, self.client_port) if self.client_port else self.address
 
     def to_json(self) -> bytes:
         """The data of the node, without the replica. Raises `InvalidArgument` when it would not be read back."""
@@ -167,6 +187,10 @@ class Node:
             "mqtt_port": self.mqtt_port,
             "udp_host": self.udp_host,
             "udp_port": self.udp_port,
+            "client_host": self.client_host,
+            "client_port": self.client_port,
+            "client_tls": self.client_tls,
+            "tls": self.tls,
             "member": hex_id(self.member),
             "member_incarnation": self.member_incarnation,
             "member_end": self.member_end,
@@ -175,6 +199,7 @@ class Node:
             "wire_hash": self.wire_hash,
             "secret_digest": self.secret_digest,
             "accepted_secret_digest": self.accepted_secret_digest,
+            "login": self.login,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -221,6 +246,10 @@ class Node:
             mqtt_port=integer(fields, "mqtt_port", 0, MAX_PORT, 0),
             udp_host=text(fields, "udp_host", ""),
             udp_port=integer(fields, "udp_port", 0, MAX_PORT, 0),
+            client_host=text(fields, "client_host", ""),
+            client_port=integer(fields, "client_port", 0, MAX_PORT, 0),
+            client_tls=fields.get("client_tls") is True,
+            tls=fields.get("tls") is True,
             member=_hex(fields, "member", "0" * 16),
             member_incarnation=integer(fields, "member_incarnation", 0, MAX_ID, 0),
             member_end=integer(fields, "member_end", 0, MAX_ID, 0),
@@ -229,4 +258,5 @@ class Node:
             wire_hash=text(fields, "wire_hash", ""),
             secret_digest=text(fields, "secret_digest", ""),
             accepted_secret_digest=text(fields, "accepted_secret_digest", ""),
+            login=text(fields, "login", ""),
         )

@@ -1,13 +1,17 @@
 """Where everything lies in ZooKeeper. Pure functions of a root.
 
+    ROOT/access                        persistent JSON: digests of all logins (`pixiu.discovery.access`)
     ROOT/layout                        persistent JSON: version and partitions of every role
     ROOT/ROLE/partition_num            its mirror, a decimal number
     ROOT/{proxy,gateway}/n…            ephemeral sequential, one per process
     ROOT/ROLE/partition{p}/n…          ephemeral sequential, one per replica
     ROOT/{xiu,pi}/partition{p}/state   persistent: epoch, leader, in-sync set
+    ROOT/ROLE/changes                  persistent: written after every change of a node of the role
     ROOT/ROLE/doubling                 ephemeral, held by the operator's tool
     ROOT/ROLE/doublings                persistent: a JSON line for each thing that the tool has done
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
+    ROOT/settings                      persistent JSON: version and values of what changes while all runs
+    ROOT/settings_changes              persistent: a JSON line for each change of it
     ROOT/supervisor                    ephemeral, the `pixiu up` that starts and ends processes as the layout wants
     ROOT/worker/{k}                    time-range lease of a SnowflakeID worker
     ROOT/instance/{k}                  generation of a gateway instance
@@ -50,6 +54,11 @@ def check_root(root: str) -> str:
             f"each after one '/', none at the end, at most {MAX_ROOT_LENGTH} characters"
         )
     return root
+
+
+def access(root: str) -> str:
+    """The node that holds the digests of all logins."""
+    return f"{root}/access"
 
 
 def layout(root: str) -> str:
@@ -97,6 +106,11 @@ def partition_state(root: str, role: str, partition: int) -> str:
     return f"{partition_directory(root, role, partition)}/state"
 
 
+def changes(root: str, role: str) -> str:
+    """The marker that is written after every change of a node of the role."""
+    return f"{role_directory(root, role)}/changes"
+
+
 def doubling(root: str, role: str) -> str:
     """The lock of the tool that doubles a role."""
     return f"{role_directory(root, role)}/doubling"
@@ -105,6 +119,16 @@ def doubling(root: str, role: str) -> str:
 def drain(root: str, endpoint: int) -> str:
     """The request that a run of a process drains."""
     return f"{root}/drain/{endpoint:016x}"
+
+
+def settings(root: str) -> str:
+    """Settings that change while all runs."""
+    return f"{root}/settings"
+
+
+def settings_changes(root: str) -> str:
+    """Who changed them."""
+    return f"{root}/settings_changes"
 
 
 def supervisor(root: str) -> str:

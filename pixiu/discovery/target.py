@@ -9,6 +9,8 @@ from pixiu.discovery.paths import DEFAULT_ROOT, check_root
 from pixiu.errors import InvalidArgument
 
 SCHEME: Final = "zk://"
+TLS_SCHEME: Final = "zks://"
+"""The same by TLS."""
 DEFAULT_PORT: Final = 2181
 MAX_ADDRESSES: Final = 64
 MAX_HOSTS: Final = 9
@@ -20,14 +22,6 @@ class ProxyTarget:
     """Some proxies, `host:port` each; any of them tells the rest."""
 
     addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ZooKeeperTarget:
-    """ZooKeeper servers (`host:port,host:port`) and the cluster's root path."""
-
-    hosts: str
-    root: str
 
 
 def _addresses(text: str, target: str) -> tuple[str, ...]:
@@ -49,20 +43,24 @@ def _addresses(text: str, target: str) -> tuple[str, ...]:
     return found
 
 
-def parse_target(target: str) -> ProxyTarget | ZooKeeperTarget:
-    """Read a target: `"host:port,host:port"` (proxies) or `"zk://host:port,host:port/root"`.
+def parse_target(target: str) -> ProxyTarget | RegistryAddress:
+    """Read a target: `"host:port,host:port"` (proxies) or `"zk://host:port,host:port/root"`, by TLS `"zks://…"`.
 
     Raises `InvalidArgument` that says which part is wrong and what to write.
     Source: README.md.
     """
-    if not target.startswith(SCHEME):
+    if not names_registry(target):
         if "://" in target:
             raise InvalidArgument(
                 f"the target {target!r} has an unknown scheme; write 'host:port,host:port' or 'zk://host:port/root'"
             )
         return ProxyTarget(_addresses(target, target))
-    registry = parse_address(target)
-    return ZooKeeperTarget(registry.hosts, registry.root)
+    return parse_address(target)
+
+
+def names_registry(target: str) -> bool:
+    """Whether a target is ZooKeeper's address."""
+    return target.startswith((SCHEME, TLS_SCHEME))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +69,30 @@ class RegistryAddress:
 
     hosts: str
     root: str = DEFAULT_ROOT
+    tls: bool = False
+    """Whether ZooKeeper is spoken to by TLS: `zks://`."""
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.hosts}{self.root}"
+        return f"{TLS_SCHEME if self.tls else SCHEME}{self.hosts}{self.root}"
 
 
 def parse_address(address: str) -> RegistryAddress:
-    """Read `zk://host:port[,host:port]/root`; port 2181 and root /pubsub where they are left out.
+    """Read `zk://host:port[,host:port]/root`, or `zks://…`; port 2181 and root /pubsub where they are left out.
 
     Raises `InvalidArgument`, which says what is wrong and shows an example.
 
     Source: docs/operations.md.
     """
     example = "an example: zk://10.0.0.1:2181,10.0.0.2:2181/pubsub"
-    if not address.startswith(SCHEME):
-        raise InvalidArgument(f"the registry's address {address!r} must begin with {SCHEME}; {example}")
-    servers, slash, rest = address[len(SCHEME) :].partition("/")
+    if not names_registry(address):
+        raise InvalidArgument(f"the registry's address {address!r} must begin with {SCHEME} or {TLS_SCHEME}; {example}")
+    servers, slash, rest = address[address.index("://") + 3 :].partition("/")
     root = check_root("/" + rest.rstrip("/")) if slash and rest.strip("/") else DEFAULT_ROOT
     found = servers.split(",")
     if len(found) > MAX_HOSTS:
         raise InvalidArgument(f"the registry's address {address!r} names {len(found)} servers; at most {MAX_HOSTS} are allowed")
-    return RegistryAddress(",".join(_host_port(server, address, example) for server in found), root)
+    hosts = ",".join(_host_port(server, address, example) for server in found)
+    return RegistryAddress(hosts, root, address.startswith(TLS_SCHEME))
 
 
 def _host_port(server: str, address: str, example: str) -> str:

@@ -3,6 +3,8 @@
 kazoo runs the session in threads of its own. This facade starts operations without waiting for them and takes their
 results, watches and session changes back to the event loop, so that nothing here ever blocks it.
 
+Where the registry is guarded (`pixiu.discovery.access`) each node that is made gets the list of who may do what with it.
+
 While there is no connection every operation is refused at once: kazoo would queue it, and carry it out at a moment
 when its caller has long given up.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from kazoo.exceptions import (
     BadVersionError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -36,9 +40,18 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Watch as WatchReply
+from kazoo.protocol.serialization import int_struct, write_string
+from kazoo.protocol.states import EVENT_TYPE_MAP, KazooState, KeeperState
+from kazoo.security import ACL, Id
 
-from pixiu.errors import InvalidArgument, MalformedData, RegistryUnavailable, RemoteError
+from pixiu.discovery import login as logins
+from pixiu.discovery import paths
+from pixiu.discovery.access import Access
+from pixiu.discovery.login import CREDENTIALS_FILE, Login
+from pixiu.discovery.target import RegistryAddress
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, RegistryDenied, RegistryUnavailable, RemoteError
 
 MAX_DATA_BYTES: Final = 65_536
 """A node's data, read or written; ZooKeeper itself would take 1 MiB."""
@@ -49,6 +62,10 @@ RECONNECT_MAX_DELAY_S: Final = 0.5
 """Longest back-off between attempts to connect: short against every session timeout, so that none is lost by it."""
 CONNECT_SHARE: Final = 1 / 3
 """What part of the session timeout an attempt to connect may take."""
+TLS_NAME: Final = "zookeeper.pixiu"
+"""The name in ZooKeeper's certificate, whatever its address is; as with processes (`pixiu.rpc.tls`)."""
+PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
+"""ZooKeeper's bits."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long close() waits for ZooKeeper to end the session; after that the session ends by its timeout."""
 
@@ -127,6 +144,10 @@ class Stat:
 
     version: int
     created_zxid: int
+    modified_zxid: int
+    """The transaction that changed the data last."""
+    children_zxid: int
+    """The transaction that changed the children last: which there are, not their data."""
     ephemeral_owner: int
     """The session that an ephemeral node lives with; 0 for a persistent one."""
     children: int
@@ -185,6 +206,38 @@ class _LoopWatch:
             _to_loop(self.loop, self.callback, WatchEvent(WatchKind(str(event.type)), str(event.path)))
 
 
+@dataclass(frozen=True)
+class _AddWatch:
+    """The request that kazoo lacks: everything at and below a path is told, time and again, until the connection ends."""
+
+    path: str
+    type = 106
+    """In ZooKeeper's protocol, since 3.6."""
+
+    def serialize(self) -> bytes:
+        """As the server reads it: the path, and the mode `PERSISTENT_RECURSIVE`."""
+        return bytes(write_string(self.path)) + bytes(int_struct.pack(1))
+
+    @staticmethod
+    def deserialize(_data: bytes, _offset: int) -> bool:
+        """The answer says nothing but that it is done."""
+        return True
+
+
+def _listen_below(connection: ConnectionHandler, heard: Callable[[WatchEvent], None]) -> None:
+    """Have kazoo's connection tell of every watch that fires, also where kazoo has set none."""
+    read = connection._read_watch_event
+
+    def both(buffer: bytes, offset: int) -> None:
+        fired, _ = WatchReply.deserialize(buffer, offset)
+        kind = EVENT_TYPE_MAP.get(fired.type)
+        if kind in WatchKind.__members__:
+            heard(WatchEvent(WatchKind(kind), str(fired.path)))
+        read(buffer, offset)
+
+    connection._read_watch_event = both
+
+
 def _to_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
     # The loop may be closed while kazoo's threads still run.
     with contextlib.suppress(RuntimeError):
@@ -198,16 +251,26 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     load, once). kazoo waits the whole session timeout for that answer, and the session is lost by it.
     """
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, tls: Callable[[], ssl.SSLContext] | None, failed: Callable[[Exception], None]) -> None:
         super().__init__()
         self._patience_s = patience_s
+        self._tls, self._failed = tls, failed
         self._unanswered: Any = None
         """The newest connection, until the server's first answer can be read."""
 
     def create_connection(self, *arguments: Any, **options: Any) -> Any:
         """Connect, within the bound."""
         options["timeout"] = min(options.get("timeout") or self._patience_s, self._patience_s)
-        self._unanswered = super().create_connection(*arguments, **options)
+        made = super().create_connection(*arguments, **options)
+        if self._tls is not None:
+            made.settimeout(options["timeout"])
+            try:
+                made = self._tls().wrap_socket(made, server_hostname=TLS_NAME)
+            except (OSError, ConfigurationError) as error:  # ssl.SSLError is an OSError
+                made.close()
+                self._failed(error)
+                raise OSError(f"no TLS with ZooKeeper: {error}") from error  # kazoo tries the next one
+        self._unanswered = made
         return self._unanswered
 
     def select(self, readable: Any, writable: Any, broken: Any, timeout: float | None = None) -> Any:
@@ -224,25 +287,35 @@ class ZooKeeper:
     """A session with ZooKeeper for one event loop.
 
     Args:
-        hosts: `host:port[,host:port]`, as in `RegistryAddress.hosts`.
+        address: where ZooKeeper is, and the root below which nodes get the list of who may do what; or `host:port[,host:port]`.
         session_timeout_s: how long ZooKeeper keeps the session of a silent process, seconds; the server may bound it.
         connect_timeout_s: how long `connect` tries, seconds. Once connected, it reconnects for ever.
         operation_timeout_s: how long one operation may take, seconds.
         session: (id, password) of a session to take over, as `session` gives it.
+        login: with which to come; None: this process's own (`pixiu.discovery.login`).
+        further_roots: of other clusters in which this session writes.
 
     Source: docs/registry.md.
     """
 
     def __init__(
         self,
-        hosts: str,
+        address: RegistryAddress | str,
         *,
         session_timeout_s: float = 10.0,
         connect_timeout_s: float = 10.0,
         operation_timeout_s: float = 10.0,
         session: tuple[int, bytes] | None = None,
+        login: Login | None = None,
+        further_roots: Sequence[str] = (),
     ) -> None:
-        self._hosts = hosts
+        if isinstance(address, str):
+            address = RegistryAddress(address)
+        self._address, self._hosts = address, address.hosts
+        self._roots = (address.root, *further_roots)
+        self._login = login
+        self._passwords: dict[str, tuple[str, ...]] = {}
+        self._tls_problem = ""
         self._session_timeout_s = session_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._operation_timeout_s = operation_timeout_s
@@ -254,6 +327,7 @@ class ZooKeeper:
         self._session_id = 0
         self._listeners: list[SessionListener] = []
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._below: dict[str, list[Watch]] = {}
         self._closed = False
 
     @property
@@ -265,6 +339,21 @@ class ZooKeeper:
     def connected(self) -> bool:
         """Whether operations are possible now."""
         return self._connected
+
+    @property
+    def login(self) -> Login | None:
+        """The file of credentials with which it comes; None: with nothing."""
+        return self._login or logins.own(self._hosts)
+
+    @property
+    def logged_in_as(self) -> tuple[str, ...]:
+        """The logins with which it comes."""
+        return tuple(self._passwords)
+
+    def says_of_login(self) -> str:
+        """Who it comes as, and with how many passwords; for people."""
+        said = [f"{who} with {len(found)} password{'s' if len(found) > 1 else ''}" for who, found in self._passwords.items()]
+        return ", ".join(said) or "nobody"
 
     @property
     def session_id(self) -> int:
@@ -286,10 +375,16 @@ class ZooKeeper:
             self._listeners.remove(listener)
 
     async def connect(self) -> None:
-        """Open the session. Raises `RegistryUnavailable` when no server answers within `connect_timeout_s`."""
+        """Open the session.
+
+        Raises `RegistryUnavailable` when no server answers within `connect_timeout_s`, `RegistryDenied` when it does not take this
+        login, `ConfigurationError` when the file of credentials or the certificates do not do.
+        """
         if self._client is not None:
             raise InvalidArgument("this ZooKeeper session was already opened; make a new one")
         self._loop = asyncio.get_running_loop()
+        self._passwords = self._read_login()
+        self._check_tls()
         self._open()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -297,12 +392,23 @@ class ZooKeeper:
         except TimeoutError:
             await self.close()
             raise RegistryUnavailable(
-                f"no ZooKeeper answered at {self._hosts} within {self._connect_timeout_s:g} s; check that it runs there and that "
-                "the address is right (`pixiu up` and `pixiu zookeeper` start one for one machine)"
+                f"no ZooKeeper answered at {self._hosts} within {self._connect_timeout_s:g} s; "
+                + (
+                    self._tls_problem
+                    or "check that it runs there and that the address is right (`pixiu up` and `pixiu zookeeper` start one for one "
+                    "machine)"
+                )
             ) from None
         except BaseException:
             await self.close()
             raise
+        try:
+            await self._access(self._address.root)
+        except RegistryDenied:
+            await self.close()
+            raise RegistryDenied(self._not_taken()) from None
+        except (RegistryUnavailable, MalformedData):
+            pass  # the next operation says so
 
     async def close(self) -> None:
         """End the session, and with it its ephemeral nodes; waits at most 5 s for the server to confirm it."""
@@ -342,11 +448,20 @@ class ZooKeeper:
         """Create a node; its path, with the sequence. Raises `NodeExists`, `NoNode` (no parent), `RegistryUnavailable` (it may
         have happened or not)."""
         _bounded(path, data)
-        made = await self._run(
-            path,
-            lambda client: client.create_async(path, data, ephemeral=ephemeral, sequence=sequence, makepath=make_parents),
-        )
-        return str(made)
+        acl = await self._acl(path)
+
+        async def make() -> Any:
+            return await self._run(
+                path, lambda client: client.create_async(path, data, acl=acl, ephemeral=ephemeral, sequence=sequence)
+            )
+
+        try:
+            return str(await make())
+        except NoNode:
+            if not make_parents:
+                raise
+        await self.ensure_path(path.rpartition("/")[0])
+        return str(await make())
 
     async def sync(self, path: str) -> None:
         """Let the server that this session speaks to catch up: reads that begin after it are not older than this call."""
@@ -354,7 +469,44 @@ class ZooKeeper:
 
     async def ensure_path(self, path: str) -> None:
         """Create a persistent node and its parents where they are missing. Raises `RegistryUnavailable`."""
-        await self._run(path, lambda client: client.ensure_path_async(path))
+        missing = []
+        while path and await self.exists(path) is None:
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        for each in reversed(missing):
+            with contextlib.suppress(NodeExists):
+                await self.create(each)
+
+    async def set_acl(self, path: str, access: Access, below: str) -> bool:
+        """Give a node the list of who may do what that a path `below` its root has; whether it had another one. Raises `NoNode`,
+        `RegistryDenied`, `RegistryUnavailable`."""
+        wanted = _acl(access, below)
+        found, _ = await self._run(path, lambda client: client.get_acls_async(path))
+        if set(found) == set(wanted):
+            return False
+        await self._run(path, lambda client: client.set_acls_async(path, wanted))
+        return True
+
+    async def access(self, root: str) -> Access | None:
+        """The logins that a cluster's registry takes; None: it is open to everybody. Raises `RegistryDenied`, `MalformedData`,
+        `RegistryUnavailable`."""
+        return await self._access(root)
+
+    async def log_in_again(self) -> bool:
+        """Read the file of credentials again, and come with what is new there too; the session stays. Whether there was something.
+
+        Raises `ConfigurationError`, `RegistryUnavailable`.
+        """
+        found = await asyncio.to_thread(self._read_login)
+        if found == self._passwords or self._client is None:
+            return False
+        before, self._passwords = set(_auth(self._passwords)), found
+        client, now = self._client, set(_auth(found))
+        client.auth_data.clear()
+        client.auth_data.update(now)  # what the next connection says
+        for scheme, said in sorted(now - before):
+            await self._run("/", partial(_add_auth, scheme, said))
+        return True
 
     async def delete(self, path: str, version: int = -1) -> None:
         """Delete a node if it has this version (-1: any). Raises `NoNode`, `VersionConflict`, `NotEmpty`,
@@ -371,6 +523,34 @@ class ZooKeeper:
         names = await self._run(path, lambda client: client.get_children_async(path, watch=self._watch(watch)))
         return sorted(names)
 
+    async def listing(self, path: str) -> tuple[list[str], Stat]:
+        """The names of a node's children, sorted, and its Stat. Raises `NoNode`, `RegistryUnavailable`."""
+        names, stat = await self._run(path, lambda client: client.get_children_async(path, include_data=True))
+        return sorted(names), _stat(stat)
+
+    async def watch_below(self, path: str, watch: Watch) -> None:
+        """Have `watch` told of everything that comes, changes or goes at or below a path, which need not exist, until the
+        connection ends: then it is to be set again.
+
+        Raises `RegistryUnavailable`, `RegistryConflict` from a ZooKeeper older than 3.6.
+        """
+        watches = self._below.setdefault(path, [])
+        if watch not in watches:
+            watches.append(watch)
+
+        def start(client: Any) -> Any:
+            done = client.handler.async_result()
+            client._call(_AddWatch(path), done)
+            return done
+
+        await self._run(path, start)
+
+    def stop_watching_below(self, watch: Watch) -> None:
+        """Tell it no more; the server's watches end with the connection."""
+        for watches in self._below.values():
+            if watch in watches:
+                watches.remove(watch)
+
     async def transaction(self, operations: Sequence[Operation]) -> list[object]:
         """Do all or nothing. A list with the path of each `Create` and something else for the others.
 
@@ -379,13 +559,15 @@ class ZooKeeper:
         if not 0 < len(operations) <= MAX_TRANSACTION:
             raise InvalidArgument(f"a transaction has 1 to {MAX_TRANSACTION} operations, not {len(operations)}")
 
+        acls = [await self._acl(one.path) if isinstance(one, Create) else None for one in operations]
+
         def start(client: Any) -> Any:
             request = client.transaction()
-            for operation in operations:
+            for operation, acl in zip(operations, acls, strict=True):
                 match operation:
                     case Create():
                         _bounded(operation.path, operation.data)
-                        request.create(operation.path, operation.data, None, operation.ephemeral, operation.sequence)
+                        request.create(operation.path, operation.data, acl, operation.ephemeral, operation.sequence)
                     case Set():
                         _bounded(operation.path, operation.data)
                         request.set_data(operation.path, operation.data, operation.version)
@@ -407,7 +589,10 @@ class ZooKeeper:
         """Start kazoo. Its threads do the rest."""
         client = KazooClient(
             hosts=self._hosts,
-            handler=_Handler(self._session_timeout_s * CONNECT_SHARE),
+            handler=_Handler(
+                self._session_timeout_s * CONNECT_SHARE, self._tls_context if self._address.tls else None, self._no_tls
+            ),
+            auth_data=_auth(self._passwords),
             timeout=self._session_timeout_s,
             client_id=self._take_over,
             connection_retry={"max_tries": -1, "delay": 0.1, "max_jitter": 0.4, "max_delay": RECONNECT_MAX_DELAY_S},
@@ -416,8 +601,69 @@ class ZooKeeper:
         self._take_over = None
         self._client = client
         assert self._loop is not None
+        _listen_below(client._connection, partial(_to_loop, self._loop, self._heard_below))
         client.add_listener(partial(self._on_kazoo_state, self._loop, client))
         client.start_async()
+
+    def _read_login(self) -> dict[str, tuple[str, ...]]:
+        return self.login.read() if self.login is not None else {}
+
+    def _check_tls(self) -> None:
+        if self._address.tls:
+            self._tls_context()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """Made anew for each connection, so that other files are taken; in kazoo's thread."""
+        from pixiu.rpc.tls import TLS_DIR, own  # gRPC, which most who read the registry load anyway
+
+        tls = own()
+        if tls is None:
+            raise ConfigurationError(
+                f"{self._address}: by TLS certificates are needed: give [cluster] tls_dir, or for commands {TLS_DIR}"
+            )
+        return tls.client_context()
+
+    def _no_tls(self, error: Exception) -> None:
+        """In kazoo's thread."""
+        reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+        self._tls_problem = (
+            f"TLS fails ({reason}): ZooKeeper needs a certificate of `pixiu pki issue zookeeper`, and this process one of the "
+            "same authority"
+        )
+
+    async def _access(self, root: str) -> Access | None:
+        try:
+            data, _ = await self.get(paths.access(root))
+        except NoNode:
+            return None
+        return Access.from_json(data)
+
+    async def _acl(self, path: str) -> list[Any] | None:
+        """Who may do what with a node that is made now; None: everybody everything."""
+        for root in self._roots:
+            if path == root or path.startswith(f"{root}/"):
+                found = await self._access(root)
+                return _acl(found, path[len(root) :]) if found is not None else None
+        return None
+
+    def _not_taken(self) -> str:
+        if not self._passwords:
+            return (
+                f"the registry at {self._address} wants a login: name its file in [cluster] registry_credentials_file, or for "
+                f"commands in {CREDENTIALS_FILE}"
+            )
+        return (
+            f"the registry at {self._address} does not take the login of {', '.join(self._passwords)} in "
+            f"{self.login.path if self.login is not None else 'its file'}: copy the file of the cluster, or have an operator run "
+            "`pixiu registry secure`"
+        )
+
+    def _heard_below(self, event: WatchEvent) -> None:
+        path = event.path
+        while path:
+            for watch in list(self._below.get(path, ())):
+                watch(event)
+            path = path.rpartition("/")[0]
 
     def _on_kazoo_state(self, loop: asyncio.AbstractEventLoop, client: Any, state: str) -> None:
         """In kazoo's thread: the session's ID is read here, while it is certain to belong to this state."""
@@ -485,6 +731,9 @@ class ZooKeeper:
                 return VersionConflict(f"{path} was changed by another process; read it again")
             case NotEmptyError():
                 return NotEmpty(f"{path} has children")
+            case NoAuthError():
+                who = ", ".join(self._passwords) or "nobody"
+                return RegistryDenied(f"{path}: ZooKeeper at {self._hosts} does not let {who} do this (docs/security.md)")
             case ConnectionLoss() | SessionExpiredError() | SessionMovedError() | OperationTimeoutError():
                 return RegistryUnavailable(
                     f"{path}: the connection to ZooKeeper at {self._hosts} broke ({type(error).__name__}); "
@@ -508,6 +757,19 @@ def _finish(future: asyncio.Future[Any], exception: BaseException | None, value:
         future.set_exception(exception)
 
 
+def _auth(passwords: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+    """What kazoo says at the begin of each connection."""
+    return [("digest", f"{who}:{password}") for who, found in passwords.items() for password in found]
+
+
+def _add_auth(scheme: str, said: str, client: Any) -> Any:
+    return client.add_auth_async(scheme, said)
+
+
+def _acl(access: Access, below: str) -> list[Any]:
+    return [ACL(sum(PERMISSIONS[one] for one in what), Id("digest", digest)) for digest, what in access.acl_of(below)]
+
+
 def _stop_client(client: Any, done: Callable[[], None]) -> None:
     """In a thread of its own: end kazoo's session and threads."""
     try:
@@ -520,7 +782,15 @@ def _stop_client(client: Any, done: Callable[[], None]) -> None:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(int(stat.version), int(stat.czxid), int(stat.ephemeralOwner), int(stat.numChildren), int(stat.ctime))
+    return Stat(
+        version=int(stat.version),
+        created_zxid=int(stat.czxid),
+        modified_zxid=int(stat.mzxid),
+        children_zxid=int(stat.pzxid),
+        ephemeral_owner=int(stat.ephemeralOwner),
+        children=int(stat.numChildren),
+        created_ms=int(stat.ctime),
+    )
 
 
 def _bounded(path: str, data: bytes) -> None:

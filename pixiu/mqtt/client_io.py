@@ -6,6 +6,7 @@ Source: docs/operations.md.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ class MQTTClient:
     """One connection to a gateway, or to any MQTT 3.1.1 server.
 
     host, port: of the server. client_id: unique among its clients; empty: the server chooses. username: for a
-    gateway, the UIN in decimal or any name. keep_alive_s: 0 is none.
+    gateway, the UIN in decimal or any name. keep_alive_s: 0 is none. tls: what to trust and show; None: without TLS.
 
     on_message(topic, payload) is called in the event loop for each message. on_disconnect(error) is called once when
     an established connection ends; error is None after `close`. What they raise goes to the loop's exception handler.
@@ -60,11 +61,13 @@ class MQTTClient:
         keep_alive_s: int = 60,
         on_message: MessageCallback | None = None,
         on_disconnect: DisconnectCallback | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.on_message = on_message
         self.on_disconnect = on_disconnect
         self._host = host
         self._port = port
+        self._tls = tls
         self._session = ClientSession(client_id, username, password, keep_alive_s)
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,9 +106,11 @@ class MQTTClient:
         where = f"{self._host}:{self._port}"
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                await loop.create_connection(lambda: _Connection(self), self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise Unavailable(f"no connection to {where} within {CONNECT_TIMEOUT_S:g} s") from None
+        except ssl.SSLError as error:
+            raise Unavailable(f"no connection to {where} by TLS: {getattr(error, 'verify_message', '') or error.reason}") from None
         except OSError as error:
             raise Unavailable(f"no connection to {where}: {error.strerror or error}; is an MQTT server there?") from None
         try:

@@ -5,7 +5,7 @@ Source: OASIS MQTT 3.1.1 sections 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Final
 
 from pixiu.errors import InvalidArgument
@@ -126,9 +126,11 @@ def encode_publish_parts(
     return b"".join((_head(first, len(prefix) + len(identifier) + len(payload)), prefix, identifier, payload))
 
 
-def encode_pubacks(packet_ids: Iterable[int]) -> bytes:
-    """PUBACKs end to end. The identifiers are not checked."""
-    return b"".join([b"\x40\x02" + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
+def encode_pubacks(packet_ids: Iterable[int], exactly: Container[int] = ()) -> bytes:
+    """PUBACKs end to end, PUBRECs for those of QoS 2. The identifiers are not checked."""
+    if not exactly:
+        return b"".join([b"\x40\x02" + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
+    return b"".join([(b"\x50\x02" if one in exactly else b"\x40\x02") + one.to_bytes(2, "big") for one in packet_ids])
 
 
 def encode(packet: Packet) -> bytes:

@@ -103,7 +103,18 @@ class Decoder:
     Source: OASIS MQTT 3.1.1 sections 2, 3 and 4.8.
     """
 
-    __slots__ = ("_kinds", "_limit", "_max_filters", "_max_packet_bytes", "_needed", "_rest", "_side", "error")
+    __slots__ = (
+        "_kinds",
+        "_limit",
+        "_max_filters",
+        "_max_packet_bytes",
+        "_needed",
+        "_rest",
+        "_side",
+        "_spent",
+        "error",
+        "has_more",
+    )
 
     def __init__(self, side: Side, max_packet_bytes: int = MAX_PACKET_BYTES, max_filters: int = MAX_FILTERS) -> None:
         if max_packet_bytes < FIRST_PACKET_BYTES:
@@ -117,14 +128,19 @@ class Decoder:
         self._max_filters = max_filters
         self._rest = bytearray()
         self._needed = 0
+        self.has_more = False
+        self._spent = False
+        """Whether complete packets may wait that the last call left, because it had reached its number."""
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes of an incomplete packet are kept."""
+        """How many bytes of packets that were not given yet are kept: of one that is incomplete, or left for the next call."""
         return len(self._rest)
 
-    def feed(self, data: bytes) -> list[Packet]:
-        """The packets that `data` completes. Never raises for what arrived.
+    def feed(self, data: bytes, most: int = 1 << 30) -> list[Packet]:
+        """The packets that `data` completes, at most so many: see `has_more`. Never raises for what arrived.
+
+        A packet other than PUBLISH counts as one more for each 32 bytes: about a filter, which costs as much as a packet.
 
         At the first malformed packet `error` is set, the packets before it are returned, and all later data is
         ignored.
@@ -139,9 +155,10 @@ class Decoder:
             data = bytes(self._rest)
             self._rest = bytearray()
         try:
-            used = self._decode(data, packets)
+            used = self._decode(data, packets, most)
+            self.has_more = self._spent and used < len(data)
             if used < len(data):
-                self._needed = self._check_beginning(data, used)
+                self._needed = 0 if self.has_more else self._check_beginning(data, used)
                 self._rest = bytearray(data[used:] if used else data)
         except MalformedPacket as error:
             self.error = error
@@ -149,10 +166,11 @@ class Decoder:
             self.error = MalformedPacket(Reason.INVALID_UTF8)
         return packets
 
-    def _decode(self, data: bytes, packets: list[Packet]) -> int:
-        """Append all complete packets; returns where the first incomplete one begins."""
+    def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
+        """Append complete packets, at most `left`; returns where the first one begins that is incomplete or left over."""
         kinds, append, new, position, end = self._kinds, packets.append, tuple.__new__, 0, len(data)
-        while position + 2 <= end:
+        while left and position + 2 <= end:
+            left -= 1
             first = data[position]
             kind = kinds[first]
             if kind == _BAD:
@@ -169,6 +187,7 @@ class Decoder:
                 break
             if kind == _OTHER:
                 append(_PARSERS[first >> 4](data[start:stop], self._max_filters))
+                left = max(left - (size >> 5), 0)
                 if kinds is not _LATER[self._side]:
                     self._kinds = kinds = _LATER[self._side]
                     self._limit = self._max_packet_bytes
@@ -197,6 +216,7 @@ class Decoder:
                         )
                     )
             position = stop
+        self._spent = not left
         return position
 
     def _long_length(self, data: bytes, position: int) -> tuple[int, int]:

@@ -13,13 +13,15 @@ What is promised to stock clients, and where MQTT leaves a choice:
   cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`pixiu.mqtt.mail`). PUBACKs may come in any
   order; what has none is sent again on the next connection, with DUP. A lane that waits 30 s for any PUBACK closes the
-  connection. A PUBACK that nothing waits for is reported and otherwise ignored; from who takes no mail it is unexpected.
-- *PUBLISH of QoS 0 is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard
-  the retained copy at once", which [MQTT-3.3.1-7] allows; subscribers get it without the flag.
-- *PUBLISH of QoS 1 is done as asked or the connection is closed*: MQTT 3.1.1 has no negative PUBACK
-  [MQTT-3.3.5-2], and a PUBACK for a message that is not published, or not retained as [MQTT-3.3.1-5] demands, would be a
-  lie. So `$…`, RETAIN (with a payload: an empty one retains nothing) and QoS 2 close. PUBACKs leave in the order
-  of the PUBLISHes [MQTT-4.6.0-2].
+  connection. A PUBACK that nothing waits for is ignored.
+- *PUBLISH is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard the retained copy at once",
+  which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it without the flag.
+- *PUBLISH of QoS 1 that will never be done is acknowledged*: MQTT 3.1.1 has no negative PUBACK and allows this or to close the
+  connection [MQTT-3.3.5-2]; stock clients that are closed connect again and send it again, for ever. PUBACKs leave in the
+  order of the PUBLISHes [MQTT-4.6.0-2].
+- *PUBLISH of QoS 2* is taken as one of QoS 1, with PUBREC for PUBACK; until its PUBREL the same identifier is the same message
+  [MQTT-4.3.3-2]. That ends with the connection, as the session does; subscribers get it with QoS 0.
+- *MQTT 5* gets a CONNACK of MQTT 5 with reason 0x84, so that its clients can say what is wrong; other levels code 1.
 
 Source: OASIS MQTT 3.1.1; docs/operations.md.
 """
@@ -34,7 +36,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pixiu.errors import ConfigurationError
-from pixiu.ids import UIN, RoomID
+from pixiu.ids import TOPIC_ROOM, UIN, RoomID
 from pixiu.mqtt import codec
 from pixiu.mqtt.events import (
     Close,
@@ -65,7 +67,10 @@ from pixiu.mqtt.packets import (
     Packet,
     Pingreq,
     Puback,
+    Pubcomp,
     Publish,
+    Pubrec,
+    Pubrel,
     Side,
     Suback,
     Subscribe,
@@ -75,6 +80,7 @@ from pixiu.mqtt.packets import (
 )
 from pixiu.mqtt.topics import USER_PREFIX, Refusal, destination
 from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,12 @@ class SessionLimits:
     """Filters of one connection; more are answered by 0x80."""
     max_filters: int = MAX_FILTERS
     """Filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
+    max_packets_a_turn: int = 256
+    """Packets of one call of `receive`, about 8 µs each, large ones with many filters for more; the rest waits for the next one."""
+    packet_timeout_s: float = 120.0
+    """How long a packet may take from its first byte to its last; then the connection is closed."""
+    max_filter_bytes: int = 64 << 10
+    """Bytes of the names of all filters of one connection; more are answered by 0x80."""
     max_inflight: int = 1024
     """Messages of QoS 1 and filters that wait for the cluster; at this number reading pauses, at half of it it goes on.
     What was read before the pause still counts, so there may be more, at most one for each packet identifier."""
@@ -129,8 +141,9 @@ class Event(Enum):
     UNSUBSCRIBE = "UNSUBSCRIBE"
     PINGREQ = "PINGREQ"
     DISCONNECT = "DISCONNECT"
-    PUBACK = "PUBACK of who takes mail"
-    UNEXPECTED = "other PUBACK, PUBREC, PUBREL or PUBCOMP"
+    PUBACK = "PUBACK"
+    PUBREL = "PUBREL"
+    UNEXPECTED = "PUBREC or PUBCOMP"
     MALFORMED = "malformed packet"
     SUBSCRIPTION_CONFIRMED = "subscription confirmed"
     PUBLISH_ACCEPTED = "publish accepted"
@@ -168,6 +181,7 @@ _PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
     Unsubscribe: Event.UNSUBSCRIBE,
     Pingreq: Event.PINGREQ,
     Disconnect: Event.DISCONNECT,
+    Pubrel: Event.PUBREL,
 }
 
 
@@ -177,6 +191,10 @@ def accept_all(connect: Connect) -> ConnackCode:
 
 
 NO_BIG_ROOMS: Final = VRooms()
+_MQTT_5: Final = 5
+UNSUPPORTED_VERSION: Final = bytes((0x20, 3, 0, 0x84, 0))
+"""A CONNACK of MQTT 5: no session, reason "unsupported protocol version", no properties."""
+_PINGRESP: Final = Send(codec.PINGRESP)
 
 
 def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | Refusal:
@@ -191,8 +209,9 @@ class ServerSession:
     """One connection, from accept to close.
 
     now: monotonic seconds. assigned_client_id: the name for a client that brings none. admit: the shell's policy,
-    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains. vrooms: the
-    cluster's big rooms, whose VRooms are refused as topics.
+    asked once, for a CONNECT that is fine otherwise; SERVER_UNAVAILABLE is its answer while it drains, None that it says it
+    later, by `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics,
+    for those who subscribe; what is published gets its room at a proxy.
 
     Each method returns effects to carry out in order; after `Close` there are none.
 
@@ -204,12 +223,14 @@ class ServerSession:
         now: float,
         assigned_client_id: str,
         limits: SessionLimits | None = None,
-        admit: Callable[[Connect], ConnackCode] = accept_all,
+        admit: Callable[[Connect], ConnackCode | None] = accept_all,
         vrooms: VRooms = NO_BIG_ROOMS,
+        topics: TopicRooms = BY_FIRST_LEVEL,
     ) -> None:
         self._limits = limits or SessionLimits()
         self._admit = admit
         self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
+        self._topics = topics
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
@@ -220,11 +241,22 @@ class ServerSession:
         self._pending: dict[int, _PendingSubscribe] = {}
         self._pending_filters = 0
         self._inflight: dict[int, float] = {}
-        self._order: deque[int] = deque()
-        self._accepted: set[int] = set()
+        self.fruitless_filters = 0
+        """Filters that were refused, or left without being there, as they came: work that no effect shows."""
+        self._unreleased: set[int] = set()
+        """Identifiers of QoS 2 whose PUBREL has not come."""
+        self._order: deque[int] | None = None
+        """Identifiers of `_inflight` in order; made at the first of them, as the next: most connections never need them."""
+        self._accepted: set[int] | None = None
         self._paused = False
         self._held_until = 0.0
+        self._stopped = False
+        self._partial_since: float | None = None
+        """When the first byte of an unfinished packet came."""
+        self._filter_bytes = 0
         self._client_id = ""
+        self._judged_later: tuple[Connect, list[Packet]] | None = None
+        """A CONNECT that waits for `admitted`, and what came behind it."""
         self._clean_session = True
         self._takes_mail = False
         self._mail = Unacknowledged()
@@ -256,6 +288,16 @@ class ServerSession:
         """How many messages of QoS 1 and filters wait for the cluster."""
         return len(self._inflight) + self._pending_filters
 
+    @property
+    def has_more(self) -> bool:
+        """Whether packets wait that came in earlier and were too many for one turn: call `receive` again, soon."""
+        return self._decoder.has_more and self._state is not State.DISCONNECTED
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that came in and are no packets yet."""
+        return self._decoder.buffered_bytes
+
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds; None: not before something else happens.
 
@@ -275,31 +317,61 @@ class ServerSession:
                 deadlines.append(self._mail.since + self._limits.puback_timeout_s)
             if self._held_until:
                 deadlines.append(self._held_until)
+            if self._partial_since is not None and not self._paused:
+                deadlines.append(self._partial_since + self._limits.packet_timeout_s)
         return min(deadlines, default=None)
 
     # ------------------------------------------------------------------------------------------ what happens
 
     def receive(self, data: bytes, now: float) -> list[Effect]:
-        """Bytes arrived. Never raises for them."""
+        """Bytes arrived, or `has_more` (then `data` is empty). Never raises for them."""
         effects: list[Effect] = []
         if self._state is State.DISCONNECTED:
             return effects
-        packets = self._decoder.feed(data)
+        packets = self._decoder.feed(data, self._limits.max_packets_a_turn)
+        if packets or not self._decoder.buffered_bytes:
+            self._partial_since = None
         if packets:
             self._last_packet = now
-        for packet in packets:
+        if self._partial_since is None and self._decoder.buffered_bytes:
+            self._partial_since = now
+        if self._judged_later is not None:
+            self._judged_later[1].extend(packets)
+            return effects
+        self._take(packets, now, effects)
+        return effects
+
+    def admitted(self, code: ConnackCode, now: float) -> list[Effect]:
+        """The shell's policy about a CONNECT, which it said would come later."""
+        effects: list[Effect] = []
+        if self._judged_later is not None and self._state is State.CONNECTING:
+            (connect, behind), self._judged_later = self._judged_later, None
+            if code is ConnackCode.ACCEPTED:
+                self._step(Event.CONNECT, connect, now, effects)
+                effects.append(ResumeReading())
+                self._take(behind, now, effects)
+            else:
+                self._step(Event.CONNECT_REFUSED, code, now, effects)
+        return effects
+
+    def _take(self, packets: Sequence[Packet], now: float, effects: list[Effect]) -> None:
+        for index, packet in enumerate(packets):
             # A PUBLISH takes its row of the table without a look at it: the lookup costs as much as the row.
             if type(packet) is Publish and self._state is State.CONNECTED:
                 self._publish(packet, now, effects)
             elif type(packet) is Connect:
-                self._step(*self._judge_connect(packet), now, effects)
-            elif type(packet) is Puback and self._takes_mail:
+                judged = self._judge_connect(packet)
+                if judged is None:
+                    self._judged_later = packet, list(packets[index + 1 :])
+                    effects.append(PauseReading())
+                    return
+                self._step(*judged, now, effects)
+            elif type(packet) is Puback:
                 self._step(Event.PUBACK, packet, now, effects)
             else:
                 self._step(_PACKET_EVENTS.get(type(packet), Event.UNEXPECTED), packet, now, effects)
         if self._decoder.error is not None:
             self._step(Event.MALFORMED, self._decoder.error, now, effects)
-        return effects
 
     def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
         """The subscription took effect in the whole cluster.
@@ -337,6 +409,9 @@ class ServerSession:
             problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
         elif self._silence_s and not self._paused and now >= self._last_packet + self._silence_s:
             problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
+        elif self._partial_since is not None and not self._paused and now >= self._partial_since + self._limits.packet_timeout_s:
+            text = f"a packet was not finished within {self._limits.packet_timeout_s:g} s"
+            problem = _Problem(CloseReason.PACKET_UNFINISHED, text)
         elif self._puback_due(now):
             problem = _Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
         else:
@@ -348,6 +423,14 @@ class ServerSession:
         effects: list[Effect] = []
         if self._state is State.CONNECTED and until > max(now, self._held_until):
             self._held_until = until
+            self._pause_or_resume(now, effects)
+        return effects
+
+    def stop_reading(self, wanted: bool, now: float) -> list[Effect]:
+        """Read nothing more from this client until it is said again: what it sent finds no room."""
+        effects: list[Effect] = []
+        if self._state is State.CONNECTED and wanted is not self._stopped:
+            self._stopped = wanted
             self._pause_or_resume(now, effects)
         return effects
 
@@ -374,7 +457,7 @@ class ServerSession:
         since = self._mail.since
         return since is not None and not self._paused and now >= since + self._limits.puback_timeout_s
 
-    def _judge_connect(self, packet: Connect) -> tuple[Event, object]:
+    def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
         if not packet.client_id and not packet.clean_session:
@@ -382,17 +465,21 @@ class ServerSession:
         elif packet.will is not None:
             code = ConnackCode.NOT_AUTHORISED
         else:
-            code = self._admit(packet)
+            admitted = self._admit(packet)
+            if admitted is None:
+                return None
+            code = admitted
         return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
 
-    def _judge_publish(self, packet: Publish, room: RoomID | UIN | Refusal) -> _Problem | None:
-        if packet.qos == 2:
-            return _Problem(CloseReason.PUBLISH_QOS_2, "QoS 2 is not served; publish with QoS 0 or 1")
-        if packet.retain and packet.payload:
-            return _Problem(CloseReason.PUBLISH_RETAINED, "retained messages are not kept; publish without RETAIN or with QoS 0")
-        if isinstance(room, Refusal):
-            return _Problem(CloseReason.PUBLISH_TOPIC, room.value)
-        if packet.packet_id in self._pending or (packet.packet_id in self._inflight and not packet.dup):
+    def _judge_publish(self, packet: Publish) -> _Problem | None:
+        exactly = packet.packet_id in self._unreleased
+        if packet.qos == 2 and not exactly and len(self._unreleased) >= 2 * self._limits.max_inflight:
+            return _Problem(CloseReason.UNRELEASED, f"{len(self._unreleased)} messages of QoS 2 without a PUBREL")
+        if (
+            packet.packet_id in self._pending
+            or (packet.packet_id in self._inflight and not packet.dup)
+            or (exactly and packet.qos != 2)
+        ):
             return _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
         return None
 
@@ -409,20 +496,28 @@ class ServerSession:
     def _refuse(self, why: ConnackCode | UnacceptableConnect, now: float, effects: list[Effect]) -> None:
         """CONNACK with the return code, close."""
         code = ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL if isinstance(why, UnacceptableConnect) else why
-        effects.append(Send(codec.encode(Connack(False, code))))
+        five = isinstance(why, UnacceptableConnect) and why.level >= _MQTT_5
+        effects.append(Send(UNSUPPORTED_VERSION if five else codec.encode(Connack(False, code))))
         effects.append(Close(CloseReason.CONNECT_REFUSED, code.name.lower()))
 
     def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
         """Publish, or drop and count where no room carries the topic."""
         room = self._resolve(packet.topic)
         if packet.qos:
-            problem = self._judge_publish(packet, room)
+            problem = self._judge_publish(packet)
             if problem is not None:
                 self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
                 return
             if packet.packet_id in self._inflight:
                 return  # the same message again, while its first copy waits for the cluster
+            if packet.qos == 2:
+                if packet.packet_id in self._unreleased:
+                    effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
+                    return
+                self._unreleased.add(packet.packet_id)
             self._inflight[packet.packet_id] = now
+            if self._order is None:
+                self._order = deque()
             self._order.append(packet.packet_id)
             self._pause_or_resume(now, effects)
         last = effects[-1] if effects else None
@@ -431,6 +526,8 @@ class ServerSession:
                 effects[-1] = DropMessages(room, last.number + 1)
             else:
                 effects.append(DropMessages(room, 1))
+            if packet.qos:
+                self._acknowledge((packet.packet_id,), now, effects)
         elif type(last) is PublishMessages:
             last.messages.append((room, packet))
         else:
@@ -447,10 +544,14 @@ class ServerSession:
         kept: dict[str, bool] = {}
         for name, qos in packet.filters:
             room = self._resolve(name)
-            full = name not in self._subscriptions and len(self._subscriptions) >= self._limits.max_subscriptions
-            if isinstance(room, Refusal) or full:
+            if isinstance(room, Refusal) or not self._has_room_for(name):
+                self.fruitless_filters += 1
                 answers.append(None)
                 continue
+            if name not in self._subscriptions:
+                self._filter_bytes += len(name)
+            if room >= TOPIC_ROOM and not name.startswith(USER_PREFIX):
+                room = self._topics.room(name)
             answers.append(name)
             joined[name] = self._subscriptions[name] = room
             kept[name] = bool(qos) and not self._clean_session and name.startswith(USER_PREFIX)
@@ -463,6 +564,18 @@ class ServerSession:
         effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), mail))
         self._pause_or_resume(now, effects)
 
+    def _has_room_for(self, name: str) -> bool:
+        limits = self._limits
+        if name in self._subscriptions:
+            return True
+        return len(self._subscriptions) < limits.max_subscriptions and self._filter_bytes + len(name) <= limits.max_filter_bytes
+
+    def _forget(self, name: str) -> RoomID | UIN | None:
+        room = self._subscriptions.pop(name, None)
+        if room is not None:
+            self._filter_bytes -= len(name)
+        return room
+
     def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
         """SUBACK."""
         packet_id, codes = confirmed
@@ -473,7 +586,7 @@ class ServerSession:
         granted = dict(zip(pending.names, codes or [0] * len(pending.names), strict=True))
         for name, code in granted.items():
             if code == SUBACK_FAILURE:
-                self._subscriptions.pop(name, None)
+                self._forget(name)
             self._takes_mail = self._takes_mail or code == 1
         answer = tuple(SUBACK_FAILURE if name is None else granted[name] for name in pending.answers)
         effects.append(Send(codec.encode(Suback(packet_id, answer))))
@@ -481,23 +594,35 @@ class ServerSession:
 
     def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
         """Leave the rooms, UNSUBACK."""
-        left = [(name, self._subscriptions.pop(name)) for name in dict.fromkeys(packet.filters) if name in self._subscriptions]
+        left = [(name, room) for name in dict.fromkeys(packet.filters) if (room := self._forget(name)) is not None]
+        self.fruitless_filters += len(packet.filters) - len(left)
         if left:
             effects.append(UnsubscribeFilters(left))
         effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
-        """PUBACK of all messages before the first one that still waits."""
-        self._accepted.update(packet_id for packet_id in packet_ids if packet_id in self._inflight)
+        """PUBACK, or PUBREC, of all messages before the first one that still waits."""
+        if self._accepted is None:
+            self._accepted = set()
+        accepted = self._accepted
+        accepted.update([packet_id for packet_id in packet_ids if packet_id in self._inflight])
         done = []
-        while self._order and self._order[0] in self._accepted:
+        while self._order and self._order[0] in accepted:
             packet_id = self._order.popleft()
-            self._accepted.remove(packet_id)
+            accepted.remove(packet_id)
             del self._inflight[packet_id]
             done.append(packet_id)
         if done:
-            effects.append(Send(codec.encode_pubacks(done)))
+            effects.append(Send(codec.encode_pubacks(done, self._unreleased)))
             self._pause_or_resume(now, effects)
+
+    def _release(self, packet: Pubrel, now: float, effects: list[Effect]) -> None:
+        """PUBCOMP, also where nothing is known of the message: its PUBREC was on an earlier connection."""
+        if packet.packet_id in self._inflight:
+            self._step(Event.CLOSE, _Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC"), now, effects)
+            return
+        self._unreleased.discard(packet.packet_id)
+        effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
 
     def _send_mail(self, what: tuple[str, Sequence[Mail], bool], now: float, effects: list[Effect]) -> None:
         """PUBLISH of QoS 1."""
@@ -506,7 +631,9 @@ class ServerSession:
         effects.append(SendMail(self._mail.send(topic, mails, now, anew=anew), anew))
 
     def _mail_acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
-        """Report it."""
+        """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
+        if not self._takes_mail:
+            return
         self._mail.acknowledge(packet.packet_id, now)
         last = effects[-1] if effects else None
         if type(last) is PacketsAcknowledged:
@@ -515,18 +642,21 @@ class ServerSession:
             effects.append(PacketsAcknowledged([packet.packet_id]))
 
     def _pause_or_resume(self, now: float, effects: list[Effect]) -> None:
-        if not self._paused and (self._held_until or self.waiting >= self._limits.max_inflight):
+        held = bool(self._held_until) or self._stopped
+        if not self._paused and (held or self.waiting >= self._limits.max_inflight):
             self._paused = True
             effects.append(PauseReading())
-        elif self._paused and not self._held_until and self.waiting <= self._limits.max_inflight // 2:
+        elif self._paused and not held and self.waiting <= self._limits.max_inflight // 2:
             self._paused = False
             self._last_packet = now
+            if self._partial_since is not None:
+                self._partial_since = now
             self._mail.wait_from(now)
             effects.append(ResumeReading())
 
     def _pong(self, _: Pingreq, now: float, effects: list[Effect]) -> None:
         """PINGRESP."""
-        effects.append(Send(codec.PINGRESP))
+        effects.append(_PINGRESP)
 
     def _goodbye(self, _: Disconnect, now: float, effects: list[Effect]) -> None:
         """Close."""
@@ -562,6 +692,7 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTING, Event.PINGREQ): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.PUBACK): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBREL): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
@@ -580,6 +711,7 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.PINGREQ): Transition(State.CONNECTED, ServerSession._pong),
     (State.CONNECTED, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._goodbye),
     (State.CONNECTED, Event.PUBACK): Transition(State.CONNECTED, ServerSession._mail_acknowledged),
+    (State.CONNECTED, Event.PUBREL): Transition(State.CONNECTED, ServerSession._release),
     (State.CONNECTED, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),

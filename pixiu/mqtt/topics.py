@@ -3,7 +3,7 @@
     room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
     user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: what is sent to a user; no room carries it
     $…              the server's own names: no room carries them
-    anything else   a free topic; its first level chooses the room
+    anything else   a free topic; its first level chooses the room, unless the cluster has rules (`pixiu.placement.topic_rooms`)
 
 Source: docs/routing.md, docs/operations.md; MQTT 3.1.1 section 4.7.
 """

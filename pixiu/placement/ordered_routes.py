@@ -1,25 +1,29 @@
 """Where a key's records go, changed without disturbing their order. Pure.
 
-A sender keeps one peer per key. When the peers change, the keys that move must not overtake what is still on its
-way to their old peer: `Routes` holds new parcels back until everything that was sent before is settled, at most
-`barrier_ms`, and then routes by the new choice.
+A sender keeps one peer per key. When the peers change, a key that moves must not overtake what is still on its way to its
+old peer: its records wait until everything that was sent to that peer before is settled, at most `barrier_ms`. Keys that do not
+move, or whose old peer has nothing under way, go on as if nothing had happened.
 
         records of key 7 ──▶ peer A  ┊ change: A ┄▶ B      ┊ A has settled all
         ─────────────────────────────┊─────────────────────┊──────────────────▶ time
-          sent to A                  ┊ held                ┊ held, then new ones go to B
+          sent to A                  ┊ wait                ┊ then these and new ones go to B
 
 Source: docs/promises.md, docs/routing.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable
+from typing import Final, Generic, TypeVar
 
 Target = TypeVar("Target", bound=Hashable)
 
-MAX_CACHED_KEYS = 200_000
+MAX_CACHED_KEYS: Final = 200_000
 """When so many keys are cached, the cache starts anew."""
+MAX_CHANGES: Final = 8
+"""Changes within one barrier whose old choices are remembered. Policy: what moved by an older one waits no longer."""
 
 
 class Routes(Generic[Target]):
@@ -27,23 +31,30 @@ class Routes(Generic[Target]):
 
     Args:
         choose: the target of a key by the newest view; None where nobody serves it.
+        waiting: what `target` answers for a key whose records have to wait.
         barrier_ms: how long a change may wait for what is under way, milliseconds.
 
     Departs from docs/routing.md, which lets a key move at once, because a replica that joins would then
     reorder the messages of the rooms that it takes over.
     """
 
-    def __init__(self, choose: Callable[[int], Target | None], barrier_ms: int = 200) -> None:
+    def __init__(self, choose: Callable[[int], Target | None], waiting: Target, barrier_ms: int = 200) -> None:
         self._choose = choose
+        self._waiting = waiting
         self._barrier_s = barrier_ms / 1000
         self._cache: dict[int, Target] = {}
         self._under_way: dict[int, Target] = {}
         self._awaited: set[int] = set()
-        self._deadline = 0.0
+        self._awaited_of: Counter[Target] = Counter()
+        self._olds: deque[Callable[[int], Target | None]] = deque(maxlen=MAX_CHANGES)
+        """The choices before the changes that wait."""
+        self._moving: set[int] = set()
+        """Keys that were told to wait. They go on waiting until the end, wherever a further change sends them."""
+        self._deadline = math.inf
 
     @property
     def held(self) -> bool:
-        """Whether a change is waiting for what is under way: nothing may be sent now."""
+        """Whether a change is waiting for what is under way, so that some keys' records wait."""
         return bool(self._awaited)
 
     @property
@@ -52,13 +63,16 @@ class Routes(Generic[Target]):
         return self._deadline if self._awaited else None
 
     def target(self, key: int) -> Target | None:
-        """Where a key's records go now; None where nobody serves it."""
+        """Where a key's records go now; `waiting` where they have to wait; None where nobody serves it."""
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= MAX_CACHED_KEYS:
                 self._cache.clear()
             found = self._choose(key)
             if found is not None:
+                if self._awaited and (key in self._moving or self._moves(key, found)):
+                    found = self._waiting
+                    self._moving.add(key)
                 self._cache[key] = found
         return found
 
@@ -73,18 +87,57 @@ class Routes(Generic[Target]):
 
     def settled(self, token: int) -> None:
         """A parcel is no longer under way."""
-        self._under_way.pop(token, None)
-        self._awaited.discard(token)
+        target = self._under_way.pop(token, None)
+        if target is not None and token in self._awaited:
+            self._awaited.remove(token)
+            self._awaited_of[target] -= 1
+            if not self._awaited:
+                self._end()
 
-    def change(self, now: float, gone: Iterable[Target] = ()) -> None:
-        """The choice may have changed. What is under way to a target in `gone` is not waited for."""
-        lost = set(gone)
+    def change(
+        self,
+        now: float,
+        old: Callable[[int], Target | None],
+        *,
+        gone: Collection[Target] = (),
+        among: Collection[Target] | None = None,
+    ) -> None:
+        """The choice has changed.
+
+        Args:
+            old: the choice before; None for a key that does not wait in any case.
+            gone: targets that are dead or doubted: what is under way to them is not waited for.
+            among: targets from which keys may have moved; None: any.
+        """
         self._cache.clear()
         if not self._awaited:
             self._deadline = now + self._barrier_s
-        self._awaited = {token for token, target in self._under_way.items() if target not in lost}
+        lost = set(gone)
+        found = {token for token, target in self._under_way.items() if target not in lost and (among is None or target in among)}
+        self._awaited = found | {token for token in self._awaited if self._under_way[token] not in lost}
+        self._awaited_of = Counter(self._under_way[token] for token in self._awaited)
+        if self._awaited:
+            self._olds.append(old)
+        else:
+            self._end()
 
     def expire(self, now: float) -> None:
         """Give up waiting when the deadline has passed."""
         if self._awaited and now >= self._deadline:
-            self._awaited.clear()
+            self._end()
+
+    def _moves(self, key: int, new: Target) -> bool:
+        for old in self._olds:
+            target = old(key)
+            if target is not None and target != new and self._awaited_of[target]:
+                return True
+        return False
+
+    def _end(self) -> None:
+        self._awaited.clear()
+        self._awaited_of.clear()
+        self._olds.clear()
+        for key in self._moving:
+            if self._cache.get(key) == self._waiting:
+                del self._cache[key]
+        self._moving.clear()

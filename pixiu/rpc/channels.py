@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -11,6 +13,9 @@ import grpc
 import grpc.aio
 
 from pixiu.errors import NotConnected, PixiuError
+from pixiu.rpc.client_tls import ClientTls
+from pixiu.rpc.duplex import StreamEnded
+from pixiu.rpc.tls import generation, peer_channel
 
 MESSAGE_BYTES: Final = 8 << 20
 """The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
@@ -43,6 +48,13 @@ STREAM_ERRORS: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.Inte
 AFTER_FORK: Final = (
     "this process was forked from one that had connected, and gRPC does not survive a fork: fork first, then connect"
 )
+TLS_ERRORS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authority that is trusted (PIXIU_CA), or has ended",
+    "Hostname Verification Check failed": "its certificate is not for this address (`pixiu pki issue --host` adds it)",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: leave ca and PIXIU_CA out",
+    "Socket closed": "it closed the connection at once: does it speak TLS, or want a certificate (PIXIU_CA, PIXIU_CERTIFICATE)?",
+}
+"""What gRPC's words mean in which a handshake fails."""
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses that trying again does not change."""
 
@@ -60,6 +72,9 @@ def reason_of(error: BaseException | None) -> str:
     details = error.details() or ""
     if "Connection refused" in details:
         return "connection refused: no process listens there"
+    for sign, meaning in TLS_ERRORS.items():
+        if sign in details:
+            return meaning
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return WRONG_ROLE
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -78,34 +93,75 @@ def hold_grpc() -> int:
     return os.getpid()
 
 
+@dataclass(slots=True, eq=False)
+class _Shared:
+    channel: grpc.aio.Channel
+    generation: int
+    users: int = 0
+
+
 class Channels:
     """One channel for each address that is in use; it is closed when its last user is gone.
+
+    Args:
+        role: of the processes at whose door of the cluster these are; empty: the doors of clients.
+        authorization: what every call's metadata says under that name, made anew for each; None or empty: nothing.
+        tls: at the doors of clients; None: these do not speak TLS.
 
     Raises `NotConnected` in a child of a process that used gRPC.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, role: str = "", authorization: Callable[[], str] | None = None, tls: ClientTls | None = None) -> None:
+        self._role, self._authorization, self._tls = role, authorization, tls
         if hold_grpc() != os.getpid():
             raise NotConnected(AFTER_FORK)
-        self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
+        self._channels: dict[str, _Shared] = {}
+        self._former: list[_Shared] = []
+        """With certificates that this process had before, each until its last user is gone."""
 
-    def acquire(self, address: str) -> grpc.aio.Channel:
-        """The channel to an address; each call is paired with one of `release`."""
-        channel, users = self._channels.get(address) or (grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS), 0)
-        self._channels[address] = (channel, users + 1)
-        return channel
+    def acquire(self, address: str, role: str | None = None) -> grpc.aio.Channel:
+        """The channel to an address; each call is paired with one of `release`. `role`: where it is another than the channels'."""
+        wanted = self._role if role is None else role
+        shared, newest = self._channels.get(address), generation() if wanted else self._tls.newest() if self._tls else 0
+        if shared is not None and shared.generation != newest:
+            self._former.append(shared)
+            shared = None
+        if shared is None:
+            shared = self._channels[address] = _Shared(self._channel(address, wanted), newest)
+        shared.users += 1
+        return shared.channel
 
-    async def release(self, address: str) -> None:
-        """Give up one use of an address's channel."""
-        channel, users = self._channels[address]
-        if users > 1:
-            self._channels[address] = (channel, users - 1)
+    def _channel(self, address: str, role: str) -> grpc.aio.Channel:
+        if role:
+            return peer_channel(address, role, CHANNEL_OPTIONS)
+        if self._tls is not None:
+            return grpc.aio.secure_channel(address, self._tls.channel_credentials(), options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """The metadata of a call: who calls. Raises `StreamEnded` when what gives the token of now fails: it is asked again."""
+        try:
+            said = self._authorization() if self._authorization is not None else ""
+        except Exception as error:
+            raise StreamEnded(f"the function that gives the token failed: {type(error).__name__}: {error}") from error
+        return (("authorization", said),) if said else None
+
+    async def release(self, address: str, channel: grpc.aio.Channel | None = None) -> None:
+        """Give up one use of an address's channel: this one, or the only one."""
+        former = next((each for each in self._former if each.channel is channel), None)
+        shared = former or self._channels[address]
+        shared.users -= 1
+        if shared.users:
             return
-        del self._channels[address]
-        await channel.close()
+        if former is not None:
+            self._former.remove(former)
+        else:
+            del self._channels[address]
+        await shared.channel.close()
 
     async def close(self) -> None:
         """Close all of them, whoever uses them."""
-        channels, self._channels = self._channels, {}
-        for channel, _ in channels.values():
-            await channel.close()
+        shared = [*self._channels.values(), *self._former]
+        self._channels, self._former = {}, []
+        for each in shared:
+            await each.channel.close()

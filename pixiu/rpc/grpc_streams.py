@@ -19,16 +19,19 @@ from typing import Any, Final, Generic, NoReturn, Self
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from pixiu.errors import Overloaded, PixiuError
+from pixiu.errors import InvalidArgument, Overloaded, PixiuError
 from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
 from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
+from pixiu.rpc.tls import peer_channel
 
 ENDED = (asyncio.CancelledError, *STREAM_ERRORS)
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 MAX_PUSHBACK_MS: Final = 60_000
 """Nobody is left alone for longer."""
+GARBAGE: Final = "the request is no message of this method: the client library is broken, or another program called"
 Method = Callable[[grpc.aio.Channel], Any]
 """Opens a call: `lambda channel: PiStub(channel).Exchange()`."""
 
@@ -53,6 +56,21 @@ def _pushback_ms(error: grpc.aio.AioRpcError) -> int:
     return 0
 
 
+class _NotOpened:
+    """In the place of a call that could not be made: says why to whoever reads or writes."""
+
+    def __init__(self, why: StreamEnded) -> None:
+        self._why = why
+
+    def cancel(self) -> None:
+        """There is nothing to cancel."""
+
+    async def _ended(self, *_: object) -> NoReturn:
+        raise self._why
+
+    wait_for_connection = read = write = done_writing = _ended
+
+
 class GrpcCall(Generic[Out, In]):
     """A call that this process makes; `async with` ends it. Use `over` or `to`.
 
@@ -67,14 +85,19 @@ class GrpcCall(Generic[Out, In]):
         self._call, self._release = call, release
 
     @classmethod
-    def over(cls, channels: Channels, address: str, method: Method) -> Self:
-        """Call over a shared channel to an address (host:port)."""
-        return cls(method(channels.acquire(address)), lambda: channels.release(address))
+    def over(cls, channels: Channels, address: str, method: Method, role: str | None = None) -> Self:
+        """Call over a shared channel to an address (host:port); `role` where it is another than the channels'."""
+        channel = channels.acquire(address, role)
+        try:
+            call = method(channel)
+        except StreamEnded as why:
+            call = _NotOpened(why)
+        return cls(call, lambda: channels.release(address, channel))
 
     @classmethod
-    def to(cls, address: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
-        """Call over a channel of its own, which connects now whatever back-off other channels are in."""
-        channel = grpc.aio.insecure_channel(address, options=options)
+    def to(cls, address: str, role: str, options: Sequence[tuple[str, int]], method: Method) -> Self:
+        """Call a process of this role over a channel of its own, which connects now whatever back-off other channels are in."""
+        channel = peer_channel(address, role, options)
         return cls(method(channel), channel.close)
 
     async def __aenter__(self) -> Self:
@@ -144,9 +167,11 @@ class GrpcHandler(Generic[Out, In]):
         await self._context.send_initial_metadata(())
 
     async def read(self) -> In | None:
-        """The next message; None when the caller sends no more. Raises `StreamEnded`."""
+        """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
         try:
             message: In = await self._context.read()
+        except DecodeError:
+            raise InvalidArgument(GARBAGE) from None
         except ENDED as error:
             raise _why(error) from None
         return None if message is grpc.aio.EOF else message

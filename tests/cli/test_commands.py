@@ -166,7 +166,7 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
 def test_help_wrong_use_and_no_cluster_load_neither_grpc_nor_zookeepers_client(arguments: list[str]) -> None:
     code = (
         "import sys; sys.argv = ['pixiu', *sys.argv[1:]]\n"
-        "from pixiu.command import main\n"
+        "from pixiu.cli.command import main\n"
         "try: main()\n"
         "finally: print('loaded', [name for name in ('grpc', 'kazoo', 'google.protobuf') if name in sys.modules])"
     )

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pixiu.cli.status import ClusterStatus, ProcessStatus, age_text, judge, missing_processes, read_pages, render, status_json
+from pixiu.cli.doublings import doublings_of, phase_of, tool_of
+from pixiu.cli.status import (
+    ClusterStatus,
+    ProcessStatus,
+    age_text,
+    builds,
+    judge,
+    missing_processes,
+    read_pages,
+    render,
+    status_json,
+)
 from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
@@ -189,6 +200,65 @@ def test_the_table_says_healthy_or_why_not() -> None:
     assert "proxy 0 at 127.0.0.1:7020: is [gone]" in broken
 
 
+def test_which_build_the_processes_run_is_said() -> None:
+    proxy, gateway = node("proxy", -1, 0, 20), node("gateway", -1, 0, 30)
+    compiled = read_pages(proxy, 200, health(proxy, build="compiled"), b"")
+    plain = read_pages(gateway, 200, health(gateway, build="plain (PIXIU_COMPILE is not 1)"), b"")
+    older = read_pages(gateway, 200, health(gateway), b"")
+    assert builds(judge(TARGET, whole(), [compiled])) == "compiled"
+    assert builds(judge(TARGET, whole(), [compiled, plain, compiled])) == "2 compiled, 1 plain"
+    assert builds(judge(TARGET, whole(), [older])) == ""
+    said: Any = status_json(judge(TARGET, whole(), [compiled, plain]), 0)["processes"]
+    assert [each["build"] for each in said] == ["compiled", "plain (PIXIU_COMPILE is not 1)"]
+
+
+def test_doors_that_are_open_to_everybody_are_repeated_and_no_problem() -> None:
+    view = whole()
+    first, *others = view.nodes
+    door = "mqtt_insecure = true: whoever reaches mqtt_host = [::] may be any client"
+    wrongs: tuple[object, ...] = ([], "x", None)
+    processes = [read_pages(first, 200, health(first, insecure_doors=[door]), b"")]
+    processes += [read_pages(one, 200, health(one, insecure_doors=wrong), b"") for one, wrong in zip(others, wrongs, strict=False)]
+    processes += [ProcessStatus(one, True) for one in others[3:]]
+    status = judge(TARGET, view, processes)
+    said = [f"{processes[0].name} at {first.address}: {door}"]
+    assert status.healthy
+    assert status.insecure == said == status_json(status, 61_000)["insecure"]
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(status, 61_000))
+    assert out.getvalue().count("not guarded") == 1
+    assert said[0] in out.getvalue()
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")])
 def test_ages_are_said_as_people_do(seconds: int, text: str) -> None:
     assert age_text(seconds) == text
+
+
+def test_a_doubling_is_shown_with_its_phase_its_tool_and_what_the_logs_say() -> None:
+    under_way = View(Layout(3, {"pi": RoleLayout(1, 2, 1, ("0" * 15 + "a",)), "broker": RoleLayout(2, 2, 1)}), ())
+    tools = {"pi": tool_of(b'{"operator": "anna@a", "phase": "learn"}')}
+    (one,) = doublings_of(under_way, [("pi", 1, "learning")], tools)
+    assert one.text() == "doubling of pi: 1 → 2 partitions; phase learn, by anna@a (partitions: 1 learning)"
+    assert one.json()["partitions"] == {"1": "learning"}
+    (one,) = doublings_of(under_way, [], {})
+    assert one.text() == "doubling of pi: 1 → 2 partitions; no tool is at work: `pixiu double pi` goes on"
+    committed = View(Layout(4, {"pi": RoleLayout(2, 2, 1, ("0" * 15 + "a",))}), ())
+    assert doublings_of(committed, [("pi", 1, "open")], {}) == [], "a child that serves is done"
+    (one,) = doublings_of(committed, [("pi", 0, "split"), ("pi", 1, "open")], {})
+    assert one.text().startswith("doubling of pi: to 2 partitions, committed; no tool is at work")
+    assert tool_of(b"nonsense") == tool_of(b"[]") == {}
+
+
+@pytest.mark.parametrize(
+    ("service", "phase"),
+    [
+        ({"replication": {"state": "Leading"}, "doubling": "SPLIT"}, "split"),
+        ({"replication": {"state": "Leading"}, "doubling": "NONE"}, ""),
+        ({"replication": {"state": "Following"}, "doubling": "SPLIT"}, ""),
+        ({"replication": None}, ""),
+        ([], ""),
+    ],
+)
+def test_the_phase_is_the_leaders(service: object, phase: str) -> None:
+    assert phase_of({"service": service}) == phase

@@ -14,8 +14,8 @@ import pytest
 import pixiu
 from pixiu.client.directory import ProxyDirectory
 from pixiu.client.options import ClientOptions, OptionOverrides
-from pixiu.discovery.target import ProxyTarget, ZooKeeperTarget, parse_target
-from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, Unavailable
+from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
+from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected, NotSent, Unavailable
 from pixiu.rpc.channels import Channels
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -24,8 +24,8 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 def test_targets() -> None:
     assert parse_target("10.0.0.1:7000, proxy:7001") == ProxyTarget(("10.0.0.1:7000", "proxy:7001"))
     assert parse_target("[::1]:7000") == ProxyTarget(("[::1]:7000",))
-    assert parse_target("zk://a:2181,b:2182/pixiu/one/") == ZooKeeperTarget("a:2181,b:2182", "/pixiu/one")
-    assert parse_target("zk://a:2181") == ZooKeeperTarget("a:2181", "/pubsub")
+    assert parse_target("zk://a:2181,b:2182/pixiu/one/") == RegistryAddress("a:2181,b:2182", "/pixiu/one")
+    assert parse_target("zk://a:2181") == RegistryAddress("a:2181", "/pubsub")
 
 
 @pytest.mark.parametrize(
@@ -216,3 +216,48 @@ async def test_the_target_comes_from_the_environment_and_options_from_an_object(
         await px.room(1).send(b"x")
     with pytest.raises(ConfigurationError, match="queue_records"):
         pixiu.connect(options=pixiu.ClientOptions(queue_records=0))
+
+
+class Tokens:
+    """Gives the token of now, and fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.failures = self.asked = 0
+
+    def __call__(self) -> str:
+        self.asked += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the token service does not answer")
+        return "token"
+
+
+async def test_a_token_function_that_fails_is_asked_again(cluster: Any, until: Until) -> None:
+    await cluster.start(gateways=1)
+    tokens = Tokens()
+    async with pixiu.connect(cluster.target, uin=7, token=tokens, backoff_s=0.01, max_backoff_s=0.05) as px:
+        for send in (lambda: px.room(1).send(b"hello"), lambda: px.user(7).mail(b"hi"), lambda: px.room(2).send(b"again")):
+            tokens.failures = 2
+            await send()
+        tokens.failures = 2
+        async with px.subscribe(rooms=[42]):
+            await until(lambda: cluster.gateways[0].joined() == {42})
+        tokens.failures = 100
+        with pytest.raises(
+            Unavailable, match="the function that gives the token failed: OSError: the token service does not answer"
+        ):
+            await px.presence([7], timeout_s=1.0)
+    assert [record.body for record in cluster.proxies[0].records] == [b"hello", b"again"]
+    assert [record.body for record in cluster.proxies[0].mailer.records] == [b"hi"]
+
+
+async def test_a_token_function_that_fails_for_long_fails_messages_and_not_the_client(cluster: Any) -> None:
+    await cluster.start()
+    tokens = Tokens()
+    async with pixiu.connect(cluster.target, token=tokens, publish_timeout_s=0.5, backoff_s=0.01, max_backoff_s=0.05) as px:
+        tokens.failures = 1 << 30
+        with pytest.raises(NotSent):
+            await px.room(1).send(b"hello")
+        assert tokens.asked > 2
+        tokens.failures = 0
+        await px.room(1).send(b"hello")

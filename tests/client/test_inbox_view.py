@@ -267,7 +267,7 @@ class Layouts:
         self._addresses = addresses
 
     def replicas(self, role: str, partition: int) -> list[Any]:
-        return [SimpleNamespace(address=address) for address in self._addresses]
+        return [SimpleNamespace(address=address, tls=False) for address in self._addresses]
 
 
 async def served(*servicers: Pi) -> tuple[list[grpc.aio.Server], list[str]]:

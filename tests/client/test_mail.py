@@ -132,18 +132,20 @@ async def test_a_proxy_that_drains_is_left_when_it_has_confirmed(cluster: Any, u
     for proxy in cluster.proxies:
         proxy.mailer.holding = True
     async with pixiu.connect(cluster.target) as px, px.mail_writer() as writer:
+        first = writer.send(7, b"first")
         writer.send(7, b"before")
-        await until(lambda: any(proxy.mailer.records for proxy in cluster.proxies))
+        await until(lambda: any(len(proxy.mailer.records) == 2 for proxy in cluster.proxies))
         used, other = sorted(cluster.proxies, key=lambda proxy: -len(proxy.mailer.records))
         other.mailer.holding = False
         used.mailer.say(mail_pb2.MailReply(draining=True))
-        await asyncio.sleep(0.05)
+        used.mailer.say(mail_pb2.MailReply(results=[mail_pb2.MailResult(position=1, count=1, copies=1)]))
+        await first  # what was said before that has come too
         writer.send(7, b"after")
         await asyncio.sleep(0.05)
         assert not other.mailer.records
-        used.mailer.say(mail_pb2.MailReply(results=[mail_pb2.MailResult(position=1, count=1, copies=1)]))
+        used.mailer.say(mail_pb2.MailReply(results=[mail_pb2.MailResult(position=2, count=1, copies=1)]))
         await writer.wait_finished()
-    assert (used.mailer.bodies(), other.mailer.bodies()) == ([b"before"], [b"after"])
+    assert (used.mailer.bodies(), other.mailer.bodies()) == ([b"first", b"before"], [b"after"])
 
 
 async def test_refusals_are_exceptions_of_their_own_and_the_first_one_shows_in_wait_finished(cluster: Any) -> None:

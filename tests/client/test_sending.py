@@ -17,15 +17,15 @@ from pixiu.wire.v1 import wire_pb2
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
-def refusing(*keys: int, code: str = "RECORD_TOO_LARGE", times: int = 1 << 30) -> Callable[[Record], Any]:
-    """Refuse messages of some keys, so many times."""
+def refusing(*keys: int, code: str = "RECORD_TOO_LARGE", times: int = 1 << 30, retry_after_ms: int = 0) -> Callable[[Record], Any]:
+    """Refuse messages of some keys, so many times, and say when to come again."""
     left = [times]
 
     def answer(record: Record) -> wire_pb2.PublishFailure | None:
         if record.key not in keys or not left[0]:
             return None
         left[0] -= 1
-        return wire_pb2.PublishFailure(code=code, text=f"refused {record.key}", retry_after_ms=30 if code == "OVERLOADED" else 0)
+        return wire_pb2.PublishFailure(code=code, text=f"refused {record.key}", retry_after_ms=retry_after_ms)
 
     return answer
 
@@ -47,7 +47,7 @@ async def test_send_returns_when_the_message_is_accepted_and_raises_why_it_was_n
 async def test_what_is_refused_for_now_is_sent_again_with_its_id_after_the_time_that_the_cluster_names(cluster: Any) -> None:
     await cluster.start()
     (proxy,) = cluster.proxies
-    proxy.failing = refusing(1, code="OVERLOADED", times=2)
+    proxy.failing = refusing(1, code="OVERLOADED", times=2, retry_after_ms=30)
     loop = asyncio.get_running_loop()
     async with pixiu.connect(cluster.target) as px:
         begun = loop.time()
@@ -55,9 +55,9 @@ async def test_what_is_refused_for_now_is_sent_again_with_its_id_after_the_time_
         assert loop.time() - begun >= 0.06
         assert {record.snowflake_id for record in proxy.records} == {receipt.id}
         assert len(proxy.records) == 3
-        proxy.failing = refusing(1, code="OVERLOADED")
+        proxy.failing = refusing(1, code="OVERLOADED", retry_after_ms=60_000)
         with pytest.raises(Overloaded):
-            await px.room(1).send(b"x", timeout_s=0.02)
+            await px.room(1).send(b"x", timeout_s=20)
 
 
 async def test_a_call_may_have_a_time_of_its_own_and_says_whether_the_message_may_have_been_delivered(

@@ -24,10 +24,12 @@ from typing import Any, Final, NamedTuple
 import typer
 
 import pixiu
+from cluster.access.settings import parse
 from cluster.runtime.options import load_options
 from pixiu.cli.main import application
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError
+from registry.pki import issue, make_authority
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLACES: Final = ("*.md", "docs/*.md", "*/README.md", "examples/*/README.md")
@@ -86,7 +88,13 @@ def indented_code(page: str) -> list[str]:
 
 
 def problems_of_toml(text: str, folder: Path) -> list[str]:
-    """What the options' loader says, for each role that the file has a table for. Its secret is a file of the test."""
+    """What the options' loader says, for each role that the file has a table for. Its secret and certificates are the test's."""
+    if text.startswith("# access.toml"):  # an access file, which is none of a process's options
+        try:
+            parse(text, "access.toml")
+        except ConfigurationError as error:
+            return [str(error)]
+        return []
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -96,6 +104,12 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         (folder / "secret").write_bytes(b"0123456789abcdef" * 2)
         (folder / "secret").chmod(0o600)
         text = text.replace(secret, str(folder / "secret"))
+    tls_dir = tables.get("cluster", {}).get("tls_dir")
+    if tls_dir:
+        make_authority(folder / "ca")
+        for role in ROLES:
+            issue(folder / "ca", role, folder / "tls")
+        text = text.replace(tls_dir, str(folder / "tls"))
     (folder / "snippet.toml").write_text(text)
     found = []
     for role in [name for name in tables if name in ROLES] or ["broker"]:
@@ -155,7 +169,7 @@ def _problems_of_python_command(words: list[str]) -> list[str]:
 
 @cache
 def _targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def problems_of_prose(page: str) -> list[str]:

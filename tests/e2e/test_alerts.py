@@ -32,7 +32,7 @@ GARBAGE, GARBAGE_BYTES = 40_000, 1400
 async def test_rooms_when_a_broker_stands_still(roles: Roles) -> None:
     await roles.layout(router=1, broker=1)
     for name in ("router-0", "broker-0"):
-        roles.start(name, partition=0)
+        roles.start(name, partition=0, session_timeout_ms=30_000)  # it is looked for while it stands still
     roles.start("gateway-0")
     roles.start("proxy-0")
     names = ("router-0", "broker-0", "gateway-0", "proxy-0")
@@ -95,7 +95,11 @@ async def test_a_process_that_cannot_start_and_a_table_in_memory(roles: Roles) -
     await until_firing({}, {"broker-0": broker}, "PixiuNotRunning")
     roles.start("router-0", partition=0)
     await roles.running("router-0", "broker-0")
-    assert "PixiuNotRunning" not in firing(await moment(broker=broker))
+
+    async def well() -> bool:
+        return "PixiuNotRunning" not in firing(await moment(broker=broker))
+
+    await until(well, "the alert is over")
 
 
 async def test_stores_when_a_replica_stands_still_and_the_leader_is_killed(roles: Roles) -> None:

@@ -130,7 +130,7 @@ async def test_the_sdk_and_mqtt_meet_in_a_room(cluster: LocalCluster) -> None:
 
 
 async def test_the_sdk_finds_the_cluster_through_any_proxy(cluster: LocalCluster) -> None:
-    address = cluster.processes("proxy")[0]["address"]
+    address = cluster.processes("proxy")[0]["client_address"]
     async with pixiu.connect(address) as px, px.subscribe(room=44) as messages:
         for number in range(500):
             px.room(44).send_soon(b"%d" % number)

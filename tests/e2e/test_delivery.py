@@ -93,7 +93,7 @@ class Device:
 async def online(cluster: LocalCluster, *devices: Device) -> AsyncIterator[None]:
     """They take mail while the block runs."""
     (gateway,) = await asyncio.to_thread(cluster.processes, "gateway")
-    async with grpc.aio.insecure_channel(gateway["address"], options=CHANNEL) as channel:
+    async with grpc.aio.insecure_channel(gateway["client_address"], options=CHANNEL) as channel:
         events = [asyncio.Event() for _ in devices]
         tasks = [asyncio.create_task(device.run(channel, event)) for device, event in zip(devices, events, strict=True)]
         try:

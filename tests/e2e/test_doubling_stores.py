@@ -12,7 +12,7 @@ import pytest
 import pixiu
 from registry.doubling import Phase
 from tests.e2e.test_doubling import together, tool, until
-from tests.support.cluster import running_cluster
+from tests.support.cluster import running_cluster, wait_for
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -71,9 +71,14 @@ async def test_stores_double_under_mail_with_the_tool_killed_in_its_phases(tmp_p
                             code, said = await tool(cluster, role, "--to", "2", "--yes", killed_after=phase)
                             # A phase in which there was nothing left to do or to wait for kills nobody.
                             assert code == -9 or (code, said[-1]["event"]) == (0, "done"), said
+                            if phase is Phase.SPLIT and code == -9:
+                                (half,) = (await asyncio.to_thread(cluster.status))["doublings"]
+                                assert (half["role"], half["n"], half["next"], half["partitions"]["0"]) == (role, 1, 2, "split")
                             await mail.go_on(1)
                         code, said = await tool(cluster, role, "--to", "2", "--yes")
                         assert (code, said[-1]["event"], said[-1]["partitions"]) == (0, "done", 2), said
+                        # The lock of a tool that was killed goes with its session.
+                        await asyncio.to_thread(wait_for, lambda: cluster.status()["doublings"] == [], "nothing under way")
                         await mail.go_on(5)
                 whole = list(range(mail.sent))
                 # Who was ended between two users has sent some a number more than others.

@@ -21,6 +21,7 @@ from pixiu.cli.http import samples
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
+from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
@@ -35,6 +36,7 @@ FLOOD = 1500
 PENDING = 100
 SETTINGS = (
     "cluster.big_rooms=[1000,1010]",
+    "cluster.topic_rooms=devices=2:64",
     "proxy.big_room_vrooms_per_s=400",
     f"gateway.max_pending_connections={PENDING}",
     "gateway.connection_buffer_bytes=524288",
@@ -150,6 +152,46 @@ async def test_a_big_room_reaches_every_member_once_and_in_order(cluster: LocalC
         assert sorted(got) == [(BIG, payload) for payload in expected]
 
 
+async def test_topics_by_two_levels_reach_who_asked_and_no_other_gateway(cluster: LocalCluster) -> None:
+    """By MQTT and by the SDK, from both; a gateway whose clients asked for one device gets nothing of another."""
+    rooms = TopicRooms("devices=2:64")
+    mine, other = (
+        "devices/7/telemetry",
+        next(
+            topic
+            for number in range(8, 99)
+            if rooms.room(topic := f"devices/{number}/telemetry") != rooms.room("devices/7/telemetry")
+        ),
+    )
+    ports = cluster.mqtt_ports()
+    async with (
+        members(ports[:1], mine, range(20_000, 20_002)) as near,
+        members(ports[1:2], other, range(20_010, 20_012)) as far,
+        pixiu.connect(cluster.target, uin=78) as px,
+        px.subscribe(topics=[mine]) as subscription,
+    ):
+        before = [metric(gateway, "without_members_total") for gateway in cluster.processes("gateway")]
+        for number in range(10):
+            for topic in (mine, other):
+                await asyncio.wait_for(near[0].client.publish_with_ack(topic, b"mqtt %d" % number), WAIT_S)
+                px.topic(topic).send_soon(b"sdk %d" % number)
+            far[0].client.publish(mine, b"quick %d" % number)
+        await px.flush()
+        await until(lambda: all(len(one.messages) >= 30 for one in near) and all(len(one.messages) >= 20 for one in far))
+        expected = {b"%s %d" % (who, number) for who in (b"mqtt", b"sdk", b"quick") for number in range(10)}
+        assert all({payload for _, payload in one.messages} == expected and len(one.messages) == 30 for one in near)
+        assert all({topic for topic, _ in one.messages} == {other} and len(one.messages) == 20 for one in far)
+        got: list[tuple[str | None, bytes]] = []
+        async with asyncio.timeout(WAIT_S):
+            async for message in subscription:
+                got.append((message.topic, message.payload))
+                if len(got) == 30:
+                    break
+        assert sorted(got) == sorted((mine, payload) for payload in expected)
+        # By the first level alone each gateway would have got, and dropped, what the other one's clients asked for.
+        assert [metric(gateway, "without_members_total") for gateway in cluster.processes("gateway")] == before
+
+
 async def test_a_vrooms_own_number_is_refused_everywhere(cluster: LocalCluster) -> None:
     vroom = BIG * 64 + 5
     async with pixiu.connect(cluster.target, uin=77) as px:
@@ -181,6 +223,23 @@ def deaf_client(port: int, room: int) -> socket.socket:
         got += sock.recv(9 - len(got))
     assert got == b"\x20\x02\x00\x00\x90\x03\x00\x01\x00"
     return sock
+
+
+async def test_qos_2_is_served_once_and_no_reason_to_connect_again(cluster: LocalCluster) -> None:
+    port = cluster.mqtt_ports()[0]
+    async with members([port], "room/497", range(30_000, 30_001)) as (member,):
+        sock = await asyncio.to_thread(deaf_client, port, 496)
+        with sock:
+            sock.settimeout(WAIT_S)
+            message = b"\x00\x08room/497" + b"\x00\x05" + b"once"
+            for first in (0x34, 0x3C):  # the second with DUP
+                sock.sendall(bytes((first, len(message))) + message)
+                assert await asyncio.to_thread(sock.recv, 4) == b"\x50\x02\x00\x05"
+            sock.sendall(b"\x62\x02\x00\x05")
+            assert await asyncio.to_thread(sock.recv, 4) == b"\x70\x02\x00\x05"
+            await asyncio.wait_for(member.client.publish_with_ack("room/497", b"end"), WAIT_S)
+            await until(lambda: (("room/497", b"end")) in member.messages)
+            assert [payload for _, payload in member.messages] == [b"once", b"end"]
 
 
 async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(cluster: LocalCluster) -> None:
@@ -232,7 +291,7 @@ async def test_a_stream_that_is_not_read_is_told_and_ended(cluster: LocalCluster
     gateway = cluster.processes("gateway")[0]
     port = int(gateway["mqtt"].rpartition(":")[2])
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
-    async with grpc.aio.insecure_channel(gateway["address"], options=options) as channel:
+    async with grpc.aio.insecure_channel(gateway["client_address"], options=options) as channel:
         call = wire_pb2_grpc.SubscriberStub(channel).Subscribe()
         await call.write(wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(client="deaf"), join_rooms=[497], request=1))
         while True:
@@ -259,6 +318,46 @@ async def test_a_stream_that_is_not_read_is_told_and_ended(cluster: LocalCluster
                     pass
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "does not read" in (raised.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("role", "method"), [("proxy", "Publisher/Publish"), ("proxy", "Mailer/Send"), ("gateway", "Subscriber/Subscribe")]
+)
+async def test_garbage_on_a_stream_is_the_callers_fault(cluster: LocalCluster, role: str, method: str) -> None:
+    async with grpc.aio.insecure_channel(cluster.processes(role)[0]["address"]) as channel:
+        call: Any = channel.stream_stream(f"/pixiu.v1.{method}")()
+        await call.write(b"\xff" * 40)
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call.read()
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "no message of this method" in str(await call.details())
+
+
+async def test_a_storm_of_pings_holds_up_nobody_and_leaves_no_lines_in_the_log(cluster: LocalCluster) -> None:
+    gateway = cluster.processes("gateway")[0]
+    port = int(gateway["mqtt"].rpartition(":")[2])
+
+    def storm(number: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
+            name = b"storm%03d" % number
+            sock.sendall(b"\x10\x14\x00\x04MQTT\x04\x02\x00\x3c\x00\x08" + name)
+            assert sock.recv(4) == b"\x20\x02\x00\x00"
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.settimeout(3)
+            sock.sendall(b"\xc0\x00" * 400_000)
+
+    async with members([port], "room/495", range(1, 3)) as (sender, receiver):
+        storms = asyncio.gather(*(asyncio.to_thread(storm, number) for number in range(8)))
+        for number in range(100):
+            sender.client.publish("room/495", b"%d" % number)
+            await sender.client.drain()
+            await until(lambda sent=number + 1: len(receiver.messages) == sent, "an innocent client lost a message")  # type: ignore[misc]
+        await storms
+        assert sender.client.connected
+    logs = [path for path in cluster.folder.rglob("*.log") if "gateway" in path.name]
+    assert logs
+    assert not [path for path in logs if b"socket.send() raised" in path.read_bytes()]
 
 
 async def test_a_storm_of_half_open_connections_keeps_nobody_out(cluster: LocalCluster) -> None:
@@ -336,7 +435,7 @@ async def test_a_storm_of_clients_is_let_in_at_the_rate_and_told_so(limited: Loc
         assert refused
         assert {error.return_code for error in refused} == {3}
         assert metric(gateway, "connections_refused_total") >= len(refused)
-        async with grpc.aio.insecure_channel(gateway["address"]) as channel:
+        async with grpc.aio.insecure_channel(gateway["client_address"]) as channel:
             stub = wire_pb2_grpc.SubscriberStub(channel)
             told: list[grpc.aio.AioRpcError] = []
 

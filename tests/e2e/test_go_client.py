@@ -65,7 +65,7 @@ class Program:
     """The Go program in the background, a line at a time."""
 
     def __init__(self, folder: Path, cluster: LocalCluster, *arguments: str) -> None:
-        proxy = cluster.processes("proxy")[0]["address"]
+        proxy = cluster.processes("proxy")[0]["client_address"]
         command = [str(folder / "bin/pixiu-go"), "-proxy", proxy, *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

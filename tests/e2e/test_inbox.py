@@ -166,7 +166,7 @@ async def test_a_gateway_that_goes_while_mail_flows(receiving: LocalCluster, uin
                 await asyncio.sleep(0.005)
                 if number == total // 2:
                     found = await asyncio.to_thread(receiving.processes, "gateway")
-                    (served,) = [process for process in found if process["address"] == inbox.gateway]
+                    (served,) = [process for process in found if process["client_address"] == inbox.gateway]
                     os.kill(served["pid"], number_of_signal)
             await writer.wait_finished()
         await reading

@@ -140,7 +140,12 @@ async def test_writers_and_receivers_go_on_through_two_doublings(roles: Roles) -
                 conversation.longest_s = 0.0
                 await doubling.cut()
                 await conversation.more(200)
-                print(f"{count} partitions: the longest wait of a mail {conversation.longest_s * 1000:.0f} ms")
+                held = [
+                    [await roles.metric((await roles.running(name))[0], metric) for metric in ("held_total", "held_too_long_total")]
+                    for own in children.values() for name in own
+                ]  # fmt: skip
+                longest = f"the longest wait of a mail {conversation.longest_s * 1000:.0f} ms"
+                print(f"{count} partitions: {longest}; requests that children held, and too long: {held}")
                 lanes = await view.page(USERS[0], (1,), before=view.NEWEST)
                 assert lanes[0].last, "who looks is told where"
                 for parent, child in await doubling.digests():

@@ -103,7 +103,7 @@ async def test_what_is_broken_on_all_replicas_is_named_until_an_operator_gives_i
     known = {seq: msg_id for msg_id, seq in sender.known.items()}
     assert {seq: msg_id for seq, msg_id in found.items() if msg_id and seq != 10} == {s: m for s, m in known.items() if s != 10}
     assert not found.get(10)
-    (audit,) = (roles.folder / leader).rglob("audit.log")
+    audit = roles.folder / leader / "replica" / "audit.log"
     assert "entry 10 of lane 1" in audit.read_text()
 
 

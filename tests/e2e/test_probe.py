@@ -59,8 +59,9 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def address(process: dict[str, Any]) -> dict[str, Any]:
-    """A process as `pixiu probe` names it."""
-    return {key: process[key] for key in ("role", "partition", "replica", "address")}
+    """A process as `pixiu probe` names it: by the address of clients where it has one."""
+    named = {key: process[key] for key in ("role", "partition", "replica")}
+    return named | {"address": process["client_address"] or process["address"]}
 
 
 @contextmanager
@@ -139,7 +140,7 @@ def test_a_process_that_hangs_is_named_and_the_alarm_ends_with_it(role: str, clu
     try:
         with stopped(victim):
             texts = wait_for(lambda: watching.named(victim), f"an alarm that names {victim['address']}")
-        assert f" at {victim['address']} seems stopped" in texts[0]
+        assert f" at {address(victim)['address']} seems stopped" in texts[0]
         assert texts[0].startswith(f"{role} ")
         wait_for(lambda: watching.event("alarm", "cleared")[-1]["event"] == "cleared", "the end of the alarm")
     finally:

@@ -142,7 +142,7 @@ async def test_a_repair_on_a_full_disk_says_so_loses_nothing_and_works_when_ther
         assert [each["repaired"] for each in told] == [0]
         assert told[0]["left"] > 0
         assert told[0]["text"].startswith("DISK_FULL")
-        assert sorted(path.name for path in folder.iterdir()) == ["replica", "store"], "nothing is left of the try"
+        assert sorted(path.name for path in folder.iterdir()) == ["audit", "replica", "store"], "nothing is left of the try"
     (node,) = await roles.running(small)
     assert await roles.metric(node, "repairs_failed_total") >= 2
     (disk / "ballast").unlink()

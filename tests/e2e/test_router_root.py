@@ -23,10 +23,10 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
     await roles.layout(FIRST, router=2, broker=1)
     await roles.layout(SECOND, broker=2)
     for number in range(2):
-        roles.start(f"router-{number}", FIRST, partition=number)
+        roles.start(f"router-{number}", FIRST, partition=number, cluster_guests="true")
         roles.start(f"broker-second-{number}", SECOND, partition=number, cluster_router_root=FIRST)
     roles.start("broker-first", FIRST, partition=0)
-    roles.start("gateway-0", FIRST)
+    roles.start("gateway-0", FIRST, cluster_guests="true")
     roles.start("proxy-first", FIRST)
     roles.start("proxy-second", SECOND, cluster_router_root=FIRST)
     roles.start("broker-other-settings", "/pubsub3", partition=0, cluster_router_root=FIRST, cluster_push_back_ms=300)

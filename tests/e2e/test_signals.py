@@ -68,7 +68,7 @@ async def test_signals_reach_clients_of_every_gateway_and_kind_once(cluster: Loc
     try:
         mqtt.subscribe(f"room/{room}")
         await asyncio.to_thread(joined.get, timeout=WAIT_S)
-        gateways = [process["address"] for process in cluster.processes("gateway")]
+        gateways = [process["client_address"] for process in cluster.processes("gateway")]
         clients = [await subscribed_at(cluster.target, address, room) for address in gateways]
         async with pixiu.connect(cluster.target) as px:
             receipts = [px.room(room).signal_soon(b"%d" % number, receipt=number % 2 == 0) for number in range(signals)]
@@ -158,9 +158,9 @@ async def test_a_gateway_that_was_killed_delivers_nothing_twice(cluster: LocalCl
     now_ms = time.time_ns() // 1_000_000
     old = encode(Kind.SIGNAL, room, b"old", snowflake(now_ms, NOBODYS_WORKER, 1), flags=Flag.TO_ROOM)
     new = encode(Kind.SIGNAL, room, b"new", snowflake(now_ms, NOBODYS_WORKER, 2), flags=Flag.TO_ROOM)
-    publisher = RawPublisher(cluster.processes("proxy")[0]["address"])
+    publisher = RawPublisher(cluster.processes("proxy")[0]["client_address"])
     try:
-        client, subscription = await subscribed_at(cluster.target, victim["address"], room)
+        client, subscription = await subscribed_at(cluster.target, victim["client_address"], room)
         await publisher.until_delivered(old, copy=0)
         assert [message.payload for message in await take(subscription, 1)] == [b"old"]
         await client.close()
@@ -168,7 +168,7 @@ async def test_a_gateway_that_was_killed_delivers_nothing_twice(cluster: LocalCl
         await asyncio.to_thread(cluster.wait_healthy)
         (again,) = [p for p in cluster.processes("gateway") if p["address"] == victim["address"]]
         assert again["pid"] != victim["pid"]
-        client, subscription = await subscribed_at(cluster.target, again["address"], room)
+        client, subscription = await subscribed_at(cluster.target, again["client_address"], room)
         await publisher.until_delivered(old, copy=1)
         await publisher.until_delivered(new, copy=2)
         assert [message.payload for message in await take(subscription, 1)] == [b"new"]

@@ -46,7 +46,12 @@ def can_bind(address: str, ports: list[int]) -> bool:
 
 
 def ports_of(config: str) -> list[int]:
-    return [table[key] for table in tomllib.loads(config).values() for key in ("port", "http_port", "mqtt_port") if key in table]
+    return [
+        table[key]
+        for table in tomllib.loads(config).values()
+        for key in ("port", "http_port", "client_port", "mqtt_port")
+        if key in table
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,8 @@ def test_a_process_that_stands_still_is_shown_as_dead(cluster: LocalCluster) -> 
     assert [text for text in said["dead"] if victim["address"] in text]
     [row] = [row for row in said["roles"] if (row["role"], row["partition"]) == ("broker", victim["partition"])]
     assert (row["alive"], row["dead"]) == (1, 1)
-    assert f"at {victim['address']} does not answer" in shown.stdout
+    # On a machine that is busy its session may be over by then.
+    assert f"at {victim['address']} does not answer" in shown.stdout or "1 of 2 Running" in shown.stdout
     cluster.wait_healthy()
 
 

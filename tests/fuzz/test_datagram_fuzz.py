@@ -7,7 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.links.head import ACKNOWLEDGEMENT, CONTROL, FLAG_ANY_DESTINATION, HEARTBEAT, RECORDS, Codec, join_control
+from cluster.links.head import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    CONTROL_FRAGMENT,
+    FLAG_ANY_DESTINATION,
+    HEARTBEAT,
+    RECORD_FRAGMENT,
+    RECORDS,
+    Codec,
+    join_control,
+)
 from cluster.links.sender import Address
 from pixiu.ids import EndpointID
 from pixiu.wire.v1.control_pb2 import Heartbeat
@@ -30,7 +40,7 @@ garbage = st.binary(max_size=300)
 
 def honest_samples(node: Node, to: Node) -> list[bytes]:
     """Good datagrams of every type, from one honest node to another."""
-    node.send(to, [make_record(1), make_record(2)])
+    node.send(to, [make_record(1), make_record(2), make_record(3, 20_000)])
     node.control(to, [b"control", b""])
     node.core.poll(node.world.now + 10)
     node.core.flush(node.world.now)
@@ -48,7 +58,7 @@ def mutations(draw: st.DrawFn) -> Mutation:
     steps = st.tuples(
         st.sampled_from(["flip", "cut", "insert", "overwrite"]), st.integers(0, 400), st.binary(min_size=1, max_size=12)
     )
-    return draw(st.integers(0, 7)), draw(st.lists(steps, min_size=1, max_size=4))
+    return draw(st.integers(0, 9)), draw(st.lists(steps, min_size=1, max_size=4))
 
 
 def mutate(data: bytes, steps: list[tuple[str, int, bytes]]) -> bytes:
@@ -70,7 +80,7 @@ def exchange(world: World, alice: Node, bob: Node) -> None:
     bob.handler.records.clear()
     alice.handler.settled.clear()
     alice.handler.records.clear()
-    alice.send(bob, [make_record(number) for number in range(100, 120)], token=1)
+    alice.send(bob, [make_record(number, 20_000 if number % 7 else 140) for number in range(100, 120)], token=1)
     alice.control(bob, [b"honest"], token=2)
     bob.send(alice, [make_record(number) for number in range(200, 220)])
     world.advance(0.1)
@@ -140,9 +150,9 @@ def test_without_a_secret_nothing_raises_and_another_peers_traffic_arrives(junk:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([RECORDS, CONTROL, HEARTBEAT, ACKNOWLEDGEMENT, 0, 9]),
-            st.integers(0, 7),
-            st.integers(0, 65_535),
+            st.sampled_from([RECORDS, CONTROL, HEARTBEAT, ACKNOWLEDGEMENT, RECORD_FRAGMENT, CONTROL_FRAGMENT, 0, 9]),
+            st.integers(0, 15),
+            st.one_of(st.integers(0, 17), st.integers(0, 65_535)),
             sequences,
             st.one_of(
                 garbage,

@@ -40,8 +40,11 @@ class Connection:
     def deliver_mail(self, deliveries: Sequence[Envelope], anew: bool) -> None:
         self.noted.append(deliveries)
 
-    def answer(self, request: int, known: bool) -> None:
-        self.noted.append((request, known))
+    def answer(self, answer: ev.Answer) -> None:
+        self.noted.append((answer.request, answer.known))
+
+    def passed(self, size: int) -> None:
+        self.noted.append(size)
 
     def announce(self) -> None:
         self.noted.append("announced")

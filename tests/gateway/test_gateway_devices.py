@@ -166,7 +166,7 @@ def test_nothing_comes_after_unsubscribing_or_closing() -> None:
     turn(core, opened(1), opened(2), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [], chat=True))
     assert said(turn(core, ev.Leave(1, [], chat=True))) == []
     assert [d.connections for d in fan_out(core, chat(7, 1))] == [(2,)]
-    (change,) = said(turn(core, ev.Closed(2, 1)))
+    (change,) = said(turn(core, ev.Closed(2, 1), now=2.5))
     assert (change.login, connection_of(change).chat) == (True, False)
     assert fan_out(core, chat(7, 2)) == []
     assert core.index.users == {}

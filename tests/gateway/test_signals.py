@@ -10,6 +10,7 @@ from gateway.signals import MAX_SIGNALS_A_TURN, Identity, MemoryTable, SignalTab
 from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.gateway.world import arrive, hand_over, of, turn
+from tests.support.builds import plain_only
 
 P1, P2 = EndpointID(201), EndpointID(202)
 
@@ -98,6 +99,7 @@ def test_the_same_id_in_another_room_or_key_space_is_another_signal() -> None:
     assert sum(effect.count for effect in of(ev.Deliver, effects)) == 3
 
 
+@plain_only
 def test_a_turn_is_one_transaction_and_room_messages_cost_none() -> None:
     table = Transactions()
     core = gateway(table)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,9 +16,12 @@ from cluster.runtime.contract import END_OF_TURN, RecordsReceived, Settle
 from gateway import events as ev
 from gateway.clients import Clients
 from gateway.core import Core
+from gateway.mqtt import MQTTConnection
 from gateway.options import Options
 from gateway.publishing import Confirmable
 from pixiu.ids import EndpointID, SnowflakeID
+from pixiu.mqtt import codec
+from pixiu.mqtt.packets import Connect, Packet, Side
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.envelope import Envelope, encode, envelopes
 from pixiu.wire.record import MAX_RECORD_BYTES
@@ -25,8 +31,8 @@ PEER = EndpointID(301)
 KindT = TypeVar("KindT")
 
 
-def of(kind: type[KindT], effects: list[ev.Effect]) -> list[KindT]:
-    """The effects of a kind."""
+def of(kind: type[KindT], effects: Sequence[object]) -> list[KindT]:
+    """The effects, or events, of a kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
@@ -83,13 +89,16 @@ class World:
     def __post_init__(self) -> None:
         self.events: list[ev.Event] = []
         self.published: list[Confirmable] = []
+        self.room = True
+        """For messages of QoS 1."""
+        self.waiting: dict[Callable[[], None], None] = {}
         self._snowflakes = itertools.count(1)
         self.clients = Clients(
             self.options,
             now=lambda: time.monotonic() if self.now is None else self.now,
             step=self.events.append,
             next_snowflake=lambda: SnowflakeID(next(self._snowflakes)),
-            publish_confirmed=self.published.append,
+            publishers=self,
             roles=lambda: self.roles,
             endpoint=EndpointID(7),
             max_record_bytes=MAX_RECORD_BYTES,
@@ -97,7 +106,79 @@ class World:
             through_relays=False,
         )
 
+    def publish(self, message: Confirmable, when_room: Callable[[], None]) -> bool:
+        """Take a message of QoS 1, if there is room."""
+        if not self.room:
+            self.waiting[when_room] = None
+            return False
+        self.published.append(message)
+        return True
+
+    def forget(self, when_room: Callable[[], None]) -> None:
+        """A client is gone."""
+        self.waiting.pop(when_room, None)
+
+    def let_in(self) -> None:
+        """There is room from now on."""
+        self.room = True
+        waiting, self.waiting = self.waiting, {}
+        for when_room in waiting:
+            when_room()
+
     @property
     def closed_for(self) -> list[str]:
         """Reasons for which connections were closed."""
         return list(self.clients.closed_by_reason.elements())
+
+
+class Wire(asyncio.Transport):
+    """The transport of an MQTT client that notes what is written, and takes it at once unless it is told to be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket = socket.socket()
+        self.writes: list[bytes] = []
+        self.buffered = 0
+        """Bytes that the client has not taken."""
+        self.reading = True
+        self.closed = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self.socket if name == "socket" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+        self.socket.close()
+
+    def abort(self) -> None:
+        self.close()
+
+    def packets(self) -> list[Packet]:
+        """What the client was sent."""
+        decoder = codec.Decoder(Side.CLIENT)
+        return list(decoder.feed(b"".join(self.writes)))
+
+
+def mqtt_client(world: World, client_id: str = "phone", keep_alive_s: int = 0) -> tuple[MQTTConnection, Wire]:
+    """An MQTT client that is connected."""
+    connection, wire = MQTTConnection(world.clients), Wire()
+    connection.connection_made(wire)
+    connection.data_received(codec.encode(Connect(client_id, True, keep_alive_s)))
+    return connection, wire

@@ -18,9 +18,9 @@ from tests.history.survey import Survey
 from tests.history.violation import Limits, Rule
 from tests.support.effort import runs
 
-CORRECT = runs("PIXIU_HISTORY_RUNS", local=40, ci=200)
-FORGED = runs("PIXIU_HISTORY_RUNS", local=2, ci=50)
-LONG = runs("PIXIU_HISTORY_STEPS", local=8_000, ci=80_000)
+CORRECT = runs("PIXIU_HISTORY_RUNS", local=40, ci=100)
+FORGED = runs("PIXIU_HISTORY_RUNS", local=2, ci=20)
+LONG = runs("PIXIU_HISTORY_STEPS", local=8_000, ci=40_000)
 ODDITIES = {
     "unknown", "unknown, stored", "stored after the time-out", "sent again", "refused", "lost below replicated",
     "repeated on the wire", "lost on the wire", "another run", "acknowledgement unknown",

@@ -58,6 +58,8 @@ class HubConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.perform(self.session.receive(data, self._loop.time()))
+        while self.session.has_more:
+            self.perform(self.session.receive(b"", self._loop.time()))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.perform(self.session.connection_lost(self._loop.time()))

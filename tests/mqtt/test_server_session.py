@@ -44,6 +44,7 @@ from pixiu.mqtt.packets import (
 from pixiu.mqtt.server import TABLE, Event, ServerSession, SessionLimits, State
 from pixiu.mqtt.topics import Refusal
 from pixiu.placement.big_rooms import VRooms
+from tests.support.builds import plain_only
 
 
 def send(session: ServerSession, *packets: Packet, now: float = 1.0) -> list[Effect]:
@@ -95,6 +96,7 @@ def test_nothing_leads_out_of_disconnected() -> None:
     assert {row.state for (state, _), row in TABLE.items() if state is State.DISCONNECTED} == {State.DISCONNECTED}
 
 
+@plain_only
 def test_every_row_that_leads_to_disconnected_closes() -> None:
     for (state, event), (target, action) in TABLE.items():
         if target is State.DISCONNECTED and state is not target:
@@ -112,7 +114,7 @@ def test_mqtt_3_1_0_2_a_second_connect_closes() -> None:
 
 def test_mqtt_3_1_2_2_another_protocol_level_gets_return_code_1() -> None:
     session = ServerSession(0.0, "assigned")
-    effects = session.receive(b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00", 0.0)
+    effects = session.receive(b"\x10\x0d\x00\x04MQTT\x03\x02\x00\x3c\x00\x00\x00", 0.0)
     assert connack(effects) == Connack(False, ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL)
     assert closed(effects) is CloseReason.CONNECT_REFUSED
 
@@ -362,32 +364,68 @@ def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refu
     assert session.state is State.CONNECTED
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (Publish("user/07", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
-        (Publish("$SYS/x", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
-        (Publish("room/0", b"", 1, packet_id=1), CloseReason.PUBLISH_TOPIC),
-        (Publish("a", b"x", 1, retain=True, packet_id=1), CloseReason.PUBLISH_RETAINED),
-        (Publish("a", b"", 2, packet_id=1), CloseReason.PUBLISH_QOS_2),
-    ],
-)
-def test_what_qos_1_and_2_ask_and_cannot_be_done_closes(message: Publish, reason: CloseReason) -> None:
+def test_mqtt_4_3_3_2_a_message_of_qos_2_is_published_once_until_its_pubrel() -> None:
     session = connected()
-    effects = send(session, Publish("a", b"before"), message, Publish("a", b"after"))
-    assert effects[0] == PublishMessages([(topic_room("a"), Publish("a", b"before"))])
-    assert closed(effects) is reason
-    assert len(effects) == 2
+    message = Publish("a", b"x", 2, packet_id=7)
+    again = Publish("a", b"x", 2, dup=True, packet_id=7)
+    assert send(session, message) == [PublishMessages([(topic_room("a"), message)])]
+    assert send(session, again) == []
+    assert sent(session.publish_accepted((7,), 1.0)) == [Pubrec(7)]
+    assert sent(send(session, again)) == [Pubrec(7)]
+    assert sent(send(session, Pubrel(7))) == [Pubcomp(7)]
+    assert sent(send(session, Pubrel(7))) == [Pubcomp(7)]
+    assert send(session, message) == [PublishMessages([(topic_room("a"), message)])]
 
 
-@pytest.mark.parametrize("message", [Publish("a", b"x", 0, retain=True), Publish("a", b"", 1, retain=True, packet_id=1)])
+def test_mqtt_4_6_0_answers_of_qos_1_and_2_keep_the_order_of_their_messages() -> None:
+    session = connected()
+    send(session, Publish("a", b"", 2, packet_id=1), Publish("a", b"", 1, packet_id=2), Publish("$SYS", b"", 2, packet_id=3))
+    assert sent(session.publish_accepted((2,), 1.0)) == []
+    assert sent(session.publish_accepted((1,), 1.0)) == [Pubrec(1), Puback(2), Pubrec(3)]
+
+
+def test_a_client_that_never_releases_or_releases_too_early_is_closed() -> None:
+    session = connected()
+    assert closed([*send(session, Publish("a", b"", 2, packet_id=1)), *send(session, Pubrel(1))]) is CloseReason.UNEXPECTED_PACKET
+    session = connected()
+    for number in range(1, 2049):
+        send(session, Publish("a", b"", 2, packet_id=number))
+        session.publish_accepted((number,), 1.0)
+    assert closed(send(session, Publish("a", b"", 2, packet_id=2049))) is CloseReason.UNRELEASED
+    session = connected()
+    send(session, Publish("a", b"", 2, packet_id=1))
+    session.publish_accepted((1,), 1.0)
+    assert closed(send(session, Publish("a", b"", 1, packet_id=1))) is CloseReason.PACKET_ID_IN_USE
+
+
+@pytest.mark.parametrize("message", [Publish("a", b"x", 0, retain=True), Publish("a", b"x", 1, retain=True, packet_id=1)])
 def test_mqtt_3_3_1_7_a_retained_message_that_need_not_be_kept_is_published(message: Publish) -> None:
     assert send(connected(), message) == [PublishMessages([(topic_room("a"), message)])]
 
 
-@pytest.mark.parametrize("packet", [Puback(1), Pubrec(1), Pubrel(1), Pubcomp(1)])
+@pytest.mark.parametrize("packet", [Pubrec(1), Pubcomp(1)])
 def test_an_answer_to_nothing_closes(packet: Packet) -> None:
     assert closed(send(connected(), packet)) is CloseReason.UNEXPECTED_PACKET
+
+
+@pytest.mark.parametrize("topic", ["user/07", "$SYS/x", "room/0"])
+def test_mqtt_3_3_5_2_qos_1_that_is_never_done_is_acknowledged_in_order_and_counted(topic: str) -> None:
+    session = connected()
+    effects = send(session, Publish("a", b"x", 1, packet_id=1), Publish(topic, b"", 1, packet_id=2))
+    assert [type(effect) for effect in effects] == [PublishMessages, DropMessages]
+    assert sent(session.publish_accepted((1,), 1.0)) == [Puback(1), Puback(2)]
+    assert (session.state, session.waiting) == (State.CONNECTED, 0)
+
+
+def test_a_client_of_mqtt_5_is_told_in_its_own_words() -> None:
+    session = ServerSession(0.0, "assigned")
+    effects = session.receive(bytes.fromhex("100e00044d515454050200 3c00000161".replace(" ", "")), 0.0)
+    assert effects[0] == Send(b"\x20\x03\x00\x84\x00")
+    assert closed(effects) is CloseReason.CONNECT_REFUSED
+
+
+def test_a_puback_that_answers_nothing_is_ignored() -> None:
+    assert send(connected(), Puback(1)) == []
 
 
 # ---------------------------------------------------------------------------------------------- limits
@@ -460,7 +498,7 @@ def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
     assert sent(session.subscription_confirmed(1, 2.0)) == [Suback(1, (SUBACK_FAILURE, 0, 0))]
     assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1)]
     assert isinstance(send(session, Publish("room/64640", b"x"))[0], PublishMessages)
-    assert closed(send(session, Publish("room/64639", b"x", qos=1, packet_id=2))) is CloseReason.PUBLISH_TOPIC
+    assert send(session, Publish("room/64639", b"x", qos=1, packet_id=2))[0] == DropMessages(Refusal.VROOM, 1)
 
 
 def test_a_client_that_is_held_is_not_read_from_until_then_and_its_silence_is_ours() -> None:
@@ -508,3 +546,16 @@ def test_a_user_is_left_to_the_shell_which_may_refuse_it() -> None:
     assert sent(session.subscription_confirmed(1, 1.0, [0, SUBACK_FAILURE])) == [Suback(1, (0, SUBACK_FAILURE))]
     message = Publish("user/9", b"hi", 1, packet_id=2)
     assert send(session, message) == [PublishMessages([(UIN(9), message)])]
+
+
+def test_large_subscribes_are_taken_one_in_a_turn_and_none_is_lost() -> None:
+    session = connected()
+    packets = [Subscribe(number, tuple((f"$SYS/{number}/{one}", 0) for one in range(1000))) for number in range(1, 6)]
+    data = b"".join(map(codec.encode, packets)) + codec.encode(Pingreq())
+    answers = sent(session.receive(data, 1.0))
+    turns = 1
+    while session.has_more:
+        turns += 1
+        answers += sent(session.receive(b"", 1.0))
+    assert [type(answer) for answer in answers] == [Suback] * 5 + [Pingresp]
+    assert turns >= 5

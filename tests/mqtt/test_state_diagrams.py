@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import state_diagrams
+from tests.support.builds import plain_only
 
 
 class Light(Enum):
@@ -43,6 +44,7 @@ TABLE: state_diagrams.Table = {
 }
 
 
+@plain_only
 def test_the_committed_pages_are_up_to_date() -> None:
     assert state_diagrams.main(["--check"]) == 0
 
@@ -68,6 +70,7 @@ def test_an_action_without_a_docstring_is_an_error() -> None:
         state_diagrams.what(lambda: None)
 
 
+@plain_only
 def test_check_writes_nothing_and_finds_missing_and_stale_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / state_diagrams.PAGES[0].path
     assert state_diagrams.main(["--check"], tmp_path) == 1

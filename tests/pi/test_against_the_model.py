@@ -40,7 +40,7 @@ from tests.support.effort import runs
 
 pytestmark = pytest.mark.sim
 
-SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=60)
+SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=30)
 LIMITS = Limits(cap=12, refuse_full=0, dedupe_s=5 * HOUR, history_s=0, age_s=20 * HOUR, device_age_s=30 * HOUR)
 UINS = (3, 7, 11)
 

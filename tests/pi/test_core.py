@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cluster.runtime.contract import NEVER
+from cluster.runtime.contract import NEVER, TICK
 from pi import core as module
 from pi import events as ev
 from pi.doubling import Doubling, Phase, Record
@@ -272,15 +272,61 @@ def test_from_split_on_moved_users_are_refused_with_the_childs_address_and_a_chi
 
     for record in (Record(Phase.SPLIT, doubling), Record(Phase.CLEANING, doubling), Record(Phase.NONE, doubling)):
         pi.step(ev.DoublingChanged(record))
-        (refused,) = pi.step(ev.Requested(4, 1, b"", Level.REPLICATED, [ev.ReadRequest(7, 0, 1, 1, None, 10)]))
-        assert (refused.code, refused.server) == ("WRONG_PARTITION", (3, 4, "child:1"))
+        (reply,) = pi.step(ev.Requested(4, 1, b"", Level.REPLICATED, [ev.ReadRequest(7, 0, 1, 1, None, 10)]))
+        assert (reply.code, reply.server) == ("WRONG_PARTITION", (3, 4, "child:1"))
 
     for record in (Record(), Record(Phase.LEARNING, Doubling(9, 2, 1))):
         pi = Pi(partitions=1)
         pi.step(ev.DoublingChanged(record))
-        (refused,) = pi.ask(appends(5, (message(1), 7)))
-        assert (refused.code, refused.server) == ("WRONG_PARTITION", (0, 1, "there:1"))
+        told = pi.ask(appends(5, (message(1), 7)))
+        if record.phase is Phase.LEARNING:
+            pi.now += module.HELD_S
+            told = pi.step(TICK)
+        assert [(each.code, each.server) for each in told] == [("WRONG_PARTITION", (0, 1, "there:1"))]
         (answered,) = pi.ask()
         assert not answered.code, "whoever asks for its epoch is told"
     pi.step(ev.DoublingChanged(Record(Phase.OPEN, Doubling(9, 2, 1))))
     assert not pi.ask(appends(5, (message(1), 7)), stream=2)
+
+
+def learning_child() -> Pi:
+    pi = Pi(partitions=1)
+    pi.tick()
+    pi.step(ev.DoublingChanged(Record(Phase.LEARNING, Doubling(9, 2, 1))))
+    return pi
+
+
+def test_what_a_child_is_asked_before_it_opens_is_taken_in_order_when_it_does() -> None:
+    pi = learning_child()
+    first, second, third = (appends(5, (message(number), 7)) for number in (1, 2, 3))
+    assert not pi.ask(first)
+    assert not pi.ask(second, request=2)
+    assert not pi.ask(second, request=1, stream=2)
+    pi.closed(2)  # nobody would hear the answer
+    assert pi.core.under_way == 2
+    pi.step(ev.DoublingChanged(Record(Phase.OPEN, Doubling(9, 2, 1))))
+    assert pi.core.next_deadline() < pi.now, "at once"
+    assert not pi.ask(third, request=3), "nothing overtakes what was held"
+    pi.turn()
+    found = [decode(one.payload) for one in pi.proposals if one.replicated]
+    assert [operation for each in found for operation in each] == [first, second, third]
+    assert (pi.core.counters["held"], pi.core.counters["held_too_long"]) == (3, 0)
+    assert pi.core.under_way == 3
+
+
+def test_what_a_child_cannot_keep_is_refused_and_what_follows_of_its_writer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_HELD", 1)
+    pi = learning_child()
+    assert not pi.ask(appends(5, (message(1), 7)))
+    assert pi.code(appends(5, (message(2), 7)), stream=2) == "WRONG_PARTITION"
+    pi.step(ev.DoublingChanged(Record(Phase.OPEN, Doubling(9, 2, 1))))
+    pi.step(TICK)
+    assert pi.code(appends(5, (message(2), 7)), stream=2) == "STALE_WRITER"
+    assert pi.core.under_way == 1
+
+
+def test_who_stops_leading_answers_what_it_held() -> None:
+    pi = learning_child()
+    assert not pi.ask(appends(5, (message(1), 7)))
+    assert [reply.code for reply in pi.lead(0)] == ["NOT_LEADER"]
+    assert pi.core.under_way == 0

@@ -126,3 +126,23 @@ def test_a_layout_that_is_two_doublings_ahead_is_waited_for() -> None:
     pipeline.now += 1
     pipeline.turn()
     assert [each.partition for each in pipeline.take(ev.SendStore)] == [0]
+
+
+def test_links_to_children_are_open_before_the_cut_where_their_parents_links_are() -> None:
+    pipeline = Pipeline(xius=1, linked=False)
+    pipeline.step(ev.StoresChanged(1, 1, 2, 2))
+    assert not pipeline.take(ev.Connect), "who sends no mail needs none"
+    pipeline.mail(record(1, 5), position=1)
+    pipeline.step(ev.StoresChanged(1, 1, 2, 2))
+    assert ev.Connect(ev.Store(False, 1)) in pipeline.take(ev.Connect)
+
+
+def test_a_link_to_a_child_that_could_not_be_opened_is_tried_at_once_when_its_parent_is_split() -> None:
+    pipeline = Pipeline(xius=1)
+    pipeline.mail(record(1, 5), position=1)
+    pipeline.step(ev.StoresChanged(1, 1, 2, 1))
+    child = ev.Store(False, 1)
+    pipeline.step(ev.LinkDown(child, pipeline.links[child], "it has no leader"))
+    (sent,) = pipeline.take(ev.SendStore)
+    refuse(pipeline, sent, 2, moved=1)
+    assert pipeline.take(ev.Hurry) == [ev.Hurry(child)]

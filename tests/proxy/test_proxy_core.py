@@ -9,7 +9,7 @@ from pixiu.placement.partition import rendezvous
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
 from proxy.core import CHECKED_RECORDS, Core
-from tests.proxy.driver import forward, publish, sends, settle
+from tests.proxy.driver import failures, forward, publish, replies, sends, settle
 
 A, B, C = EndpointID(1001), EndpointID(1002), EndpointID(1003)
 BROKERS = ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1)))
@@ -162,14 +162,92 @@ def test_a_joining_replica_gets_its_rooms_only_after_the_old_one_has_handled_wha
 
 def test_a_change_does_not_wait_for_ever_nor_for_the_dead() -> None:
     core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
-    publish(core, [room(4, 1)], 1)
+    moving = next(key for key in range(1, 100) if rendezvous(key, [A, B]) == B)
+    publish(core, [room(moving, 1)], 1)
     core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 1.0)
-    assert publish(core, [room(4, 2)], 2, now=1.0) == []
+    assert publish(core, [room(moving, 2)], 2, now=1.0) == []
     deadline = core.next_deadline()
     assert deadline != NEVER
     assert len(sends(core.step(Tick(), deadline))) == 1
     core.step(ev.BrokersChanged(1, (ev.Replica(C, 0),)), 2.0)
     assert sends(publish(core, [room(4, 3)], 3, now=2.0))[0].peer == C
+
+
+def keys_of(*replicas: EndpointID) -> dict[EndpointID, int]:
+    """A key for each of these replicas."""
+    return {replica: next(key for key in range(2, 1000, 2) if rendezvous(key, replicas) == replica) for replica in replicas}
+
+
+def test_the_same_view_again_holds_nothing() -> None:
+    """A gateway that comes or goes is a view of the registry too."""
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
+    publish(core, [room(4, 1)], 1)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0),)), 0.1)
+    core.step(ev.RelaysChanged(0, ()), 0.1)
+    assert [send.peer for send in sends(publish(core, [room(4, 2)], 2, now=0.1))] == [A]
+    assert core.counters.batches_held == 0
+
+
+def test_a_joining_replica_holds_only_the_rooms_that_it_takes() -> None:
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))))
+    stays, moves = keys_of(A, B, C)[A], keys_of(A, B, C)[C]
+    before = sends(publish(core, [room(key, key) for key in (stays, moves)], 1))
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0), ev.Replica(C, 0))), 0.1)
+    mixed = publish(core, [room(stays, 1001), room(moves, 1002)], 3, now=0.1)
+    assert [(send.peer, send.records) for send in sends(mixed)] == [(A, [room(stays, 1001)])]
+    again = publish(core, [room(moves, 1003)], 5, now=0.1)
+    assert again == []
+    released = settle(core, before, 0.15)
+    assert [(send.peer, send.records) for send in sends(released)] == [(C, [room(moves, 1002)]), (C, [room(moves, 1003)])]
+    effects = settle(core, [*sends(mixed), *sends(released)], 0.2)
+    assert [reply.up_to for reply in (*replies(released), *replies(effects))] == [2, 5], "positions resolve in order"
+
+
+def test_a_change_in_one_partition_holds_nothing_in_another() -> None:
+    core = core_with(BROKERS)
+    publish(core, [room(4, 1), room(5, 2)], 1)
+    core.step(ev.BrokersChanged(2, (ev.Replica(A, 0), ev.Replica(B, 1), ev.Replica(C, 0))), 0.1)
+    assert [send.peer for send in sends(publish(core, [room(5, 3)], 3, now=0.1))] == [B]
+
+
+def test_a_replica_that_is_doubted_is_not_waited_for() -> None:
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))))
+    keys = keys_of(A, B)
+    publish(core, [room(keys[A], 1), room(keys[B], 2)], 1)
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0, usable=False), ev.Replica(B, 0))), 0.1)
+    found = sends(publish(core, [room(keys[A], 3), room(keys[B], 4)], 3, now=0.1))
+    assert [(send.peer, len(send.records)) for send in found] == [(B, 2)]
+
+
+def test_a_change_of_relays_holds_no_rooms() -> None:
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
+    core.step(ev.RelaysChanged(1, (ev.Replica(C, 0),)), 0.0)
+    publish(core, [room(4, 1), encode(Kind.CHAT, 4, b"x", 2)], 1)
+    core.step(ev.RelaysChanged(1, (ev.Replica(B, 0),)), 0.1)
+    assert [send.peer for send in sends(publish(core, [room(4, 3)], 3, now=0.1))] == [A]
+
+
+def test_a_second_change_while_the_first_one_waits_keeps_the_order() -> None:
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
+    moves = next(key for key in range(1, 1000) if (rendezvous(key, [A, B]), rendezvous(key, [A, B, C])) == (B, C))
+    before = sends(publish(core, [room(moves, 1)], 1))
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 0.1)
+    assert publish(core, [room(moves, 2)], 2, now=0.1) == []
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0), ev.Replica(C, 0))), 0.11)
+    assert publish(core, [room(moves, 3)], 3, now=0.12) == [], "although it would not move from B"
+    released = sends(settle(core, before, 0.15))
+    assert [(send.peer, send.records) for send in released] == [(C, [room(moves, 2)]), (C, [room(moves, 3)])]
+
+
+def test_what_waited_is_refused_when_its_partition_has_gone() -> None:
+    core = core_with(ev.BrokersChanged(1, (ev.Replica(A, 0),)))
+    moves = keys_of(A, B)[B]
+    (before,) = sends(publish(core, [room(moves, 1)], 1))
+    core.step(ev.BrokersChanged(1, (ev.Replica(A, 0), ev.Replica(B, 0))), 0.1)
+    publish(core, [room(moves, 2)], 2, now=0.1)
+    effects = core.step(ev.BrokersChanged(1, ()), 0.11)
+    assert failures(effects) == []
+    assert failures(settle(core, [before], 0.12)) == [(2, 2, "UNAVAILABLE")]
 
 
 def weighted(weight: float) -> ev.BrokersChanged:

@@ -97,3 +97,11 @@ def test_a_publisher_that_comes_again_has_its_burst_again() -> None:
     core.step(ev.PublisherClosed(1), 0.0)
     core.step(ev.PublisherOpened(3), 0.0)
     assert taken(publish(core, [room(1, 100)], 1, 0.0, stream=3)) == [room(1, 100)]
+
+
+def test_a_room_over_its_rate_is_served_again_when_the_limit_is_lifted() -> None:
+    core = core_with(Rates(room_messages_per_s=1))
+    publish(core, [room(1, n) for n in range(5)], 1, 0.0)
+    assert taken(publish(core, [room(1, 5)], 6, 0.01)) == []
+    core.step(ev.LimitsChanged(Rates(), 1.0, None), 0.02)
+    assert taken(publish(core, [room(1, 6)], 7, 0.03)) == [room(1, 6)]

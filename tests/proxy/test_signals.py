@@ -10,11 +10,11 @@ from cluster.runtime.contract import SendRecords
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.placement.partition import rendezvous_order
+from pixiu.placement.partition import rendezvous, rendezvous_order
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import events as ev
 from proxy.core import Core
-from proxy.signals import AwaitedSignals, only_signals, replica_of_copy
+from proxy.signals import AwaitedSignals, replica_of_copy
 from tests.proxy.driver import forward, sends, settle
 
 A, B, C, D = EndpointID(1001), EndpointID(1002), EndpointID(1003), EndpointID(1004)
@@ -96,14 +96,18 @@ def test_without_a_replica_a_signal_is_refused() -> None:
 
 def test_a_change_of_routes_holds_room_messages_and_no_signals() -> None:
     core = core_with()
-    message = encode(Kind.ROOM, 42, b"hi", 1)
-    publish(core, message, 1, 0)
-    core.step(ev.BrokersChanged(1, (*THREE.replicas, ev.Replica(D, 0))), 0.1)
+    after = (*THREE.replicas, ev.Replica(D, 0))
+    key = next(key for key in range(1, 1000) if rendezvous(key, [replica.endpoint for replica in after]) == D)
+    message = encode(Kind.ROOM, key, b"hi", 1)
+    (sent,) = (effect for effect in publish(core, message, 1, 0) if isinstance(effect, SendRecords))
+    core.step(ev.BrokersChanged(1, after), 0.1)
     assert peers(publish(core, message, 2, 0)) == []
-    assert peers(publish(core, signal(42, 2), 1, 0, stream=2)) != []
-    assert peers(publish(core, signal(42, 3), 3, 0)) == [], "its own stream has a message that waits: replies are in order"
-    mixed = signal(42, 4) + message
-    assert peers(core.step(ev.BatchPublished(2, mixed, 2, 2), 0.1)) == []
+    assert peers(publish(core, signal(key, 2), 1, 0, stream=2)) != []
+    effects = publish(core, signal(key, 3), 3, 0)
+    assert peers(effects) != []
+    released = settle(core, [sent], 0.15)
+    assert peers(released) == [D]
+    assert not any(isinstance(effect, ev.Reply) and effect.up_to > 1 for effect in released), "replies are in order"
 
 
 def test_a_change_of_routes_does_not_wait_for_signals() -> None:
@@ -147,21 +151,6 @@ def test_what_is_awaited_is_bounded_and_the_oldest_go_first() -> None:
     awaited.wait(11, stream=99)
     assert awaited.delivered(range(1, 26), H)[99] == [11], "who asks again is answered on the newest stream"
     assert len(awaited) <= 20
-
-
-@pytest.mark.parametrize(
-    ("data", "count", "found"),
-    [
-        (signal(1, 1) + signal(1, 2), 2, True),
-        (signal(1, 1) + encode(Kind.ROOM, 1, b"", 2), 2, False),
-        (encode(Kind.ROOM, 1, b"", 2), 1, False),
-        (signal(1, 1), 2, False),
-        (b"\xff\xff\xff\xff\x02", 2, False),
-        (b"", 1, False),
-    ],
-)
-def test_a_batch_of_only_signals_is_told_from_others(data: bytes, count: int, found: bool) -> None:
-    assert only_signals(data, count) is found
 
 
 def test_a_signal_to_a_big_room_is_refused_with_the_reason() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from pixiu.discovery import paths
+from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -56,6 +57,7 @@ async def register(zookeeper: ZooKeeper, root: str, role: str, partitions: range
             "",
             1,
             os.getpid(),
+            protocol_max=MAX_PROTOCOL,
         )
         prefix = paths.node_prefix(root, role, partition)
         await zookeeper.create(prefix, node.to_json(), ephemeral=True, sequence=True, make_parents=True)

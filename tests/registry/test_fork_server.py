@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.fork_server import LOST, ForkServer
+from registry import fork_server
+from registry.fork_server import LOST, Forks, ForkServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -99,3 +100,29 @@ async def test_nobody_is_left_when_whoever_asked_is_killed(tmp_path: Path) -> No
         assert runs(pid)
         process.kill()
     await until(lambda: not runs(pid), "the end of the process")
+
+
+def test_what_starts_after_a_release_was_installed_is_of_it_and_what_runs_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "LOOK_S", 0.0)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kit, log = tmp_path / "kit", tmp_path / "log"
+    kit.mkdir()
+    (kit / "__init__.py").write_text("")
+    (kit / "release.py").write_text("NAME = 'old'\n")
+    (tmp_path / "program.py").write_text(f"from kit.release import NAME\nprint(NAME)\n{PROGRAM}")
+    project = str(Path(__file__).resolve().parents[2])
+    forks = Forks(os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{project}"}, ["kit.release"])
+    with open(log, "ab") as output:
+        first = forks.start("program", ["wait"], output)
+        assert forks.start("program", ["0"], output).wait(WAIT_S) == 0
+        (kit / "release.py").write_text("NAME = 'newer'\n")
+        second = forks.start("program", ["wait"], output)
+        assert forks.start("program", ["0"], output).wait(WAIT_S) == 0
+    names = [line for line in log.read_text().splitlines() if line in ("old", "newer")]
+    assert set(names[:1]) == {"old"}
+    assert names.count("newer") >= 1
+    assert first.poll() is None
+    forks.close()
+    assert (first.wait(WAIT_S), second.wait(WAIT_S)) == (LOST, LOST)

@@ -12,8 +12,9 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.paths import partition_directory
 from pixiu.discovery.zookeeper import NoNode, ZooKeeper
-from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable
+from pixiu.errors import ConfigurationError, InvalidArgument, RegistryUnavailable, Unavailable
 from registry.embedded import EmbeddedZooKeeper
+from registry.leases import InstanceLease
 from registry.membership import Membership
 from tests.support.waiting import until
 from tests.support.zookeeper import connected, expire, make_node
@@ -247,3 +248,27 @@ async def test_registering_can_wait_for_an_earlier_run_of_the_cluster_to_go(zook
     await before.unregister()
     await registering
     await after.unregister()
+
+
+async def test_an_instance_that_is_not_leased_is_not_registered(zookeeper: ZooKeeper, root: str) -> None:
+    node = make_node("gateway", instance=5, generation=1)
+    member = Membership(zookeeper, root)
+    with pytest.raises(Unavailable, match="instance 5 is not leased to anybody"):
+        await member.register(node)
+    other = InstanceLease(zookeeper, root, "another")
+    held = await other.acquire()
+    node = replace(node, instance=held.instance, generation=held.generation)
+    with pytest.raises(Unavailable, match=f"is not leased to {node.endpoint:016x} but to another in generation 1"):
+        await member.register(node)
+    await other.release()
+    with pytest.raises(Unavailable, match="is not leased to anybody"):
+        await member.register(node)
+    assert await zookeeper.children(f"{root}/gateway") == []
+    own = InstanceLease(zookeeper, root, f"{node.endpoint:016x}")
+    leased = await own.acquire()
+    node = replace(node, instance=leased.instance, generation=leased.generation)
+    with pytest.raises(Unavailable, match="in generation 9 is not leased"):
+        await member.register(replace(node, generation=9))
+    assert (await member.register(node)).instance == leased.instance
+    await member.unregister()
+    await own.release()

@@ -11,9 +11,9 @@ import pytest
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import Stat, ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, Overloaded, RegistryUnavailable
-from pixiu.ids import SnowflakeGenerator
+from pixiu.ids import WORKERS, SnowflakeGenerator
 from registry.embedded import EmbeddedZooKeeper
-from registry.leases import MAX_AHEAD_MS, RANGE_MS, WorkerLease, WorkerLeases
+from registry.leases import MAX_AHEAD_MS, RANGE_MS, WORKERS_TO_LEND, WorkerLease, WorkerLeases
 from tests.support.waiting import until
 from tests.support.zookeeper import connected
 
@@ -194,3 +194,13 @@ async def test_a_lease_that_cannot_be_read_is_nobodys_to_take(zookeeper: ZooKeep
     await zookeeper.create(paths.worker(root, 0), b"nonsense", make_parents=True)
     with pytest.raises(Overloaded):
         await process(zookeeper, root, clock, workers=1).acquire()
+
+
+async def test_when_proxies_have_lent_all_of_theirs_a_gateway_still_gets_one(zookeeper: ZooKeeper, root: str, clock: Clock) -> None:
+    proxies = process(zookeeper, root, clock, "proxy", workers=2)
+    for _ in range(2):
+        await proxies.acquire()
+    with pytest.raises(Overloaded):
+        await proxies.acquire()
+    assert (await process(zookeeper, root, clock, "gateway", workers=3).acquire()).worker == 2
+    assert WORKERS_TO_LEND < WORKERS

@@ -21,7 +21,7 @@ SENTENCES: Sentences = {
         "e2e/signals::a_gateway_that_was_killed_delivers_nothing_twice",
     ),
     "what is remembered is bounded, the oldest goes first": (
-        "gateway/gateway_core::the_dedupe_set_is_bounded_and_remembers_a_generation",
+        "gateway/gateway_core::the_dedupe_is_bounded_and_says_what_it_forgets_early",
     ),
 }
 

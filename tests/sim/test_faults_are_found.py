@@ -14,7 +14,7 @@ from cluster.membership.devices import LoginPolicy
 from tests.sim.cluster import faults
 from tests.sim.cluster.faults import Variant
 from tests.sim.cluster.run import NO_FAULT, Load, report, shape_of
-from tests.support.effort import CI, portion
+from tests.support.effort import portion
 
 ROUTERS, BROKERS = "router", "broker"
 SEEDS = 40
@@ -62,8 +62,8 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 
 FOUND_AT = {
     "relay data by GatewayMsgID": 1,
-    "logins out of reach forgotten": 5,
-    "logins judged at once by clocks": 6,
+    "logins out of reach forgotten": 62,
+    "logins judged at once by clocks": 27,
     "GatewayMsgIDs compared by gateway": 2,
     "feedback removes what is newer": 1,
     "signals forgotten at a restart": 23,
@@ -97,5 +97,4 @@ LOADS = {"restless": RESTLESS, "hasty": HASTY, "big": BIG, "crowd": CROWD, "outa
 
 @pytest.mark.parametrize("name", portion(LOADS))
 def test_the_same_runs_without_the_fault_find_nothing(name: str) -> None:
-    for seed in (1, 5) if CI else (5,):
-        assert report(seed, load=LOADS[name])[0] == []
+    assert report(5, load=LOADS[name])[0] == []

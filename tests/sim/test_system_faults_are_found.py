@@ -5,8 +5,6 @@ Source: docs/simulation.md, "The whole system".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.sim.cluster.faults import GreedyRouter
@@ -41,19 +39,42 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
     "a parent of Pi takes what moved beside its child": (SystemVariant(pi=faults.WritesTwice), "InboxSeq is given twice"),
     "a child of Pi opens before it has learned everything": (SystemVariant(state=faults.OpensEarly), "InboxSeq is given twice"),
     "a child of Pi begins without cursors": (SystemVariant(state=faults.LearnsNoCursors), "acknowledged before a session began"),
+    "a child of Pi does not follow what is acknowledged": (
+        SystemVariant(state=faults.FollowsNoCursors),
+        "acknowledged before a session began",
+    ),
+    "the layout of Pi flips before its children are open": (SystemVariant(decide=faults.flips_early), "has no outcome"),
+    "the layout of Xiu flips before its children are open": (SystemVariant(decide=faults.flips_early), "has no outcome"),
+    "the layout of brokers flips before the new ones run": (SystemVariant(decide=faults.flips_early), "the layout counts brokers"),
+    "the layout of routers flips before the new ones run": (SystemVariant(decide=faults.flips_early), "the layout counts routers"),
+    "the layout of relays flips before the new ones run": (SystemVariant(decide=faults.flips_early), "the layout counts relays"),
+    "a broker drops what moved at the flip": (SystemVariant(broker=faults.BrokerPurgesAtTheFlip), "AssertionError"),
+    "a relay drops what moved at the flip": (SystemVariant(relay=faults.RelayPurgesAtTheFlip), "does not say which"),
     "a router confirms what it does not pass on": (SystemVariant(router=GreedyRouter), "no replica of its partition has"),
 }
+
+DOUBLED = {
+    "of Pi": "pi", "of Xiu": "xiu", "brokers flips": "broker", "routers flips": "router", "relays flips": "relay",
+    "broker drops what moved": "broker",
+    "relay drops what moved": "relay", "confirms what it does not": "router",
+}  # fmt: skip
+"""What the names of faults have in them that show in the doubling of a role only → the role."""
+FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
+"""Seeds to begin with, because a fault that is rare elsewhere has shown there."""
+
+
+def shows(seed: int, doubled: str) -> bool:
+    """Whether a role doubles in a run; of a soft one: it alone, because another role's doubling would end the run first."""
+    shape = shape_of(seed)
+    return doubled in shape.stores or (doubled == shape.doubles and not shape.stores)
 
 
 @pytest.mark.parametrize("name", portion(FAULTS))
 def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     variant, finds = FAULTS[name]
-    seeds: Sequence[int] = range(SEEDS)
-    if variant.router is GreedyRouter:
-        seeds = [seed for seed in range(4 * SEEDS) if shape_of(seed).doubles == "router"]
-    elif "of Pi" in name:
-        seeds = [seed for seed in range(3 * SEEDS) if shape_of(seed).doubles_pi]
-    for seed in seeds:
+    doubled = next((role for words, role in DOUBLED.items() if words in name), "")
+    seeds = [seed for seed in range(12 * SEEDS) if not doubled or shows(seed, doubled)][:SEEDS]
+    for seed in sorted(seeds, key=lambda seed: seed not in FIRST):
         found, _ = report(seed, variant)
         if any(finds in text for text in found):
             return

@@ -245,13 +245,12 @@ async def moment(**nodes: Node) -> Moment:
 
 
 async def until_firing(before: Moment, nodes: Mapping[str, Node], *wanted: str) -> set[str]:
-    """Wait until these alerts fire. Returns all that do."""
+    """Wait until each of these alerts has fired. Returns all that did."""
     found: set[str] = set()
 
     async def fire() -> bool:
-        nonlocal found
         now = await moment(**nodes)
-        found = _true_now(_series((before, now)))
+        found.update(_true_now(_series((before, now))))
         if set(wanted) <= found:
             firing(before, now)
             return True

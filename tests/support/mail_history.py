@@ -6,30 +6,62 @@
         ...                              # break something
         await traffic.settle()           # nothing more is sent; everybody comes until nothing is unacknowledged
 
-Source: docs/architecture.md, "A mail is sent", "Delivery of mail") and 14.
+With `everything` it records what the checker's other rules need, too: every copy on the wire, the ends of acknowledgements as Pi
+says them, lists of inboxes while mail flows, bodies of 15 bytes to 8 KiB, and mail that the cluster must refuse (its records are
+at most `REFUSED_BYTES`).
+
+Source: docs/architecture.md, "A mail is sent", "Delivery of mail".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 from zlib import crc32
 
 import pixiu
 from pixiu.cli.inbox import Entry, read_inbox
+from pixiu.client.inbox_view import InboxView
 from pixiu.client.mail_receipt import MailReceipt
-from tests.history.record import UNTOLD, Acknowledge, Call, Gap, History, Listed, LoggedIn, Login, Logout, Mail, Read, Send, Sent
+from tests.history.record import (
+    UNTOLD,
+    Acknowledge,
+    Acknowledged,
+    Call,
+    Gap,
+    History,
+    Listed,
+    LoggedIn,
+    Login,
+    Logout,
+    Mail,
+    Read,
+    Send,
+    Sent,
+)
+from tests.support.mail_wire import record_wire
 
 LANES = (0, 1)
 PAGE = 1000
 TIMEOUT_S = 240.0
 """For one mail to be confirmed: longer than all that a test breaks takes to heal."""
+BODY_BYTES = (15, 8 << 10)
+REFUSED_BYTES = 16 << 10
+"""`cluster.max_record_bytes` of a cluster that refuses what is sent to be refused."""
+REFUSED = 0.02
+LISTED = 40
+"""Entries of a list while mail flows."""
+LIST_S = 0.25
+"""Between two lists."""
 
 
 @dataclass(slots=True)
@@ -43,6 +75,8 @@ class Device:
     """MsgID → the run of the application that holds it: this one."""
     acknowledged: set[int] = field(default_factory=set)
     """MsgIDs that any run acknowledged."""
+    unsaved: dict[int, list[tuple[int, Call]]] = field(default_factory=dict)
+    """Lane → (InboxSeq, its acknowledgement), of which Pi is not known to have it."""
 
     @property
     def name(self) -> str:
@@ -58,6 +92,8 @@ class Traffic:
         history: takes what happens.
         seed: of who sends to whom and who comes when.
         users: UINs that receive; every third has two devices.
+        everything: see the module.
+        token_of: the token of a user, where the cluster wants logins.
     """
 
     def __init__(
@@ -69,6 +105,8 @@ class Traffic:
         users: int = 9,
         senders: int = 3,
         pace_s: float = 0.02,
+        everything: bool = False,
+        token_of: Callable[[int], str] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._registry = registry
@@ -76,7 +114,10 @@ class Traffic:
         self._random = random.Random(seed)
         self._uins = tuple(range(8001, 8001 + users))
         self._devices = [Device(uin, number) for uin in self._uins for number in range(1, 3 if uin % 3 == 0 else 2)]
-        self._senders, self._pace_s = senders, pace_s
+        self._senders, self._pace_s, self._everything = senders, pace_s, everything
+        self._token_of = token_of
+        self.waits: list[tuple[float, int, float]] = []
+        """Of each confirmed mail to one user: when it was sent (monotonic seconds), the UIN, seconds until it was confirmed."""
         self._wanted: dict[int, set[int]] = {uin: set() for uin in self._uins}
         """By user: MsgIDs that were confirmed."""
         self._sending = True
@@ -88,6 +129,8 @@ class Traffic:
         self._tasks = [asyncio.create_task(self._live(device), name=f"{device.uin}/{device.number}") for device in self._devices]
         await self._until("every device has been there once", lambda: self._ready == len(self._devices))
         self._tasks += [asyncio.create_task(self._send(number), name=f"sender-{number}") for number in range(1, self._senders + 1)]
+        if self._everything:
+            self._tasks.append(asyncio.create_task(self._list(), name="reader"))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -137,7 +180,12 @@ class Traffic:
         process = f"writer-{number}"
         async with (
             pixiu.connect(
-                self._registry, uin=100 + number, client=process, mail_timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S
+                self._registry,
+                uin=100 + number,
+                client=process,
+                token=self._token(100 + number),
+                mail_timeout_s=TIMEOUT_S,
+                connect_timeout_s=TIMEOUT_S,
             ) as px,
             px.mail_writer() as writer,
         ):
@@ -147,26 +195,45 @@ class Traffic:
                 receivers = tuple(self._random.sample(self._uins, self._random.choice((1, 1, 1, 1, 3))))
                 lane = self._random.choice((0, 1, 1, 1))
                 self.counts["sent"] += 1
-                body = b"mail %d of %d" % (self.counts["sent"], number)
+                body = self._body(number)
                 receipt = writer.send(receivers[0], body, to=receivers[1:], lane=lane)
                 call = self._history.invoke(process, Send(receipt.id, 100 + number, receivers, lane, crc=crc32(body)))
 
-                task = asyncio.create_task(self._confirmed(receipt, call, receivers))
+                task = asyncio.create_task(self._confirmed(receipt, call, receivers, time.monotonic()))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
                 await asyncio.sleep(self._random.expovariate(1 / self._pace_s))
-            await writer.wait_finished()
+            with contextlib.suppress(pixiu.RecordTooLarge):
+                await writer.wait_finished()
             await asyncio.gather(*waiting)
 
-    async def _confirmed(self, receipt: MailReceipt, call: Call, receivers: Sequence[int]) -> None:
+    def _token(self, uin: int) -> Callable[[], str] | None:
+        return None if self._token_of is None else partial(self._token_of, uin)
+
+    def _body(self, number: int) -> bytes:
+        """Of the next mail: most are short."""
+        body = b"mail %d of %d" % (self.counts["sent"], number)
+        if not self._everything:
+            return body
+        if self._random.random() < REFUSED:
+            return body.ljust(REFUSED_BYTES)
+        return body.ljust(int(math.exp(self._random.uniform(*map(math.log, BODY_BYTES)))))
+
+    async def _confirmed(self, receipt: MailReceipt, call: Call, receivers: Sequence[int], began: float) -> None:
         try:
             await receipt
+        except pixiu.RecordTooLarge as error:
+            self._history.fail(call, error.code)
+            self.counts["refused"] += 1
+            return
         except pixiu.PixiuError as error:
             self._history.unknown(call, error.code)
             self.counts[f"unconfirmed {error.code}"] += 1
             return
         self._history.ok(call, Sent(int(receipt.stored_as)))
         self.counts["confirmed"] += 1
+        if len(receivers) == 1:
+            self.waits.append((began, receivers[0], time.monotonic() - began))
         for uin in receivers:
             self._wanted[uin].add(int(receipt.stored_as))
 
@@ -179,9 +246,14 @@ class Traffic:
             device.run += 1
             device.unacknowledged.clear()
             process = f"app-{device.uin}-{device.number}-{device.run}"
-            async with pixiu.connect(self._registry, uin=device.uin, client=process, connect_timeout_s=TIMEOUT_S) as px:
+            async with pixiu.connect(
+                self._registry, uin=device.uin, client=process, token=self._token(device.uin), connect_timeout_s=TIMEOUT_S
+            ) as px:
                 call = self._history.invoke(process, Login(device.uin, device.number))
-                async with px.inbox(device=device.name) as inbox:
+                inbox = px.inbox(device=device.name)
+                if self._everything:
+                    record_wire(inbox, self._history, process, device.uin, device.number)
+                async with inbox:
                     inbox.on_gap = lambda gap, d=device, p=process: self._gap(p, d, gap)
                     await inbox.ready(timeout_s=TIMEOUT_S)
                     self._history.ok(call, LoggedIn())
@@ -230,8 +302,10 @@ class Traffic:
         msg_id = int(mail.msg_id)
         if device.unacknowledged.get(msg_id) == process:
             with contextlib.suppress(pixiu.NotConnected):
-                self._history.invoke(process, Acknowledge(device.uin, device.number, mail.lane, seqs=(mail.seq,)))
+                call = self._history.invoke(process, Acknowledge(device.uin, device.number, mail.lane, seqs=(mail.seq,)))
                 mail.acknowledge()
+                if self._everything:
+                    device.unsaved.setdefault(mail.lane, []).append((mail.seq, call))
                 device.acknowledged.add(msg_id)
                 del device.unacknowledged[msg_id]
 
@@ -240,6 +314,40 @@ class Traffic:
         self._history.gap(process, Gap(device.uin, device.number, gap.lane, gap.up_to, gap.up_to))
 
     # --- inboxes
+
+    async def _list(self) -> None:
+        """Look at one inbox after the other, at the newest of it and at what Pi has of its devices' acknowledgements."""
+        async with InboxView(self._registry) as view:
+            while True:
+                for uin in self._uins:
+                    for lane in LANES:
+                        await self._look_now(view, uin, lane)
+                    await asyncio.sleep(LIST_S)
+
+    async def _look_now(self, view: InboxView, uin: int, lane: int) -> None:
+        devices = {device.name: device for device in self._devices if device.uin == uin}
+        invoke = self._history.invoke
+        calls = {name: invoke("reader", Read(uin, device.number, lane, num=0)) for name, device in devices.items()}
+        try:
+            (found,) = await view.unread(uin, (lane,))
+            start = max(found.last - LISTED, found.floor)
+            call = invoke("reader", Read(uin, 1, lane, start=start, num=LISTED))
+            (page,) = await view.page(uin, (lane,), after=start, count=LISTED, fetch=False)
+        except pixiu.PixiuError as error:
+            self.counts[f"lists {error.code}"] += 1
+            return
+        self.counts["lists"] += 1
+        entries = tuple((entry.seq, entry.msg_id, 0) for entry in page.entries)
+        self._history.ok(call, Listed(entries, page.last, page.floor, page.gap, UNTOLD))
+        for there in found.devices:
+            device = devices[there.name]
+            self._history.ok(calls[there.name], Listed((), found.last, found.floor, found.gap, there.up_to))
+            waiting = device.unsaved.get(lane, [])
+            for seq, acknowledged in waiting:
+                if seq <= there.up_to:
+                    self._history.ok(acknowledged, Acknowledged())
+                    self.counts["acknowledgements saved"] += 1
+            device.unsaved[lane] = [each for each in waiting if each[0] > there.up_to]
 
     async def _look(self, device: Device, lane: int) -> None:
         call = self._history.invoke("reader", Read(device.uin, device.number, lane, start=0, final=True))

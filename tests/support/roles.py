@@ -8,6 +8,7 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -136,13 +137,17 @@ class Roles:
 
     async def running(self, *names: str) -> list[Node]:
         """Their nodes, once all are Running."""
-        found: list[Node] = []
-        for name in names:
-            await until(lambda name=name: self.node(name), f"{name} Running")  # type: ignore[misc]
+        found: dict[str, Node] = {}
+
+        async def runs(name: str) -> bool:
             node = await self.node(name)
-            assert node is not None
-            found.append(node)
-        return found
+            if node is not None:
+                found[name] = node
+            return node is not None
+
+        for name in names:
+            await until(partial(runs, name), f"{name} Running")
+        return [found[name] for name in names]
 
     async def metric(self, node: Node, name: str) -> float:
         """The sum of a metric over its labels; 0 where there is none."""

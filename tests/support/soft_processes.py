@@ -14,6 +14,7 @@ from cluster.links.api import LinkHandler, Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.membership.lww_map import Update, encode_messages
 from cluster.runtime.options import ClusterOptions, RoleOptions, link_options
+from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.watcher import Discovery
@@ -87,7 +88,7 @@ class Cluster:
         self.view = view
         nodes = [node for role in ROLES for node in view.of_role(role)]
         for played in (self.gateway, self.proxy):
-            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port) for node in nodes)
+            played.endpoint.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
 
     async def start(self, name: str) -> None:
         """Start a process: role-number."""
@@ -190,7 +191,13 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
             await played.endpoint.start()
             stack.push_async_callback(played.endpoint.close)
             membership = Membership(zookeeper, "/test")
-            await membership.register(played.node(role))
+            node = played.node(role)
+            if node.instance >= 0:
+                await zookeeper.ensure_path(paths.instances("/test"))
+                await zookeeper.create(paths.instance("/test", node.instance), b'{"generation":%d}' % node.generation)
+                holder = paths.instance_holder("/test", node.instance)
+                await zookeeper.create(holder, f"{node.endpoint:016x}".encode(), ephemeral=True)
+            await membership.register(node)
             stack.push_async_callback(membership.unregister)
         discovery = Discovery(zookeeper, "/test", found.on_view, 1.0)
         await discovery.start()

@@ -17,13 +17,15 @@ from typing import Final, Self
 import xxhash
 
 from pixiu.client.gateway_stream import GatewayStream, Waiter
-from pixiu.discovery.target import parse_address
+from pixiu.client.login import authorization
+from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
 from pixiu.ids import MAX_ID, PROBE_BITS, PROBE_UIN
 from pixiu.rpc.channels import Channels
+from pixiu.rpc.client_tls import client_tls
 from pixiu.rpc.duplex import Duplex, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.tools.probe.paths import Finding, Member, Probe, Prober, PseudoUser
@@ -99,7 +101,9 @@ class _ProxyStream:
         while True:
             self._position, self._greeted = 0, False
             call: GrpcCall[wire_pb2.PublishRequest, wire_pb2.PublishReply] = GrpcCall.over(
-                self._channels, self.proxy.address, lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish()
+                self._channels,
+                self.proxy.address,
+                lambda channel: wire_pb2_grpc.PublisherStub(channel).Publish(metadata=self._channels.metadata()),
             )
             async with call:
                 end = await Duplex(call, self._take, self._give, work=self._more).run()
@@ -221,7 +225,7 @@ class ProbeRun:
     """
 
     def __init__(self, target: str, options: ProbeOptions, on_findings: Callable[[list[Finding]], None]) -> None:
-        if not target.startswith("zk://"):
+        if not names_registry(target):
             raise InvalidArgument(f"--target {target}: what paths a cluster has is in its registry; give zk://HOST:PORT/ROOT")
         self._address = parse_address(target)
         self._options = options
@@ -233,8 +237,8 @@ class ProbeRun:
         self._findings: list[Finding] = []
         self._problem: PixiuError | None = None
         self._run = secrets.randbits(63)
-        self._channels = Channels()
-        self._zookeeper = ZooKeeper(self._address.hosts, connect_timeout_s=CONNECT_TIMEOUT_S)
+        self._channels = Channels(authorization=authorization(None), tls=client_tls())
+        self._zookeeper = ZooKeeper(self._address, connect_timeout_s=CONNECT_TIMEOUT_S)
         self._discovery = Discovery(
             self._zookeeper, self._address.root, self._on_view, roles=("proxy", "broker", "relay", "gateway")
         )

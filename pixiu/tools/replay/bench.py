@@ -26,6 +26,7 @@ from pixiu.cli.reachable import check_reachable
 from pixiu.client.awaited import SendFailure
 from pixiu.client.client import Client
 from pixiu.client.inbox_view import InboxView
+from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.tools.replay.payload import HEAD, HEAD_BYTES, encode_payload
 from pixiu.tools.replay.tally import Result, Tally
@@ -226,7 +227,7 @@ def bench(
     for name in kinds:
         if name not in KINDS:
             raise InvalidArgument(f"--kind {name}: one of {', '.join(KINDS)}")
-    if "mail" in kinds and not target.startswith("zk://"):
+    if "mail" in kinds and not names_registry(target):
         raise InvalidArgument(f"--target {target}: a load of mail is removed again by the registry; give zk://HOST:PORT/ROOT")
     load = Load(rate, size, count or (0 if seconds else DEFAULT_COUNT), seconds, window, keys, timeout)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from pixiu.client.client import Client, connect
@@ -18,6 +19,7 @@ from pixiu.discovery.node import Node
 from pixiu.errors import NotConnected, Overloaded, PixiuError, Unavailable
 from pixiu.ids import UIN, RoomID
 from pixiu.mqtt.client_io import MQTTClient
+from pixiu.rpc.client_tls import client_tls
 from pixiu.tools.replay.driver import share_of
 from pixiu.tools.replay.inbox import inbox_of, user_of
 from pixiu.tools.replay.options import ReplayOptions
@@ -26,6 +28,7 @@ from pixiu.tools.replay.watch import ClusterWatch
 
 OnMessage = Callable[[UIN, RoomID, bytes], None]
 OnBroken = Callable[[UIN, str], None]
+TokenOf = Callable[[UIN], str]
 CONNECT_TIMEOUT_S = 15.0
 ANSWER_WAIT_S = 5.0
 PAUSE_S = 0.01
@@ -37,7 +40,7 @@ class MQTTSession:
 
     publishes = True
 
-    def __init__(self, uin: UIN, node: Node, client_id: str, on_message: OnMessage, on_broken: OnBroken) -> None:
+    def __init__(self, uin: UIN, node: Node, client_id: str, on_message: OnMessage, on_broken: OnBroken, token: str = "") -> None:
         self.gateway = int(node.endpoint)
         self._uin = uin
         self._on_message = on_message
@@ -46,13 +49,16 @@ class MQTTSession:
         self._topics: dict[RoomID, str] = {}
         self._answers: set[asyncio.Future[tuple[int, ...]]] = set()
         self._closing = False
+        tls = client_tls()
         self._client = MQTTClient(
             node.mqtt_host,
             node.mqtt_port,
             client_id,
             str(uin),
+            password=token.encode() if token else None,
             on_message=self._arrived,
             on_disconnect=self._ended,
+            tls=None if tls is None else tls.context(),
         )
 
     async def open(self) -> None:
@@ -201,10 +207,17 @@ class GRPCSession:
 
 class ClusterConnector:
     """Opens sessions with the gateways that a watch sees Running, in turn; publishes through one SDK client. `inboxes`: the users
-    who are sent messages of their own."""
+    who are sent messages of their own. `token_of`: with which a user (0: the back end) logs in where the cluster wants it."""
 
-    def __init__(self, target: str, watch: ClusterWatch, options: ReplayOptions, inboxes: frozenset[UIN] = frozenset()) -> None:
-        self._inboxes = inboxes
+    def __init__(
+        self,
+        target: str,
+        watch: ClusterWatch,
+        options: ReplayOptions,
+        inboxes: frozenset[UIN] = frozenset(),
+        token_of: TokenOf | None = None,
+    ) -> None:
+        self._inboxes, self._token_of = inboxes, token_of
         self._target = target
         self._watch = watch
         self._options = options
@@ -215,7 +228,7 @@ class ClusterConnector:
 
     async def start(self) -> None:
         """Connect the SDK. Raises `PixiuError`."""
-        self._sdk = connect(self._target, client="pixiu-replay")
+        self._sdk = connect(self._target, client="pixiu-replay", token=self._token(UIN(0)))
         await self._sdk.open()
 
     async def close(self) -> None:
@@ -232,9 +245,14 @@ class ClusterConnector:
         gateways = [node for node in self._watch.living("gateway") if node.mqtt_port]
         if not gateways:
             raise Unavailable("no gateway is Running")
-        session = MQTTSession(uin, gateways[turn % len(gateways)], f"replay-{uin:x}-{turn}", on_message, on_broken)
+        token = self._token_of(uin) if self._token_of is not None else ""
+        session = MQTTSession(uin, gateways[turn % len(gateways)], f"replay-{uin:x}-{turn}", on_message, on_broken, token)
         await session.open()
         return session
+
+    def _token(self, uin: UIN) -> Callable[[], str] | None:
+        """The token of now, whenever it is asked for."""
+        return None if self._token_of is None else partial(self._token_of, uin)
 
     async def publish(self, uin: UIN, room: RoomID, payload: bytes, done: Done) -> None:
         """Send as a back end does. The SDK's sender is its client, so these records carry none of the log's users."""
@@ -255,10 +273,10 @@ class ClusterConnector:
         return self._writers[room]
 
     async def _open_grpc(self, uin: UIN, turn: int, on_message: OnMessage, on_broken: OnBroken) -> Session:
-        proxies = ",".join(node.address for node in self._watch.living("proxy")[:8])
+        proxies = ",".join(node.client_address for node in self._watch.living("proxy")[:8])
         if not proxies:
             raise Unavailable("no proxy is Running")
-        client = connect(proxies, uin=uin, client=f"replay-{uin:x}-{turn}")
+        client = connect(proxies, uin=uin, client=f"replay-{uin:x}-{turn}", token=self._token(uin))
         session = GRPCSession(uin, client, self._endpoint_of, on_message, on_broken, chat=uin in self._inboxes)
         try:
             await session.open()
@@ -268,7 +286,9 @@ class ClusterConnector:
         return session
 
     def _endpoint_of(self, address: str) -> int:
-        return next((int(node.endpoint) for node in self._watch.seen() if node.role == "gateway" and node.address == address), 0)
+        return next(
+            (int(node.endpoint) for node in self._watch.seen() if node.role == "gateway" and node.client_address == address), 0
+        )
 
 
 async def _answer(receipt: Receipt, done: Done) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from pixiu.client.client import connect
 from pixiu.client.inbox_view import InboxView
+from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, NotServed, Unavailable
 from pixiu.ids import UIN, device_of_name
 from pixiu.tools.replay.driver import monotonic_us
@@ -61,7 +62,7 @@ async def replay_mail(
 
     Raises `PixiuError` when the cluster cannot be reached, or lacks a role that mail needs.
     """
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: a replay needs the registry, zk://HOST:PORT/ROOT, to see the cluster")
     watch = ClusterWatch(target, monotonic_us)
     await watch.start()

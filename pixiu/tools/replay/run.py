@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pixiu.discovery.target import names_registry
 from pixiu.errors import InvalidArgument, Unavailable
-from pixiu.tools.replay.cluster import ClusterConnector
+from pixiu.tools.replay.cluster import ClusterConnector, TokenOf
 from pixiu.tools.replay.driver import Driver, monotonic_us
 from pixiu.tools.replay.inbox import Mention, load_mentions, user_of
 from pixiu.tools.replay.ledger import Missing
@@ -92,18 +93,20 @@ async def replay(
     plan: Plan,
     options: ReplayOptions,
     on_progress: Callable[[Driver, ClusterWatch], None] = lambda _driver, _watch: None,
+    *,
+    token_of: TokenOf | None = None,
 ) -> Result:
-    """Play a plan against the cluster at `zk://HOST:PORT/ROOT`.
+    """Play a plan against the cluster at `zk://HOST:PORT/ROOT`. token_of: with which a user (0: the back end) logs in.
 
     Raises `PixiuError` when the cluster cannot be reached, or has no gateway or proxy that is Running.
     """
-    if not target.startswith("zk://"):
+    if not names_registry(target):
         raise InvalidArgument(f"--target {target}: a replay needs the registry, zk://HOST:PORT/ROOT, to see the cluster")
     options.validate()
     watch = ClusterWatch(target, monotonic_us)
     await watch.start()
     inboxes = frozenset(user for room in plan.rooms if (user := user_of(room)) is not None)
-    connector = ClusterConnector(target, watch, options, inboxes)
+    connector = ClusterConnector(target, watch, options, inboxes, token_of)
     try:
         for role in ("gateway", "proxy"):
             if not watch.view.running(role):

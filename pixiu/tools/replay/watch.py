@@ -24,6 +24,7 @@ from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.rpc.channels import PEER_CHANNEL
+from pixiu.rpc.tls import peer_channel
 from pixiu.tools.replay.verdict import Death, Hop
 
 HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
@@ -122,7 +123,7 @@ class ClusterWatch:
         address = parse_address(target)
         self._now_us = now_us
         self._on_view = on_view
-        self._zookeeper = ZooKeeper(address.hosts)
+        self._zookeeper = ZooKeeper(address)
         self._discovery = Discovery(self._zookeeper, address.root, self._take_view)
         self.book = DeathBook()
         self._streams: dict[int, asyncio.Task[None]] = {}
@@ -220,7 +221,7 @@ class ClusterWatch:
 
     async def _watch(self, node: Node) -> None:
         """Hold a stream open until it breaks; then find out whether that was a death."""
-        async with grpc.aio.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+        async with peer_channel(node.address, node.role, CHANNEL_OPTIONS) as channel:
             method: Any = channel.unary_stream(HEALTH_WATCH)
             call = method(b"")
             status = b""

@@ -114,20 +114,64 @@ class GatewayMessages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayMessage]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayAddress]:
+        """router -> broker: where the gateways of the messages are"""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___GatewayMessage] | None = ...,
+        gateways: _abc.Iterable[Global___GatewayAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayMessages: _TypeAlias = GatewayMessages  # noqa: Y015
+
+@_typing.final
+class GatewayAddress(_message.Message):
+    """A gateway, as a router's registry knows it: a broker may hear of its members before it hears of it from its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    instance: _builtins.int
+    generation: _builtins.int
+    endpoint: _builtins.int
+    host: _builtins.str
+    port: _builtins.int
+    """streams, and datagrams"""
+    protocol: _builtins.int
+    """the newest that it speaks"""
+    def __init__(
+        self,
+        *,
+        instance: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        endpoint: _builtins.int = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        protocol: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "generation", b"generation", "host", b"host", "instance", b"instance", "port", b"port", "protocol", b"protocol"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatewayAddress: _TypeAlias = GatewayAddress  # noqa: Y015
 
 @_typing.final
 class GatewayConfirm(_message.Message):
@@ -137,19 +181,25 @@ class GatewayConfirm(_message.Message):
 
     IDS_FIELD_NUMBER: _builtins.int
     NEWER_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def newer(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewerConnection]: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """logins that have no room in the replica's map: not passed on, and never to take effect"""
+
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         newer: _abc.Iterable[Global___NewerConnection] | None = ...,
+        refused: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "newer", b"newer", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,7 +128,7 @@ class DoublingStatus(_message.Message):
     learned: _builtins.int
     """child: the parent's counter up to which everything is applied here"""
     keys: _builtins.int
-    """child: learned; parent: moved, still to be deleted where CLEANING"""
+    """child: learned; parent: moved, still to be deleted where CLEANING; NONE: all that is stored"""
     bytes: _builtins.int
     digest: _builtins.int
     """of the moved keys at the cut, parent and child alike; 0: not known yet"""

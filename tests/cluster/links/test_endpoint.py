@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc.aio
 import pytest
 
-from cluster.links.api import Peer, PeerState
+from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
+from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
 from pixiu.ids import EndpointID
 from tests.cluster.links.world import Recorder, make_record
@@ -54,7 +57,7 @@ class Process:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.id, "test", "127.0.0.1", self.port)
+        return Peer(self.id, "test", "127.0.0.1", self.port, MAX_PROTOCOL)
 
     async def stop(self) -> None:
         try:
@@ -244,24 +247,27 @@ async def test_a_process_that_starts_anew_on_the_same_port_is_another_one(proces
 
 async def test_a_stream_connects_again_after_the_peers_server_was_away(processes: list[Process]) -> None:
     alice, bob = await two(processes)
-    alice.endpoint.send_records(bob.id, [make_record(1, 50_000)], token=1)
+    alice.endpoint.send_records(bob.id, [make_record(1, 200_000)], token=1)
     await until(lambda: alice.handler.settled)
     assert bob.server is not None
     await bob.server.stop(None)
-    alice.endpoint.send_records(bob.id, [make_record(2, 50_000)], token=2)
+    alice.endpoint.send_records(bob.id, [make_record(2, 200_000)], token=2)
     await until(lambda: len(alice.handler.settled) == 2)
     assert alice.handler.settled[1] == (2, False)
     bob.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     bob.endpoint.attach(bob.server)
     bob.server.add_insecure_port(f"127.0.0.1:{bob.port}")
     await bob.server.start()
-    token = 3
-    while not any(handled for sent, handled in alice.handler.settled if sent >= 3):
-        alice.endpoint.send_records(bob.id, [make_record(token, 50_000)], token=token)
-        await until(lambda token=token: len(alice.handler.settled) >= token)  # type: ignore[misc]
-        token += 1
-        assert token < 20
-    assert bob.handler.keys()[-1] == token - 1
+    tokens = itertools.count(3)
+
+    def again() -> bool:
+        token = next(tokens)
+        alice.endpoint.send_records(bob.id, [make_record(token, 200_000)], token=token)
+        return any(handled for sent, handled in alice.handler.settled if sent >= 3)
+
+    await until(again)
+    handled_later = next(sent for sent, handled in alice.handler.settled if handled and sent >= 3)
+    assert handled_later in [*bob.handler.keys()]
 
 
 async def test_a_sender_outside_the_view_is_answered(processes: list[Process]) -> None:
@@ -272,7 +278,7 @@ async def test_a_sender_outside_the_view_is_answered(processes: list[Process]) -
     alice.endpoint.send_control(bob.id, [b"hello"], token=1)
     await until(lambda: alice.handler.settled)
     bob.endpoint.send_control(alice.id, [b"answer"], token=2)
-    bob.endpoint.send_records(alice.id, [make_record(1, 40_000)], token=3)
+    bob.endpoint.send_records(alice.id, [make_record(1, 200_000)], token=3)
     await until(lambda: len(bob.handler.settled) == 2)
     assert alice.handler.control == [b"answer"]
     assert sorted(bob.handler.settled) == [(2, True), (3, True)]
@@ -335,3 +341,83 @@ async def test_an_attachment_is_bounded(processes: list[Process]) -> None:
         alice.endpoint.set_attachment(bob.id, bytes(513))
     alice.endpoint.set_attachment(bob.id, b"partition 3 of 8")
     await until(lambda: (alice.id, False, b"partition 3 of 8") in bob.handler.heartbeats)
+
+
+async def test_what_is_sent_in_a_turn_leaves_with_it(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    before = alice.endpoint.stats().total.datagrams_sent
+
+    def act() -> None:
+        alice.endpoint.send_records(bob.id, [make_record(1)])
+        alice.endpoint.send_records(bob.id, [make_record(2)])
+        assert alice.endpoint.stats().total.datagrams_sent == before
+
+    alice.endpoint.in_turn(act)
+    assert alice.endpoint.stats().total.datagrams_sent == before + 1, "together, and without a turn of the event loop"
+    await until(lambda: bob.handler.keys() == [1, 2])
+
+
+async def test_what_a_handler_wants_done_at_the_end_of_the_input_is_done_before_the_acknowledgement(
+    processes: list[Process],
+) -> None:
+    alice, bob = await two(processes)
+    seen: list[int] = []
+
+    def answer() -> None:
+        seen.append(len(bob.handler.records))
+        assert not bob.endpoint.at_end_of_input(answer), "that has ended"
+        bob.endpoint.send_records(alice.id, [make_record(9)])
+
+    taken = bob.handler.on_records
+
+    def on_records(*arguments: Any) -> Outcome:
+        assert bob.endpoint.at_end_of_input(answer)
+        return taken(*arguments)
+
+    bob.handler.on_records = on_records  # type: ignore[method-assign, assignment]
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await until(lambda: alice.handler.settled)
+    assert alice.handler.keys() == [9], "the answer left before the acknowledgement"
+    assert seen == [1]
+    assert not bob.endpoint.at_end_of_input(answer)
+
+
+class Escape(BaseException):
+    """What no guard for exceptions catches."""
+
+
+async def test_an_act_that_raises_at_the_end_of_input_does_not_end_the_others(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context.get("exception")))
+    done: list[int] = []
+    bug = KeyError("a bug")
+
+    def fail() -> None:
+        raise bug
+
+    class Acting(Recorder):
+        def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+            assert bob.endpoint.at_end_of_input(fail)
+            assert bob.endpoint.at_end_of_input(lambda: done.append(count))
+            return Outcome.TAKEN
+
+    bob.endpoint._core._handler = Acting()
+    alice.endpoint.send_records(bob.id, [make_record(1)], token=1)
+    await until(lambda: alice.handler.settled == [(1, True)])
+    assert (done, raised) == ([1], [bug])
+
+
+async def test_the_input_ends_when_something_escapes_from_it(processes: list[Process]) -> None:
+    alice, bob = await two(processes)
+    in_input: list[bool] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: in_input.append(bob.endpoint.at_end_of_input(lambda: None)))
+
+    class Escaping(Recorder):
+        def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+            raise Escape
+
+    bob.endpoint._core._handler = Escaping()
+    alice.endpoint.send_records(bob.id, [make_record(1)])
+    await until(lambda: bool(in_input))
+    assert in_input == [False]

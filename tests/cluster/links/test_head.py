@@ -134,7 +134,7 @@ def test_a_streams_frame_is_not_taken_from_a_datagram_nor_the_other_way_round() 
         ({"magic": b"XP"}, Refusal.MAGIC),
         ({"version": 2}, Refusal.VERSION),
         ({"type": 0}, Refusal.TYPE),
-        ({"type": 5}, Refusal.TYPE),
+        ({"type": 7}, Refusal.TYPE),
         ({"flags": 128}, Refusal.FLAGS),
         ({"count": 0}, Refusal.COUNT),
         ({"count": 2}, Refusal.COUNT),

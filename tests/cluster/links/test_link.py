@@ -32,6 +32,33 @@ def is_items(data: bytes) -> bool:
     return data[3] <= 2
 
 
+def test_a_parcel_that_somebody_waits_for_is_acknowledged_at_the_end_of_the_turn(world: World) -> None:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    bob.know(alice)
+    world.advance(0.05)
+    for token, urgent in ((1, False), (2, False), (3, True)):
+        alice.send(bob, [make_record(token)], token=token, urgent=urgent)
+        world.settle()
+        expected = [(1, True)] if token < 3 else [(1, True), (2, True), (3, True)]
+        assert alice.handler.settled == expected, "the clock stands still"
+
+
+def test_many_that_somebody_waits_for_cost_one_acknowledgement_a_turn(world: World) -> None:
+    alice, bob = world.node(1), world.node(2)
+    alice.know(bob)
+    bob.know(alice)
+    world.advance(0.05)
+    for token in range(1, 21):
+        alice.send(bob, [make_record(token)], token=token, urgent=True)
+        alice.turn()
+    world.deliver()
+    before = bob.core.stats().total.acknowledgements_sent
+    world.settle()
+    assert bob.core.stats().total.acknowledgements_sent == before + 1
+    assert alice.handler.settled == [(token, True) for token in range(1, 21)]
+
+
 def test_a_parcel_arrives_whole_and_settles_as_handled(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
     records = [make_record(number) for number in range(200)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from cluster.links import heartbeat
 from cluster.links.api import PeerState
-from cluster.links.head import HEARTBEAT
+from cluster.links.head import HEAD_SIZE, HEARTBEAT, TAG_SIZE
 from cluster.links.liveness import TABLE, Event, Liveness
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED
@@ -154,3 +157,25 @@ def test_heartbeats_that_are_not_answered_lower_the_quality_although_the_peer_is
     assert alice.core.state(bob.id) is not PeerState.DEAD
     assert alice.core.quality(bob.id).answered < 0.9
     assert alice.core.quality(EndpointID(99)) == UNMEASURED
+
+
+def test_many_heartbeats_leave_together_and_each_peer_has_its_own_in_time(world: World) -> None:
+    alice = world.node(1)
+    others = [world.node(100 + number) for number in range(500)]
+    alice.know(*others)
+    left: dict[EndpointID, list[float]] = {}
+    wakes, until = 0, world.now + 4
+    while world.now < until:
+        world.now = max(world.now, alice.core.next_deadline(world.now))
+        alice.core.poll(world.now)
+        wakes += 1
+        for data, _ in alice.core.outputs.datagrams:
+            target = heartbeat.decode(data, HEAD_SIZE, len(data) - TAG_SIZE)
+            assert target is not None
+            left.setdefault(EndpointID(target.target), []).append(world.now)
+        alice.core.outputs.datagrams.clear()
+    assert wakes < 1000
+    assert set(left) == {other.id for other in others}
+    gaps = [later - earlier for times in left.values() for earlier, later in itertools.pairwise(times[1:])]
+    assert len(gaps) >= 1000
+    assert all(0.99 <= gap <= 1.01 for gap in gaps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from cluster.links.acknowledgement import Told
-from cluster.links.outbox import ANY, LARGE, SMALL, Outbox, Run, Settlement
+from cluster.links.outbox import FIRST_LANE_TURNS, Outbox, Run, Settlement
 from cluster.links.window import INITIAL_BYTES, OVERHEAD_BYTES, SILENCE_S, VOID_S, Window
 
 SIZE = 1000
@@ -113,54 +113,87 @@ def items(count: int, size: int = 100) -> list[bytes]:
     return [bytes([number]) * size for number in range(count)]
 
 
-def run(some: list[bytes], now: float = 0.0, large: bool = False, settlement: Settlement | None = None) -> Run:
-    return Run(some, sum(map(len, some)), large, settlement, now)
+def run(some: list[bytes], now: float = 0.0, fragments: bool = False, settlement: Settlement | None = None) -> Run:
+    return Run(some, sum(map(len, some)), settlement, now, fragments=fragments)
 
 
 def test_a_datagram_takes_from_several_parcels_lane_0_first() -> None:
-    box = Outbox(2, 1 << 20, [])
+    box = Outbox(2, [])
     box.put(run([b"b" * 100] * 3), 1)
     box.put(run([b"a" * 100] * 2), 0)
-    parts, size, _ = box.take(450, SMALL)
+    parts, size, *_ = box.take(450)
     assert (b"".join(part[:1] for part in parts), size) == (b"aabb", 400)
-    assert box.take(450, SMALL)[0] == [b"b" * 100]
-    assert box.head() is None
+    assert box.take(450).parts == [b"b" * 100]
     assert box.bytes == 0
 
 
 def test_a_parcel_over_several_datagrams_settles_with_the_last_of_them() -> None:
     settled: list[tuple[int, bool]] = []
     settlement = Settlement(5)
-    box = Outbox(1, 1 << 20, settled)
+    box = Outbox(1, settled)
     box.put(run(items(10), settlement=settlement), 0)
     touched = []
-    while box.head() is not None:
-        parts, _, settlements = box.take(350, SMALL)
-        touched.append((len(parts), len(settlements)))
+    while box.bytes:
+        taken = box.take(350)
+        touched.append((len(taken.parts), len(taken.settlements)))
     assert touched == [(3, 1), (3, 1), (3, 1), (1, 1)]
     assert settlement.open == 4
     assert settled == []
 
 
-def test_taking_stops_where_the_carrier_changes() -> None:
-    box = Outbox(1, 1 << 20, [])
+def test_a_fragment_leaves_alone_and_what_is_behind_it_after_the_last_one() -> None:
+    settled: list[tuple[int, bool]] = []
+    settlement = Settlement(3)
+    box = Outbox(1, settled)
     box.put(run(items(2)), 0)
-    box.put(run([bytes(5000)], large=True), 0)
-    box.put(run(items(2)), 0)
-    assert len(box.take(1000, SMALL)[0]) == 2
-    assert [len(part) for part in box.take(1000, LARGE)[0]] == [5000]
-    assert len(box.take(1000, SMALL)[0]) == 2
-    box.put(run([bytes(500)], large=True), 0)
-    box.put(run(items(2)), 0)
-    assert len(box.take(1000, ANY)[0]) == 3
+    box.put(run([b"a" * 900, b"b" * 900, b"c" * 10], fragments=True, settlement=settlement), 0)
+    box.put(run(items(3)), 0)
+    taken = [box.take(1000) for _ in range(5)]
+    assert [(len(one.parts), one.size, one.fragments, one.last) for one in taken] == [
+        (2, 200, 0, False),
+        (1, 900, 3, False),
+        (1, 900, 3, False),
+        (1, 10, 3, True),
+        (3, 300, 0, False),
+    ]
+    assert settlement.open == 3, "each fragment in flight is waited for"
+    assert (box.bytes, settled) == (0, [])
+
+
+def lanes_of(box: Outbox, datagrams: int) -> str:
+    """Which lane each datagram came from."""
+    return "".join(box.take(100).parts[0][:1].decode() for _ in range(datagrams))
+
+
+def test_a_full_first_lane_leaves_the_other_one_a_datagram_in_nine() -> None:
+    box = Outbox(2, [])
+    for _ in range(40):
+        box.put(run([b"a" * 100]), 0)
+        box.put(run([b"b" * 100]), 1)
+    assert lanes_of(box, 27) == 3 * ("a" * FIRST_LANE_TURNS + "b")
+
+
+def test_the_fragments_of_an_item_leave_one_after_the_other_whatever_waits_in_the_other_lane() -> None:
+    for lane, expected in ((0, "aaaaaaaaaaaaaaaabbbbbbbbbbbb"), (1, "aaaaaaaabbbbbbbbbbbbaaaaaaaa")):
+        box = Outbox(2, [])
+        for _ in range(16):
+            box.put(run([b"a" * 100]), 0)
+        if lane:
+            box.put(run([b"b" * 100] * 12, fragments=True), 1)
+        else:
+            box = Outbox(2, [])
+            box.put(run([b"a" * 100] * 16, fragments=True), 0)
+            for _ in range(12):
+                box.put(run([b"b" * 100]), 1)
+        assert lanes_of(box, 28) == expected
 
 
 def test_a_full_queue_drops_the_oldest_of_the_last_lane_first() -> None:
     settled: list[tuple[int, bool]] = []
-    box = Outbox(2, 1000, settled)
+    box = Outbox(2, settled)
     for token in range(1, 5):
         box.put(run(items(3), settlement=Settlement(token)), 0 if token == 1 else 1)
-    assert box.overflow() == 6
+    assert box.overflow(1000) == 6
     assert settled == [(2, False), (3, False)]
     assert box.bytes <= 1000
 
@@ -168,9 +201,9 @@ def test_a_full_queue_drops_the_oldest_of_the_last_lane_first() -> None:
 def test_what_was_partly_sent_is_dropped_with_its_rest_only() -> None:
     settled: list[tuple[int, bool]] = []
     settlement = Settlement(1)
-    box = Outbox(1, 1 << 20, settled)
+    box = Outbox(1, settled)
     box.put(run(items(10), now=5.0, settlement=settlement), 0)
-    box.take(400, SMALL)
+    box.take(400)
     assert box.drop_older(4.9) == 0
     assert box.drop_older(5.0) == 6
     assert (settlement.open, settlement.failed, box.bytes, settled) == (1, True, 0, [])

@@ -8,6 +8,7 @@ from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
 from cluster.links.sender import Address
+from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from pixiu.wire.record import Kind, encode, split
 
@@ -68,18 +69,19 @@ class Node:
         self.warnings: list[dict[str, object]] = []
         self.core = LinkCore(self.id, options, self.handler, secret=secret, on_warning=self._warn)
         self.sent: list[tuple[bytes, Address]] = []
+        self.protocol = MAX_PROTOCOL
 
     def _warn(self, event: str, **fields: object) -> None:
         self.warnings.append({"event": event, **fields})
 
     def peer(self) -> Peer:
-        return Peer(self.id, "test", str(self.address[0]), self.address[1])
+        return Peer(self.id, "test", str(self.address[0]), self.address[1], self.protocol)
 
     def know(self, *others: Node) -> None:
         self.core.set_peers({other.id: (other.peer(), other.address) for other in others}, self.world.now)
 
-    def send(self, to: Node, records: list[bytes], lane: int = 1, token: int = 0) -> None:
-        self.core.send_records(to.id, records, lane, token, self.world.now)
+    def send(self, to: Node, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
+        self.core.send_records(to.id, records, lane, token, self.world.now, urgent)
 
     def control(self, to: Node, messages: list[bytes], token: int = 0) -> None:
         self.core.send_control(to.id, messages, token, self.world.now)
@@ -148,6 +150,6 @@ class World:
             self.deliver(keep)
 
 
-def make_record(number: int, size: int = 140) -> bytes:
+def make_record(number: int, size: int = 140, room: int = 42) -> bytes:
     """A room record of `size` bytes whose SnowflakeID is `number`."""
-    return encode(Kind.ROOM, 42, bytes(size - 40), number)
+    return encode(Kind.ROOM, room, bytes(size - 40), number)

@@ -7,14 +7,25 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
+import grpc.aio
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
 from cluster.links.endpoint import Endpoint
 from cluster.links.options import LinkOptions
 from cluster.runtime.handler import Handler
-from cluster.runtime.options import ClusterOptions, RoleOptions
-from cluster.runtime.server import MIN_MESSAGE_BYTES, Server, bind_both, bracketed, server_options
+from cluster.runtime.options import ClientDoorOptions, ClusterOptions, RoleOptions
+from cluster.runtime.server import (
+    MIN_MESSAGE_BYTES,
+    Server,
+    bind_both,
+    bind_clients,
+    bracketed,
+    keep_grpc_from_printing,
+    server_options,
+)
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
 
@@ -149,6 +160,29 @@ async def test_a_port_that_is_free_for_udp_only_is_given_back_and_another_is_tri
         await server.grpc.stop(0)
 
 
+async def test_clients_have_a_port_of_their_own_beside_the_clusters() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        servers = [Server(ClusterOptions()) for _ in range(2)]
+        found = bind_clients(ClientDoorOptions(), port - 2, servers[0])
+        assert found not in (0, port)
+        with pytest.raises(ConfigurationError, match=rf"port {port} on 127\.0\.0\.1 cannot be used for clients .*set client_port"):
+            bind_clients(ClientDoorOptions(client_port=port), 1, servers[1])
+        for server in servers:
+            await server.grpc.stop(0)
+
+
+async def test_the_clusters_door_names_its_services_only_where_it_shall() -> None:
+    for shall in (False, True):
+        server = Server(ClusterOptions(), reflection=shall)
+        port = server.grpc.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")(iter([]))
+            assert (await call.code() is grpc.StatusCode.UNIMPLEMENTED) is not shall
+        await server.grpc.stop(0)
+
+
 async def test_when_no_port_does_the_tries_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -157,3 +191,14 @@ async def test_when_no_port_does_the_tries_end() -> None:
             await bind_both(RoleOptions(), server := Server(ClusterOptions()), chosen)
         assert chosen.closed == 20
         await server.grpc.stop(0)
+
+
+def test_grpc_prints_no_traceback_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cygrpc.traceback  # the name by which grpcio finds what it prints with
+    keep_grpc_from_printing()
+    try:
+        raise ValueError("printed")
+    except ValueError:
+        cygrpc.traceback.print_exc()
+        assert "printed" in "".join(cygrpc.traceback.format_exception(ValueError("printed")))
+    assert capsys.readouterr().err == ""

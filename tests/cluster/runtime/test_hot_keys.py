@@ -13,6 +13,7 @@ def test_the_last_whole_window_is_shown_with_rates() -> None:
         keys.add(7, 5, 100.0 + second)
         keys.add(8, 1, 100.0 + second)
     assert keys.top(109.0) == [], "the first window is not over"
+    assert keys.per_s(110.0) == 6.0
     assert keys.top(110.0) == [(7, 5.0), (8, 1.0)]
     keys.add(9, 3, 111.0)
     assert keys.top(112.0) == [(7, 5.0), (8, 1.0)]

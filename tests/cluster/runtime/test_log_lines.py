@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from aiohttp import ClientConnectionResetError
+from aiohttp.http_exceptions import LineTooLong
+from google.protobuf.message import DecodeError
 
 from cluster.runtime import log
+from pixiu.wire.v1 import wire_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +115,18 @@ def test_library_warnings_come_through_and_their_chatter_does_not() -> None:
     ]
 
 
+def test_a_call_that_was_cut_off_is_no_error_of_a_library() -> None:
+    """gRPC reports each that is open when the loop ends, with a traceback."""
+    stream = io.StringIO()
+    log.configure("json", "info", stream)
+    for cause in (asyncio.CancelledError(), ValueError("broken")):
+        try:
+            raise cause
+        except BaseException:
+            logging.getLogger("grpc._cython.cygrpc").exception("not handled")
+    assert [json.loads(line)["exception"].splitlines()[-1] for line in lines(stream)] == ["ValueError: broken"]
+
+
 def test_once_per_key_and_interval() -> None:
     once = log.OncePer()
     assert once.allow(60, "a", 0.0)
@@ -129,3 +146,30 @@ def test_once_per_forgets_the_oldest_key_beyond_its_limit() -> None:
 
 def test_the_process_wide_limiter_lets_one_through() -> None:
     assert [log.once_per(3600, "test_the_process_wide_limiter") for _ in range(3)] == [True, False, False]
+
+
+def test_what_a_caller_sent_that_nobody_can_read_is_one_line_without_its_words() -> None:
+    out = io.StringIO()
+    log.configure("json", "info", out)
+    for _ in range(3):
+        try:
+            b"Bearer secret\xff".decode()
+        except UnicodeDecodeError:
+            logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"Bearer secret\xff")
+        try:
+            wire_pb2.ClusterReply.FromString(b"\xff")
+        except DecodeError:
+            logging.getLogger("grpc._cython.cygrpc").exception("Unexpected [DecodeError] raised by servicer method [/x/y]")
+        try:
+            raise LineTooLong("secret", "1")
+        except LineTooLong:
+            logging.getLogger("aiohttp.server").exception("Error handling request from 127.0.0.1")
+        try:
+            raise ClientConnectionResetError("Cannot write to closing transport")
+        except ClientConnectionResetError:
+            logging.getLogger("aiohttp.server").exception("Error handling request from 127.0.0.1")
+    logging.getLogger("grpc._cython.cygrpc").error("broken")
+    found = [json.loads(line) for line in lines(out)]
+    assert [line["event"] for line in found] == ["call_unreadable"] * 4 + ["library"]
+    assert "secret" not in out.getvalue()
+    assert "Traceback" not in out.getvalue()

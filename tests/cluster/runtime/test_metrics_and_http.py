@@ -128,7 +128,7 @@ def test_link_counts_become_totals_and_samples_by_peer() -> None:
         EndpointID(1): PeerStats("broker", PeerState.ALIVE, Counts(records_sent=5), 1500, 100, 10, 1),
         EndpointID(2): PeerStats("", PeerState.DEAD, Counts(), 0, 0, 0, 0),
     }
-    stats = LinkStats(Counts(records_sent=1, lost=2), {}, {"tag": 3}, {"push_back": 4}, kernel_drops=1)
+    stats = LinkStats(Counts(records_sent=1, lost=2), {}, {"tag": 3}, {"push_back": 4}, items_given_up=2, kernel_drops=1)
     metrics = Metrics("proxy")
     metrics.collect_from(lambda: link_samples(stats, peers.items(), lambda endpoint: f"broker:h\n:{endpoint}"))
     found = scrape(metrics)
@@ -139,6 +139,7 @@ def test_link_counts_become_totals_and_samples_by_peer() -> None:
     for series in ("links_refused_total", "links_dropped_total"):
         assert sum(name == f"pixiu_proxy_{series}" for name, _ in found) > 3, "a series that begins with its event has no increase"
     assert found[("pixiu_proxy_links_refused_total", (("reason", "magic"),))] == 0
+    assert found[("pixiu_proxy_links_items_given_up_total", ())] == 2
     assert found[("pixiu_proxy_links_kernel_drops_total", ())] == 1
     assert found[("pixiu_proxy_peers_alive", ())] == found[("pixiu_proxy_peers_dead", ())] == 1
     one, two = (("peer", "broker:h\\u000a:1"),), (("peer", "broker:h\\u000a:2"),)

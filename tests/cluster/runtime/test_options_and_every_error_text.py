@@ -247,10 +247,12 @@ def test_the_settings_hash_covers_every_released_value_and_the_secret_but_not_it
 def test_the_wire_hash_covers_what_must_agree_and_nothing_else(tmp_path: Path) -> None:
     base = ClusterOptions()
     one, _, three = secret_files(tmp_path)
-    assert {key for key, _ in OTHER_CLUSTERS} | {"secret_file", "accepted_secret_file"} == set(specs(ClusterOptions))
-    changing = {key for key, value in OTHER_CLUSTERS if replace(base, **{key: value}).wire_hash() != base.wire_hash()}  # type: ignore[arg-type]
+    files = {"secret_file", "accepted_secret_file", "tls_dir", "key_dir", "registry_credentials_file"}
+    others: list[tuple[str, Any]] = [*OTHER_CLUSTERS, ("topic_rooms", "devices=2")]
+    assert {key for key, _ in others} | files | {"guests"} == set(specs(ClusterOptions))
+    changing = {key for key, value in others if replace(base, **{key: value}).wire_hash() != base.wire_hash()}
     assert changing == set(WIRE_DEFAULTS)
-    assert len({replace(base, **{key: value}).wire_hash() for key, value in OTHER_CLUSTERS}) == len(WIRE_DEFAULTS) + 1  # type: ignore[arg-type]
+    assert len({replace(base, **{key: value}).wire_hash() for key, value in others}) == len(WIRE_DEFAULTS) + 1
     assert replace(base, secret_file=one, accepted_secret_file=three).wire_hash() == base.wire_hash()
 
 

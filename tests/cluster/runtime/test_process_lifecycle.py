@@ -30,6 +30,7 @@ from pixiu.discovery.zookeeper import NoNode, ZooKeeper
 from registry.drain_requests import drain_process
 from registry.embedded import EmbeddedZooKeeper
 from registry.layout import ensure_layout
+from registry.settings import change_settings
 from tests.support.alerts import firing, moment
 
 pytestmark = pytest.mark.process
@@ -83,6 +84,9 @@ class Role:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line["event"] == name]
+
+    def audited(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.events("audit") if line["kind"] == kind]
 
     async def running(self) -> dict[str, Any]:
         await self.until(lambda: self.events("running"))
@@ -173,7 +177,7 @@ async def reflected(port: int) -> set[str]:
 async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> None:
     root = "/lifecycle"
     options = (f"registry=zk://{registry}{root}", "partition=3", "advertised_udp_host=203.0.113.9", "advertised_udp_port=17000")
-    async with connected(registry) as zookeeper, started(*options) as role:
+    async with connected(registry) as zookeeper, started(*options, "reflection=true") as role:
         line = await role.running()
         port = int(line["address"].rpartition(":")[2])
         [node] = await nodes(zookeeper, root, partition=3)
@@ -209,8 +213,12 @@ async def test_a_role_starts_shows_itself_and_ends_in_order(registry: str) -> No
         assert await nodes(zookeeper, root, partition=3) == []
         assert [line for line in role.out if line != "view"] == ["prepare", "start", "drain", "drained", "stop"]
         assert role.out.index("prepare") < role.out.index("view") < role.out.index("start")
-        lived = [line["event"] for line in role.log if line["event"] != "waiting"]  # for a registry that is slow to answer
-        assert lived == ["starting", "registered", "running", "draining", "stopped"]
+        # "waiting" is for a registry that is slow to answer, "audit" has a test of its own.
+        lived = [line["event"] for line in role.log if line["event"] not in ("waiting", "audit")]
+        audited = [line["kind"] for line in role.events("audit")]
+        assert (audited[0], audited[-1], "layout" in audited) == ("start", "stop", True)
+        # It has a login of the test's ZooKeeper, and says that nobody has guarded this root.
+        assert lived == ["starting", "door_open_to_all", "registered", "running", "draining", "stopped"]
 
 
 async def test_two_processes_hear_each_other_and_draining_is_seen_before_the_end(registry: str, tmp_path: Path) -> None:
@@ -314,8 +322,8 @@ async def test_a_start_that_waits_for_the_registry_says_so() -> None:
 
 async def test_a_start_that_waits_for_members_says_which_in_its_log_and_at_health(registry: str) -> None:
     async with connected(registry) as zookeeper:
-        await ensure_layout(zookeeper, "/waits", {"router": RoleLayout(2, 2, 1), "proxy": RoleLayout(1, 1, 2)})
-        missing = ["proxy: 0 of 2 Running", "router partition 0: 0 of 1 Running"]
+        await ensure_layout(zookeeper, "/waits", {"router": RoleLayout(2, 2, 1), "broker": RoleLayout(1, 1, 2)})
+        missing = ["router partition 0: 0 of 1 Running", "broker partition 0: 0 of 2 Running"]
         async with started(f"registry=zk://{registry}/waits", "partition=1", "start_s=600") as role:
             await role.until(lambda: len([line for line in role.events("waiting") if line["part"] == "members"]) >= 2)
             assert role.events("waiting")[-1]["missing"] == "; ".join(missing)
@@ -337,6 +345,15 @@ async def test_a_process_drains_when_an_operators_tool_asks_it_to(registry: str)
     async with connected(registry) as zookeeper, started(f"registry=zk://{registry}/asked") as role:
         await role.running()
         [node] = await nodes(zookeeper, "/asked")
+        await change_settings(zookeeper, "/asked", {"all.log_level": "debug", "proxy.room_messages_per_s": 5}, "bob@desk")
+        await role.until(lambda: role.audited("settings"))
+        await change_settings(zookeeper, "/asked", {"proxy.room_messages_per_s": None}, "ann@desk")
+        await role.until(lambda: len(role.audited("settings")) == 2)
+        lines = [(line["version"], line["operator"], json.loads(line["settings"])) for line in role.audited("settings")]
+        assert lines == [
+            (1, "bob@desk", {"all.log_level": "debug", "proxy.room_messages_per_s": 5}),
+            (2, "ann@desk", {"proxy.room_messages_per_s": None}),
+        ], "every process has all changes, also those of other roles"
         await drain_process(zookeeper, "/asked", node, "ann@desk", LIMIT_S)
         assert await role.ended() == 0
         [asked] = role.events("drain_asked")

@@ -55,7 +55,11 @@ def test_the_first_record_of_a_batch_says_which_room_or_user_is_hot(monkeypatch:
         data = record(kind, 0, flags)
         received.note(data, 0, len(data), 5, 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns + 10 * 10**9)
-    assert received.hot() == {"rooms": [{"key": 1000, "per_s": 1.0}], "users": [{"key": 1000, "per_s": 1.0}]}
+    assert received.hot() == {
+        "rooms": [{"key": 1000, "per_s": 1.0}],
+        "users": [{"key": 1000, "per_s": 1.0}],
+        "per_s": {"rooms": 1.0, "users": 1.0},
+    }
 
 
 @pytest.mark.parametrize(

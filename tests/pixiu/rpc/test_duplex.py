@@ -39,7 +39,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 def call_to(address: str) -> Call:
-    return GrpcCall.to(address, PEER_CHANNEL, lambda channel: channel.stream_stream(METHOD)())
+    return GrpcCall.to(address, "pi", PEER_CHANNEL, lambda channel: channel.stream_stream(METHOD)())
 
 
 def taking(outbox: Outbox[bytes]) -> Callable[[bytes], None]:
@@ -229,18 +229,27 @@ async def test_nothing_more_is_read_until_the_last_message_is_taken() -> None:
 
 async def test_a_server_that_ends_in_the_middle_of_a_write_is_heard_to_the_end() -> None:
     """gRPC refuses to close a call in the middle of a write: the status would be lost, and the server log an error of its own."""
-    stopped = asyncio.Event()
+    stopped, writes = asyncio.Event(), [0]
+    floods: list[Duplex[bytes, bytes]] = []
+
+    def more() -> bytes:
+        writes[0] += 1
+        return b"x" * 100_000
 
     async def flood(carrier: GrpcHandler[bytes, bytes]) -> None:
-        stream = Duplex(carrier, lambda _message: None, lambda: b"x" * 100_000)
-        asyncio.get_running_loop().call_later(0.1, stream.end, "enough")
-        await stream.run()
+        floods.append(Duplex(carrier, lambda _message: None, more))
+        await floods[0].run()
         stopped.set()
         await carrier.refuse(Overloaded("you do not read"))
 
     async with serving(flood) as address, call_to(address) as carrier:
         await carrier.opened(5.0)
-        await asyncio.sleep(0.2)  # its window is full, and a write waits
+        written = -1
+        while written != writes[0] or not written:  # until its window is full, and a write waits
+            written = writes[0]
+            await asyncio.sleep(0.2)
+        floods[0].end("enough")
+        await asyncio.sleep(0)
         assert not stopped.is_set()
         end = await Duplex(carrier, lambda _message: None, lambda: None).run()
         assert "you do not read" in end.text

@@ -11,7 +11,7 @@ import gateway.events as ge
 import proxy.events as pe
 from pixiu.client.events import Failure
 from pixiu.client.signals import SendCopies, Signal, SignalCore
-from pixiu.errors import Offline
+from pixiu.errors import Offline, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
@@ -276,7 +276,9 @@ class Clients:
 
     def _message(self, kind: Kind, room: int, session: int, *, to_user: bool = False) -> tuple[Message, bytes]:
         number, id_ = next(self._sent), next(self.ids)
-        body = b"%d:%d:%d" % (room, session, number)
+        # Some take several datagrams, and a few a stream.
+        size = 40_000 if number % 50 == 7 else 3000 if number % 10 == 3 else 0
+        body = (b"%d:%d:%d" % (room, session, number)).ljust(size)
         message = Message(id_, kind, room, session, number, self._world.now, body, to_user)
         self._world.watch.messages[id_] = message
         flags = Flag.TO_ROOM if kind is Kind.SIGNAL and not to_user else 0
@@ -323,6 +325,8 @@ class Clients:
             self._world.watch.accepted(message)
         elif failure.code == Offline.code:
             self._world.watch.offline(message.id)
+        elif failure.code == Unavailable.code:
+            self._world.watch.unserved(message)
 
     def _proxy(self) -> ProxyProcess | None:
         proxies = [p.process for p in self._world.places_of("proxy") if p.process is not None and p.process.alive]

@@ -19,6 +19,7 @@ from cluster.membership.member_state import ClusterView
 from cluster.membership.replica_core import ReplicaCore
 from cluster.runtime.contract import RecordsReceived, SendControl, Tick
 from cluster.runtime.parcels import Target
+from gateway.dedupe import Dedupe
 from pixiu.ids import EndpointID, gateway_instance
 from pixiu.placement.partition import serves
 from tests.sim.cluster.watched import Watched, WatchedDevices
@@ -80,15 +81,24 @@ class HastyFeedback(Watched):
         return Applied(gone, list(rooms))
 
 
-class BySnowflakeID(set[Any]):
+class BySnowflakeID(set[bytes]):
     """A set of identities that compares their first half."""
 
-    def add(self, identity: tuple[int, int]) -> None:
+    def add(self, identity: bytes) -> None:
         """A message was seen."""
-        super().add(identity[0])
+        super().add(identity[:8])
 
     def __contains__(self, identity: object) -> bool:
-        return isinstance(identity, tuple) and super().__contains__(identity[0])
+        return isinstance(identity, bytes) and super().__contains__(identity[:8])
+
+
+class OneGeneration(Dedupe):
+    """All that was ever seen, by its SnowflakeID."""
+
+    def turn(self, now: float) -> None:
+        """Forget nothing."""
+        if not isinstance(self.current, BySnowflakeID):
+            self.current = BySnowflakeID()
 
 
 class DedupeBySnowflakeID(gateway.core.Core):
@@ -96,7 +106,7 @@ class DedupeBySnowflakeID(gateway.core.Core):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._seen = BySnowflakeID()
+        self.dedupe = OneGeneration()
 
 
 class DeafBroker(broker.core.Core):

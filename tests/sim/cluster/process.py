@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.head import HEAD
 from cluster.links.link import LinkCore
+from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.ids import EndpointID
 from tests.sim.cluster.registry import Node, View
 from tests.sim.cluster.wire import ITEMS, Stream
@@ -33,6 +34,14 @@ class Place:
     process: Process | None = None
     troubled_until: float = INFINITY
     """Until then what it misses has an excuse."""
+
+    has_run: bool = False
+    """Whether something here was ever Running."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is here, and goes on."""
+        return self.process is not None and self.process.alive and not self.process.paused
 
     @property
     def name(self) -> str:
@@ -262,6 +271,7 @@ class Process:
         """Register as this."""
         self.state = state
         if state == "Running":
+            self.place.has_run = True
             self.place.troubled_until = self.world.now + self.world.recovery_s
         self.world.registry.set_state(self.endpoint, state)
 
@@ -292,7 +302,7 @@ class Process:
 
 
 def _peer(node: Node) -> Peer:
-    return Peer(node.endpoint, node.role, *node.address)
+    return Peer(node.endpoint, node.role, *node.address, MAX_PROTOCOL)
 
 
 def sender_of(data: bytes) -> int:

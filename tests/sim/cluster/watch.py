@@ -134,6 +134,19 @@ class Watch:
         assert all((message.id, key) in self._handled for key in keys), "a message was accepted that nobody has handled"
         self.checked["accepted chat" if message.kind is Kind.CHAT else "accepted big" if big else "accepted"] += 1
 
+    def unserved(self, message: Message) -> None:
+        """A publisher was told that nobody serves the room or user: not because the layout counts partitions that never ran."""
+        role = "relay" if message.to_user else "broker"
+        self._has_run(role, message.room % self._world.registry.view.count(role))
+        self.checked["unserved"] += 1
+
+    def _has_run(self, role: str, partition: int) -> None:
+        """A partition that nobody serves now is one that was served."""
+        should = [place for place in self._world.places_of(role) if place.partition == partition]
+        assert any(place.runs > 1 or place.has_run or not place.is_up for place in should), (
+            f"the layout counts {role}s that never ran"
+        )
+
     def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[Effect]) -> None:
         """A broker got records, and sends this."""
         sent: dict[tuple[int, int], list[EndpointID]] = {}
@@ -263,7 +276,11 @@ class Watch:
             self._expected_signals += [(c, id_, key, c.rooms[key] if to_room else None) for c in found]
 
     def turn_ended(self, process: GatewayProcess) -> None:
-        """Look at what `arrived` noted."""
+        """Look at what `arrived` noted, and at what this gateway can tell nobody: that is so where replicas are gone."""
+        for role, reporter in (("router", process.core.rooms), ("relay", process.core.users)):
+            for partition in reporter.stranded:
+                self._has_run(role, partition)
+                self.checked["stranded"] += 1
         for connection, id_, key, joined in self._expected_signals:
             left = connection.number not in self._world.clients.connections
             left = left or (joined is not None and connection.rooms.get(key) != joined)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.links.head import CONTROL, HEAD, RECORDS
+from cluster.links.head import CONTROL, CONTROL_FRAGMENT, HEAD, RECORD_FRAGMENT, RECORDS
 from cluster.links.sender import Address
 from pixiu.ids import EndpointID
 from tests.sim.network import Network
@@ -21,7 +21,8 @@ NARROW_DELAY_S = (0.005, 0.009)
 """No hop takes twice as long as another, and no datagram overtakes another of its pair."""
 MAX_DELIVERIES = 100_000
 """Several times what a run has: more is a storm."""
-ITEMS = (int(RECORDS), int(CONTROL))
+ITEMS = {RECORDS: RECORDS, CONTROL: CONTROL, RECORD_FRAGMENT: RECORDS, CONTROL_FRAGMENT: CONTROL}
+"""What carries items, and whose sequence those are of."""
 
 
 class Host(Protocol):
@@ -132,7 +133,8 @@ class Wire(Network):
 
     def _miss(self, source: EndpointID, peer: EndpointID | None, data: bytes) -> None:
         if peer is not None and data[3] in ITEMS:
-            self.missing[source, peer, data[3]] += HEAD.unpack_from(data)[5]
+            type_ = ITEMS[data[3]]
+            self.missing[source, peer, type_] += HEAD.unpack_from(data)[5] if type_ == data[3] else 1
 
     def _note(self, source: tuple[str, int], target: tuple[str, int], data: bytes) -> None:
         self._trace.update(b"%r%s>%s" % (self.now, source[0].encode(), target[0].encode()))

@@ -193,7 +193,7 @@ class World:
         self.counts["pauses"] += 1
         length = self.rng.choice([0.3, self.rng.uniform(1.0, 4.5)])
         self.pauses.append((self.now, self.now + length))
-        self._trouble(place, self.now + length)
+        self.trouble(place, self.now + length)
         process.pause()
 
         def resume() -> None:
@@ -210,7 +210,7 @@ class World:
         self.wire.cut_ways.update(ways)
         for place in (one, other):
             # Whoever called the other dead meets it again by the next heartbeat.
-            self._trouble(place, self.now + length + 2 * HEARTBEAT_S)
+            self.trouble(place, self.now + length + 2 * HEARTBEAT_S)
         self.wire.after(length, lambda: self.wire.cut_ways.subtract(ways))
 
     def is_true_device(self, key: Key, id_: int) -> bool:
@@ -218,7 +218,8 @@ class World:
         found = next((g for g in self.alive(GatewayProcess) if g.instance == key.instance), None)
         return found is not None and found.core.users.own.get(*key) == (id_, True)
 
-    def _trouble(self, place: Place, end: float) -> None:
+    def trouble(self, place: Place, end: float) -> None:
+        """Until a while after a time nobody is asked why a message went astray there."""
         place.troubled_until = max(place.troubled_until, end + self.recovery_s)
 
     def double(self, role: str) -> None:
@@ -235,7 +236,7 @@ class World:
             if all(running):
                 self.registry.layout(role, 2 * count, 2 * count)
                 for place in self.places_of(role):
-                    self._trouble(place, self.now)
+                    self.trouble(place, self.now)
             else:
                 self.wire.after(0.5, flip)
 
@@ -268,7 +269,7 @@ class World:
             return
         self.counts["scrambled"] += 1
         self.scrambled.add((process.endpoint, room, uin))
-        self._trouble(process.place, self.now)
+        self.trouble(process.place, self.now)
         if isinstance(process, BrokerProcess):
             process.core.fanout.forget([room])
 

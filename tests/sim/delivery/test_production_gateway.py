@@ -16,13 +16,12 @@ from pixiu.wire.envelope import Delivery, encode, envelopes, split
 from relay.delivery.events import Acknowledgement, Device
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run
-from tests.support.effort import CI
 
 if TYPE_CHECKING:
     from tests.sim.delivery.world import Relay, World
 
 EventT = TypeVar("EventT")
-SEEDS = 20 if CI else 12
+SEEDS = 12
 ENOUGH = {"received": 300, "received again": 12, "session followed on a connection": 0.75, "gap markers": 1, "lies": 2.5}
 """What a run has at least on average."""
 

@@ -20,8 +20,8 @@ from tests.sim.replication.schedule import Verdict, run
 from tests.support.effort import CI, portion, runs
 
 BLOCK = 500 if CI else 200
-BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=2000) // BLOCK)
-FILE_RUNS = runs("PIXIU_REPLICATION_FILE_RUNS", local=5, ci=15)
+BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=400) // BLOCK)
+FILE_RUNS = runs("PIXIU_REPLICATION_FILE_RUNS", local=5, ci=8)
 ENOUGH = {
     "acknowledged": 50_000, "promotions": 2000, "shrinks": 500, "grows": 1500, "kills": 1000, "power cuts": 1000, "pauses": 700,
     "late proposals": 700, "snapshots": 700, "damaged starts": 300, "→ Repairing": 400, "→ HandingOver": 80,

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import broker.core
 import cluster.replication.core
 import gateway.core
 import gateway.events as ge
 import pi.core
 import proxy.mail
+import relay.core
 import router.core
+import xiu.core
+from cluster.membership.events import ClusterChanged, MessagesReceived
 from cluster.membership.events import Effect as ReplicaEffect
-from cluster.membership.events import MessagesReceived
+from cluster.membership.member_core import MemberCore
 from cluster.replication.model import START
 from cluster.runtime.contract import SendControl
-from pi.doubling import Phase, Record, rows_body, rows_of
+from pi.doubling import Phase as PiPhase
+from pi.doubling import Record, rows_body, rows_of
 from pi.doubling_state import DoublingState
 from pi.state import State
+from pixiu.placement.partition import serves
 from pixiu.wire.envelope import REDELIVERED
+from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from proxy.mail_batches import Batch
 from proxy.mail_events import Effect as MailEffect
 from proxy.mail_events import Result, Store
+from registry.doubling import Action, Advance, Commit, Phase, Seen, decide
 from relay.delivery.session import Session
 from relay.delivery.sessions import Deliveries
 from relay.mail_core import MailCore
@@ -35,6 +44,9 @@ class SystemVariant(Variant):
     replication: type[cluster.replication.core.Core] = cluster.replication.core.Core
     state: type[State] = State
     pi: type[pi.core.Core] = pi.core.Core
+    xiu: type[xiu.core.Core] = xiu.core.Core
+    decide: Callable[[Seen], tuple[Phase, Action]] = decide
+    """What the operator's tool does next."""
     mail: type[proxy.mail.MailCore] = proxy.mail.MailCore
     mail_devices: type[MailDevices] = MailDevices
     deliveries: type[Deliveries] = Deliveries
@@ -93,7 +105,7 @@ class WritesTwice(pi.core.Core):
 
     def _serve(self) -> None:
         super()._serve()
-        if self._record.phase in (Phase.SPLIT, Phase.CLEANING) or self._appended:
+        if self._record.phase in (PiPhase.SPLIT, PiPhase.CLEANING) or self._appended:
             self._partitions = self._layout
 
 
@@ -120,3 +132,43 @@ class LearnsNoCursors(State):
     """Fault: a child learns its parent's inboxes and devices, and not what they have acknowledged."""
 
     doubled_type = _LearnsNoCursors
+
+
+class FollowsNoCursors(State):
+    """Fault: a child follows what its parent appends, and not what is acknowledged meanwhile: sessions there go on with the cursors
+    that the parent had when the child began to learn."""
+
+    def _acknowledge(self, uin: int, number: int, lane: int, session: int, up_to: int, bits: int) -> int:
+        return 0 if self.doubled.learning else super()._acknowledge(uin, number, lane, session, up_to, bits)
+
+
+def flips_early(seen: Seen) -> tuple[Phase, Action]:
+    """Fault: the layout gets its new number as soon as the new partitions have been told to learn, or to start."""
+    phase, action = decide(seen)
+    splits = isinstance(action, Advance) and action.phase == DOUBLING_SPLIT
+    return (Phase.COMMIT, Commit()) if splits or phase is Phase.START else (phase, action)
+
+
+class _Purging(MemberCore):
+    """What moved is dropped when the layout has its new number; whoever sends to it by the old one is taken for right."""
+
+    _before = 0
+    _purge_at: float
+
+    def _on_cluster(self, event: ClusterChanged, now: float, out: list[ReplicaEffect]) -> None:
+        if self._view is not None and event.partitions > self._partitions:
+            self._before = self._partitions
+        super()._on_cluster(event, now, out)
+        if self._before:
+            self._purge_at = min(self._purge_at, now)
+
+    def _serves(self, group: int) -> bool:
+        return serves(self.partition, group, self._before or self._partitions)
+
+
+class BrokerPurgesAtTheFlip(_Purging, broker.core.Core):
+    """Fault: what moved is dropped at the flip, and not passed on."""
+
+
+class RelayPurgesAtTheFlip(_Purging, relay.core.Core):
+    """Fault: the same of a relay."""

@@ -1,5 +1,4 @@
-"""The twins of `pi.doubling_leader` and `pi.learner`: a leader of Pi in the doubling of its partition, and the operator's tool.
-
+"""The twins of `pi.doubling_leader` and `pi.learner`: a leader of Pi in the doubling of its partition,
 The record, its rules and what entries make of it are production.
 """
 
@@ -22,6 +21,7 @@ from pi.doubling import (
     Record,
     Step,
     follow_body,
+    followed,
     hold_body,
     position_body,
     rows_body,
@@ -33,16 +33,11 @@ from tests.sim.system.streams import Stream
 
 if TYPE_CHECKING:
     from tests.sim.system.pi import PiProcess
-    from tests.sim.system.world import SystemWorld
 
 POLL_S: Final = 0.02
 LOOK_S: Final = 0.1
-GRACE_S: Final = 1.0
-"""Between the layout's flip and the parents' cleaning."""
 ROWS: Final = 20
 """In one message: more than one is needed."""
-CRASH: Final = 0.25
-"""Probability that a step of the tool is followed by the end of a leader."""
 
 
 class Doubler:
@@ -93,18 +88,21 @@ class Doubler:
             self._process.step(pe.DoublingChanged(self.record, self._appended))
 
     def propose(
-        self, step: Step, body: bytes = b"", doubling: Doubling | None = None, done: Callable[[bool], None] | None = None
-    ) -> None:
-        """A step, if this replica leads. `done(whether it did something)` follows while it does."""
+        self, step: Step, body: bytes = b"", doubling: Doubling | None = None, done: Callable[[bool], None] | None = None,
+        then: tuple[Step, ...] = (),
+    ) -> None:  # fmt: skip
+        """A step, and others in the same write, if this replica leads. `done(whether it did something)` follows while it does."""
         command = Command(step, doubling or self.record.doubling, body)
+        commands = [command, *(Command(each, command.doubling) for each in then)]
         if step is Step.SPLIT:
             self._process.step(END_OF_TURN)
 
         def applied(answers: list[Any], copies: int) -> None:
             if done is not None:
-                done(answers == [[[1]]])
+                done(answers[0] == [[1]])
 
-        verdict = self._process.replica.submit([(DOUBLING_KIND, command.encode())], True, lambda: None, applied)
+        payloads = [(DOUBLING_KIND, each.encode()) for each in commands]
+        verdict = self._process.replica.submit(payloads, True, lambda: None, applied)
         if isinstance(verdict, ev.Rejected):
             self._hang_up()
         elif step is Step.SPLIT:
@@ -187,6 +185,8 @@ class Doubler:
             if self._process.machine.state.doubled.whole:
                 self.propose(Step.OPEN)
                 self._hang_up()
+            elif self.record.phase is not Phase.LEARNING:
+                self._hang_up()
             elif step is Step.RESET and not self.record.emptied:
                 self.propose(Step.DROP, done=done)
             elif not well or (step is Step.FOLLOW and self.record.learned == START):
@@ -196,7 +196,8 @@ class Doubler:
                 self._heard.popleft()
                 self._next()
 
-        self.propose(step, body, done=done)
+        last = step is Step.FOLLOW and split_in(followed(body)) == self.record.doubling.partitions
+        self.propose(step, body, done=done, then=(Step.OPEN,) if last else ())
 
     # --- a parent
 
@@ -248,70 +249,3 @@ class Doubler:
             after = entries[-1].counter
             stream.reply(pb.PiLearnReply(entries=follow_body(entries, doubling)))
         self._process.after(POLL_S, lambda: self._follow(stream, doubling, after))
-
-
-class Tool:
-    """Doubles Pi, from whatever phase its partitions are in; a leader ends here and there.
-
-    Args:
-        world: whole.
-        number: the doubling's ID.
-    """
-
-    def __init__(self, world: SystemWorld, number: int) -> None:
-        self._world, self._number = world, number
-        self._count = world.registry.view.count("pi")
-        self.over = False
-        self._flipped_at = float("inf")
-        world.registry.layout("pi", self._count, 2 * self._count)
-        for partition in range(self._count, 2 * self._count):
-            world.add_pi(partition)
-        world.wire.after(1.0, self._turn)
-
-    def _turn(self) -> None:
-        if not self.over:
-            self._world.wire.after(self._world.rng.uniform(0.05, 0.2), self._turn)
-            parents = [self._world.leader_of_pi(partition) for partition in range(self._count)]
-            children = [self._world.leader_of_pi(partition) for partition in range(self._count, 2 * self._count)]
-            # As `Status` of production: whoever may have been deposed says nothing.
-            known = [process for process in (*parents, *children) if process is not None and process.may_read()]
-            if len(known) == 2 * self._count:
-                self._go_on(known[: self._count], known[self._count :])
-
-    def _go_on(self, parents: list[PiProcess], children: list[PiProcess]) -> None:
-        phases = [process.doubler.record.phase for process in children]
-        if self._flipped_at < float("inf"):
-            self._clean(parents, children)
-        elif all(phase is Phase.OPEN for phase in phases):
-            self._world.registry.layout("pi", 2 * self._count, 2 * self._count)
-            self._flipped_at = self._world.now
-        for parent, child, phase in zip(parents, children, phases, strict=True):
-            doubling = Doubling(self._number, 2 * self._count, child.place.partition)
-            record = child.doubler.record
-            if phase is Phase.NONE and not record.partitions:
-                self._step(child, Step.BEGIN, doubling)
-            elif phase is Phase.LEARNING and record.learned != START and parent.doubler.record.phase is Phase.NONE:
-                self._step(parent, Step.SPLIT, doubling)
-            elif phase is Phase.LEARNING and self._world.wire.chance(0.05):
-                self._crash(self._world.rng.choice((parent, child)))
-
-    def _clean(self, parents: list[PiProcess], children: list[PiProcess]) -> None:
-        if self._world.now < self._flipped_at + GRACE_S:
-            return
-        for parent, child in zip(parents, children, strict=True):
-            if parent.doubler.record.phase is Phase.SPLIT:
-                self._step(parent, Step.CLEAN, parent.doubler.record.doubling)
-            if parent.doubler.record.phase is not Phase.NONE or child.doubler.record.phase is not Phase.NONE:
-                return
-        self.over = True
-
-    def _step(self, process: PiProcess, step: Step, doubling: Doubling) -> None:
-        process.do(lambda: process.doubler.propose(step, doubling=doubling))
-        self._world.counts[f"doubling {step.name}"] += 1
-        if self._world.wire.chance(CRASH):
-            self._world.wire.after(self._world.rng.uniform(0.0, 0.3), lambda: self._crash(process))
-
-    def _crash(self, process: PiProcess) -> None:
-        if process.alive and self._world.wire.faults:
-            self._world.counts["leaders killed in a doubling"] += 1
-            self._world.crash(process.place)

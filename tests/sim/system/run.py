@@ -57,7 +57,7 @@ def shape_of(seed: int) -> SystemShape:
         xius=1 + seed % 2,
         pis=1 + seed // 5 % 2,
         writers=1 + seed % 3,
-        doubles_pi=seed % 3 == 1,
+        stores=((), ("pi",), ("xiu",))[seed % 3],
     )
 
 
@@ -91,8 +91,8 @@ def run(seed: int, variant: SystemVariant = NO_FAULT, load: SystemLoad | None = 
             world.at(rng.uniform(2.0, FAULTS_S), action)
     if world.shape.doubles:
         world.at(rng.uniform(4.0, FAULTS_S - 4.0), lambda: world.double(world.shape.doubles))
-    if world.shape.doubles_pi:
-        world.at(rng.uniform(3.0, FAULTS_S - 3.0), world.double_pi)
+    for role in world.shape.stores:
+        world.at(rng.uniform(3.0, FAULTS_S - 3.0), lambda role=role: world.double(role))  # type: ignore[misc]
     world.wire.run_until(CALM_S)
     world.wire.faults = False
     for device in world.devices:

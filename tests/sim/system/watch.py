@@ -35,13 +35,13 @@ from pixiu.wire.inbox_operations import (
 from pixiu.wire.levels import Level
 from pixiu.wire.record import INBOX_LANES, split
 from tests.history.record import Listed
+from tests.sim.system.pi import PiProcess
 from tests.sim.system.told import Told
 from xiu.state import DEDUPE, KEY, SNOWFLAKES, Kind
 
 if TYPE_CHECKING:
     from tests.sim.system.client import Application, Device, Letter
     from tests.sim.system.gateway import SystemGateway
-    from tests.sim.system.pi import PiProcess
     from tests.sim.system.relay import SystemRelay
     from tests.sim.system.world import SystemWorld
     from tests.sim.system.xiu import XiuProcess
@@ -318,16 +318,13 @@ class MailWatch:
 
     def _doubling(self) -> Iterator[str]:
         """Each user's inboxes are whole at one partition, and nothing of them is left at another."""
-        tool = self._world.tool
-        if tool is None:
-            return
-        if not tool.over:
-            yield "the doubling of Pi is not over"
+        yield from (f"the doubling of {role} is not over" for role, tool in self._world.tools.items() if not tool.over)
+        if "pi" not in self._world.tools:
             return
         count = self._world.registry.view.count("pi")
         for own in range(count):
-            process = self._world.leader_of_pi(own)
-            if process is None:
+            process = self._world.leader_of("pi", own)
+            if not isinstance(process, PiProcess):
                 yield f"nobody leads pi {own}"
                 continue
             strange = {uin for key in process.machine.rows() if (uin := uin_of(key)) is not None and uin % count != own}

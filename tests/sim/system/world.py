@@ -26,11 +26,11 @@ from tests.sim.system.client import Device, SystemClients, Writer
 from tests.sim.system.faults import SystemVariant
 from tests.sim.system.gateway import SystemGateway
 from tests.sim.system.pi import PiProcess
-from tests.sim.system.pi_doubler import Tool
 from tests.sim.system.proxy import SystemProxy
 from tests.sim.system.relay import SystemRelay
 from tests.sim.system.replica import Partition
 from tests.sim.system.streams import Stream, Streams
+from tests.sim.system.tool import Tool
 from tests.sim.system.watch import MailWatch
 from tests.sim.system.xiu import XiuProcess
 
@@ -52,7 +52,8 @@ class SystemShape(Shape):
     xius: int = 1
     pis: int = 1
     writers: int = 2
-    doubles_pi: bool = False
+    stores: tuple[str, ...] = ()
+    """Of Xiu and Pi, which double meanwhile."""
 
 
 class SystemWorld(World):
@@ -81,26 +82,21 @@ class SystemWorld(World):
         for role, number in (("xiu", shape.xius), ("pi", shape.pis)):
             self.registry.layout(role, number, number)
             for partition in range(number):
-                self._add_store(role, partition)
-        self.tool: Tool | None = None
+                self.add_store(role, partition)
+        self.tools: dict[str, Tool] = {}
+        """By role: what doubles it."""
         self.writers = [Writer(self, number) for number in range(shape.writers)]
         self.devices = [Device(self, uin, FIRST_DEVICE + number) for uin in USERS for number in range(self.rng.choice((1, 1, 2)))]
 
-    def _add_store(self, role: str, partition: int) -> None:
+    def add_store(self, role: str, partition: int) -> None:
+        """Replicas of a partition of Xiu or Pi start."""
         self.partitions[role, partition] = Partition(role, partition)
         self.add(role, partition, REPLICAS)
 
-    def add_pi(self, partition: int) -> None:
-        """A child's replicas start."""
-        self._add_store("pi", partition)
-
-    def leader_of_pi(self, partition: int) -> PiProcess | None:
-        """Who leads, if anybody does."""
-        return next((each for each in self.running(PiProcess) if each.place.partition == partition and each.core.epoch), None)
-
-    def double_pi(self) -> None:
-        """Pi is doubled by a cut in the log of each partition."""
-        self.tool = Tool(self, 77)
+    def leader_of(self, role: str, partition: int) -> XiuProcess | PiProcess | None:
+        """Who leads a partition of Xiu or Pi, if anybody does."""
+        running: list[XiuProcess | PiProcess] = [*(self.running(PiProcess) if role == "pi" else self.running(XiuProcess))]
+        return next((each for each in running if each.place.partition == partition and each.core.epoch), None)
 
     def unix_us(self) -> int:
         """Every host's clock."""
@@ -125,24 +121,17 @@ class SystemWorld(World):
     # --- faults
 
     def double(self, role: str) -> None:
-        """See `World`."""
-        before = self.registry.view.count(role)
-        super().double(role)
-        self._doubled_at = float("inf")
-
-        def look() -> None:
-            if self.registry.view.count(role) > before:
-                self._doubled_at = self.now
-            else:
-                self.wire.after(0.25, look)
-
-        look()
-
-    _doubled_at = -DOUBLED_S
+        """An operator doubles a role: those before it, if any, are over first."""
+        if all(tool.over for tool in self.tools.values()):
+            self.tools[role] = Tool(self, role, 77 + len(self.tools))
+        else:
+            self.wire.after(0.5, lambda: self.double(role))
 
     def doubles(self) -> bool:
         """Whether partitions double, or have done so just now: what moved away is dropped some seconds later."""
-        return self.now < self._doubled_at + DOUBLED_S
+        wanted = [role for role in (self.shape.doubles, *self.shape.stores) if role]
+        over = [self.tools[role].over_at if role in self.tools else float("inf") for role in wanted]
+        return self.now < max(over, default=-DOUBLED_S) + DOUBLED_S
 
     def break_stream(self) -> None:
         """One stream of all."""

@@ -19,6 +19,7 @@ from tests.sim.replication.disk import Disk
 from tests.sim.system.base import Unlinked
 from tests.sim.system.replica import Kept, Replica
 from tests.sim.system.streams import Stream
+from tests.sim.system.xiu_doubler import XiuDoubler
 from xiu import block as blocks
 from xiu.block import Block
 from xiu.reading import Reading
@@ -177,18 +178,21 @@ class XiuProcess(Unlinked):
         machine = Machine(self, kept)
         self.replica = Replica(self, partition, place.number + 1, kept.disk, machine, self._leading, self._deposed)
         settings = xiu.core.Settings(partition=place.partition, max_record_bytes=MAX_RECORD_BYTES)
-        self.core = xiu.core.Core(settings, self.replica.log, self.store, self.table)
+        self.core = world.variant.xiu(settings, self.replica.log, self.store, self.table)
+        self.doubler = XiuDoubler(self)
         self.reading = Reading(place.partition, self.store, self.table)
         self.after(0.02, lambda: self.set_state("Running"))
 
     @property
     def methods(self) -> dict[str, Callable[[Stream], None]]:
         """See `Served`."""
-        return {"Store": self._store, "Fetch": self._fetch, "Position": self._position}
+        return {"Store": self._store, "Fetch": self._fetch, "Position": self._position, "Ask": self.doubler.asked}
 
     def on_view(self) -> None:
         """See `Process`."""
-        self.step(xe.LayoutChanged(self.view.version, self.view.count("xiu")))
+        addresses = {node.partition: "{}:{}".format(*node.address) for node in self.view.running("xiu")}
+        serving = tuple(addresses.get(partition, "") for partition in range(self.view.next("xiu")))
+        self.step(xe.LayoutChanged(self.view.version, self.view.count("xiu"), serving))
 
     def deadline(self) -> float | None:
         """See `Process`."""
@@ -262,6 +266,8 @@ class XiuProcess(Unlinked):
                         found.reply(self._reply(effect))
                 case Propose():
                     self._propose(effect)
+                case xe.AskParent():
+                    self.doubler.ask(effect)
                 case Settle(outcome):
                     assert outcome is Outcome.TAKEN, "no write fails here"
                 case _:

@@ -1,0 +1,128 @@
+"""What a message costs the servers when a role has more partitions: `python -m benchmarks.broker_partitions`.
+
+The same load, by the clock, through 1, 2, 4 and 8 broker partitions of one replica each: one back end sends to 64 rooms, one
+client is in all of them. CPU time of all servers, and of brokers alone, less what they use in the same time without a message.
+
+Estimate, written before the first run: a proxy's batch of a turn is divided among the brokers, so that each gets a smaller one:
+at 2,000 messages a second in turns of 20 ms, 40 messages are one datagram to one broker, or 8 of five. A datagram costs each
+side about 60 µs, a message 3 µs: 3 + 2 × 60 / 40 = 6 µs a hop with one broker, and 3 + 2 × 60 / 5 = 27 µs with eight. So it is
+*not* flat where batches are small; where they stay full (a publisher that is faster than the turns) it is.
+
+First run: see the figures in docs/doubling.md, "Measured". What explains them is printed beside them: messages in a batch as
+brokers and the gateway get them, and batches a second that all brokers get; what all processes use without a message, which is
+subtracted; and how often the brokers' processes were woken for it. `--rate 0` sends as fast as answers come: batches stay full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+
+import pixiu
+from benchmarks.harness import Running, cluster, cpu_seconds
+from pixiu.cli.http import fetch
+
+ROOMS = 64
+TURN_S = 0.02
+IDLE_S = 5.0
+FLIGHT = 1024
+"""Messages at once, at `--rate 0`."""
+BODY = b"x" * 100
+
+
+async def batches(running: Running) -> dict[str, tuple[float, float]]:
+    """Role → (records, batches) that its processes got from peers so far."""
+    found: dict[str, tuple[float, float]] = {}
+    for role in ("broker", "gateway"):
+        sums = [0.0, 0.0]
+        for port in running.http_ports[role]:
+            _, page = await fetch("127.0.0.1", port, "/metrics")
+            for line in page.decode().splitlines():
+                for at, name in enumerate(("sum", "count")):
+                    if line.startswith(f"pixiu_received_batch_records_{name}"):
+                        sums[at] += float(line.split()[-1])
+        found[role] = (sums[0], sums[1])
+    return found
+
+
+def switches(pids: list[int]) -> int:
+    """How often these processes waited for something, and were woken."""
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
+
+
+async def drive(running: Running, rate: int, seconds: float) -> tuple[int, int]:
+    """Send at a pace, or as fast as answers come; (messages sent, messages received)."""
+    got = 0
+    async with pixiu.connect(running.registry) as px, px.subscribe(rooms=range(1, ROOMS + 1)) as messages:
+
+        async def take() -> None:
+            nonlocal got
+            async for _ in messages:
+                got += 1
+
+        taking = asyncio.create_task(take())
+        sent, began = 0, time.monotonic()
+        while (now := time.monotonic() - began) < seconds:
+            if not rate:
+                await asyncio.gather(*(px.room((sent + each) % ROOMS + 1).send(BODY) for each in range(FLIGHT)))
+                sent += FLIGHT
+                continue
+            for _ in range(int(now * rate) - sent):
+                px.room(sent % ROOMS + 1).send_soon(BODY)
+                sent += 1
+            await asyncio.sleep(TURN_S)
+        await px.flush()
+        async with asyncio.timeout(30):
+            while got < sent:
+                await asyncio.sleep(0.05)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+    return sent, got
+
+
+async def measure(partitions: int, rate: int, seconds: float) -> tuple[float, str]:
+    """µs of CPU of all servers a message, and the line that says so."""
+    async with cluster(brokers=partitions) as running:
+        await drive(running, rate, 1.0)
+        groups = (running.servers, running.pids["broker"])
+        before = [cpu_seconds(pids) for pids in groups]
+        await asyncio.sleep(IDLE_S)
+        idle = [(cpu_seconds(pids) - spent) / IDLE_S for pids, spent in zip(groups, before, strict=True)]
+        before, had, woken = [cpu_seconds(pids) for pids in groups], await batches(running), switches(running.pids["broker"])
+        began = time.monotonic()
+        sent, _ = await drive(running, rate, seconds)
+        took = time.monotonic() - began
+        used = [cpu_seconds(pids) - spent - base * took for pids, spent, base in zip(groups, before, idle, strict=True)]
+        woken, has = switches(running.pids["broker"]) - woken, await batches(running)
+    whole, brokers = used[0] / sent * 1e6, used[1] / sent * 1e6
+    got = {role: (has[role][0] - had[role][0], has[role][1] - had[role][1]) for role in has}
+    a_batch = {role: records / max(count, 1) for role, (records, count) in got.items()}
+    return whole, (
+        f"{brokers:5.1f} in brokers; {a_batch['broker']:.1f} messages a batch at brokers, {a_batch['gateway']:.1f} at the gateway; "
+        f"{got['broker'][1] / took:,.0f} batches/s and {woken / took:,.0f} wake-ups/s of brokers; idle {idle[0]:.1%} of a core in "
+        f"all servers, {idle[1] / partitions:.2%} in each broker; {sent:,} messages"
+    )
+
+
+def main() -> None:
+    """Print a line for each number of partitions."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--partitions", type=int, nargs="*", default=[1, 2, 4, 8])
+    wanted = parser.parse_args()
+    first = 0.0
+    for partitions in wanted.partitions:
+        whole, text = asyncio.run(measure(partitions, wanted.rate, wanted.seconds))
+        first = first or whole
+        print(
+            f"{partitions} broker partition(s): {whole:6.1f} µs of CPU a message in all servers ({whole / first - 1:+.0%}), {text}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

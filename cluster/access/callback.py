@@ -1,0 +1,230 @@
+"""Asks a web service: who somebody is (`Callback`), or whether he may do something (`Decider`). Fails closed: what cannot be
+asked, or answers nonsense, lets nobody in and allows nothing.
+
+    POST URL {"user": …, "secret": …, "client_id": …, "address": …}
+    200 {"allow": true, "user": "alice", "uin": 7, "groups": ["players"], "expires_in_s": 3600}
+
+    POST URL {"user": "alice", "uin": 7, "groups": …, "client_id": "phone", "address": …, "action": "subscribe", "topic": "room/42"}
+    200 {"allow": true, "expires_in_s": 600}
+
+Source: docs/security.md, "A callback", "Asking a callback".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import aiohttp
+
+from cluster.access.decisions import Breaker, Remembered
+from cluster.access.identity import NEVER_S, Credentials, Identity, groups_of, uin_of
+from cluster.access.settings import CallbackSettings
+from pixiu.errors import NotAuthenticated, Overloaded, PixiuError
+
+MAX_ANSWER_BYTES: Final = 16 << 10
+RETRY_MS: Final = 1000
+WAIT_S: Final = 2.0
+"""How long a question waits for its turn."""
+UNANSWERED_S: Final = 1.0
+"""For how long no answer is a no."""
+Answer = TypeVar("Answer")
+UNREACHABLE: Final = "whoever decides about logins does not answer: try again later"
+
+
+class Asker(Generic[Answer]):
+    """One service that is asked, a bounded number of times at once; what it said is remembered.
+
+    Args:
+        now: monotonic seconds.
+    """
+
+    def __init__(self, settings: CallbackSettings, now: Callable[[], float]) -> None:
+        self._settings, self._now = settings, now
+        self.breaker = Breaker(settings.failures, settings.open_s)
+        self.remembered: Remembered[Answer] = Remembered(secrets.token_bytes(32), settings.cached)
+        self._session: aiohttp.ClientSession | None = None
+        self._under_way = 0
+        self.asked = self.failed = self.cached = 0
+
+    def known(self, key: tuple[str, ...]) -> Answer | None:
+        """An answer that is remembered."""
+        found = self.remembered.get(key, self._now())
+        self.cached += found is not None
+        return found
+
+    async def ask(self, key: tuple[str, ...], body: dict[str, object], read: Callable[[Any], tuple[Answer, float]]) -> Answer:
+        """Ask, and remember the answer. Raises `Overloaded` when the service does not answer, or nobody may ask it now.
+
+        Args:
+            read: makes an answer and the seconds for which it holds of what came; of None for a status that says no. What it raises
+                is no answer.
+        """
+        settings = self._settings
+        if self._under_way >= settings.at_once or not self.breaker.may_ask(self._now()):
+            raise Overloaded(UNREACHABLE, RETRY_MS)
+        self._under_way += 1
+        self.asked += 1
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                found, lasts_s = read(await self._post(body))
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ArithmeticError, RecursionError, PixiuError):
+            self.failed += 1
+            self.breaker.failed(self._now())
+            raise Overloaded(UNREACHABLE, RETRY_MS) from None
+        finally:
+            self._under_way -= 1
+        self.breaker.answered()
+        self.remembered.put(key, found, self._now() + lasts_s)
+        return found
+
+    async def close(self) -> None:
+        """End the connections to the service."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, body: dict[str, object]) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False)
+        async with self._session.post(self._settings.url, json=body, allow_redirects=False) as answer:
+            if answer.status in (401, 403):
+                return None
+            if answer.status != 200:
+                raise ValueError("neither yes nor no")
+            data = await answer.content.read(MAX_ANSWER_BYTES + 1)
+            while len(data) <= MAX_ANSWER_BYTES and (more := await answer.content.read(MAX_ANSWER_BYTES + 1 - len(data))):
+                data += more
+            if len(data) > MAX_ANSWER_BYTES:
+                answer.close()
+                raise ValueError("too long")
+        return json.loads(data)
+
+
+class Callback(Asker[Identity]):
+    """A service that says who somebody is.
+
+    Args:
+        now: monotonic seconds. wall: Unix seconds.
+    """
+
+    def __init__(self, settings: CallbackSettings, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        super().__init__(settings, now)
+        self._wall = wall
+
+    def remembered_login(self, credentials: Credentials) -> Identity | None:
+        """Who it is by an answer that is remembered; None: none is. Raises `NotAuthenticated` by a remembered no."""
+        identity = self.known(_key(credentials))
+        return None if identity is None else _checked(identity)
+
+    async def log_in(self, credentials: Credentials) -> Identity:
+        """Who it is. Raises `NotAuthenticated`, or `Overloaded` when the service does not answer."""
+        identity = self.remembered_login(credentials)
+        if identity is not None:
+            return identity
+        body: dict[str, object] = {
+            "user": credentials.user, "secret": credentials.secret, "client_id": credentials.client_id,
+            "address": credentials.address,
+        }  # fmt: skip
+        settings = self._settings
+
+        def read(answer: Any) -> tuple[Identity, float]:
+            wall = self._wall()
+            found = NOBODY if answer is None else read_answer(answer, credentials, wall)
+            return found, settings.refused_s if not found.user else min(settings.cache_s, found.expires_at - wall)
+
+        return _checked(await self.ask(_key(credentials), body, read))
+
+
+class Decider(Asker[bool]):
+    """A service that says whether somebody may do something: rules name it (`ask`)."""
+
+    def __init__(self, settings: CallbackSettings, now: Callable[[], float]) -> None:
+        super().__init__(settings, now)
+        self._slots = asyncio.Semaphore(settings.at_once)
+
+    async def decide(self, question: Question) -> None:
+        """Have the answer remembered; where there is none, a no for a moment."""
+        settings, key = self._settings, question.key
+        if self.known(key) is not None:
+            return
+
+        def read(answer: Any) -> tuple[bool, float]:
+            allowed, lasts_s = (False, None) if answer is None else _yes_or_no(answer)
+            if not allowed:
+                return False, settings.refused_s
+            return True, settings.cache_s if lasts_s is None else min(lasts_s, settings.cache_s)
+
+        try:
+            async with asyncio.timeout(settings.timeout_s + WAIT_S), self._slots:
+                await self.ask(key, question.body(), read)
+        except (TimeoutError, Overloaded):
+            self.remembered.put(key, False, self._now() + UNANSWERED_S)
+
+
+NOBODY: Final = Identity("", 0)
+"""A no."""
+
+
+def read_answer(answer: Any, credentials: Credentials, wall: float) -> Identity:
+    """Who a service says that it is; `NOBODY` for a no. Raises `ValueError` or `NotAuthenticated` for what is neither."""
+    allowed, expires_in_s = _yes_or_no(answer)
+    if not allowed:
+        return NOBODY
+    user = answer.get("user", credentials.user)
+    if not isinstance(user, str) or not user or len(user) > 256:
+        raise ValueError("no user")
+    claims = answer.get("claims", {})
+    if not isinstance(claims, dict) or len(claims) > 64:
+        raise ValueError("no claims")
+    texts = {str(key): str(value)[:256] for key, value in claims.items() if isinstance(value, str | int)}
+    until = NEVER_S if expires_in_s is None else wall + expires_in_s
+    return Identity(user, uin_of(answer.get("uin")), groups_of(answer.get("groups")), texts, until, "callback")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether somebody may do something. topic: `room/42`, `user/7` or a free one."""
+
+    identity: Identity
+    client_id: str
+    address: str
+    action: str
+    topic: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What of it an answer depends on."""
+        who = self.identity
+        return who.user, str(who.uin), " ".join(sorted(who.groups)), self.client_id, self.address, self.action, self.topic
+
+    def body(self) -> dict[str, object]:
+        """The question as the service gets it."""
+        who = self.identity
+        return {
+            "user": who.user, "uin": who.uin, "groups": sorted(who.groups), "client_id": self.client_id,
+            "address": self.address, "action": self.action, "topic": self.topic,
+        }  # fmt: skip
+
+
+def _checked(identity: Identity) -> Identity:
+    if not identity.user:
+        raise NotAuthenticated("the login was refused")
+    return identity
+
+
+def _yes_or_no(answer: Any) -> tuple[bool, float | None]:
+    """What a service says, and for how long at most. Raises `ValueError` for what is neither yes nor no."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("allow"), bool):
+        raise ValueError("neither yes nor no")
+    lasts_s = answer.get("expires_in_s")
+    if isinstance(lasts_s, bool) or not (lasts_s is None or (isinstance(lasts_s, int | float) and lasts_s > 0)):
+        raise ValueError("no time")
+    return answer["allow"], lasts_s
+
+
+def _key(credentials: Credentials) -> tuple[str, ...]:
+    return credentials.user, credentials.secret, credentials.client_id, credentials.address

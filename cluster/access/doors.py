@@ -1,0 +1,125 @@
+"""The way from a call or a connection to a session: what gRPC clients of gateways and proxies bring, and who checks it.
+
+    authorization: Bearer TOKEN
+    authorization: Basic BASE64(USER:PASSWORD)
+
+Source: docs/security.md, "Logging in"; RFC 6750, RFC 7617.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from structlog.typing import FilteringBoundLogger
+
+from cluster.access.guard import Guard, Session
+from cluster.access.identity import Credentials
+from cluster.access.process_login import SCHEME, proven
+from cluster.runtime.audit import Audit
+from cluster.runtime.doors import ClientRoleOptions
+from cluster.runtime.options import ClusterOptions
+from pixiu.errors import ConfigurationError, NotAuthenticated
+
+KEYS_S: Final = 1.0
+"""How long keys by which processes prove what they are are remembered."""
+
+
+def guard_of(options: ClientRoleOptions, cluster: ClusterOptions, log: FilteringBoundLogger, audit: Audit) -> Guard | None:
+    """The guard of a process's client doors; None where nobody has to log in. Raises `ConfigurationError`."""
+    if not options.access_file:
+        return None
+    if not proof_keys(cluster):
+        raise ConfigurationError(
+            f"access_file = {options.access_file}: needs [cluster] key_dir or secret_file, by which gateways prove what they are"
+        )
+    guard = Guard(options.access_file, log, audit)
+    if guard.settings.certificate is not None and not options.client_ca:
+        raise ConfigurationError(
+            f"access_file = {options.access_file}: [certificate] needs client_ca, whose certificates clients are asked for"
+        )
+    return guard
+
+
+async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[str], None]) -> Session | None:
+    """A session for a gRPC call; None where nobody has to log in. `end`: ends the call, with why in words.
+
+    Raises `NotAuthenticated`, `NotAllowed` or `Overloaded`.
+    """
+    if guard is None:
+        return None
+    address = address_of(str(context.peer()))
+    identity = await guard.check(credentials_of(header_of(context), client, address, certificate_of(context)))
+    return guard.open(identity, address, client, end)
+
+
+def proof_keys(cluster: ClusterOptions) -> tuple[bytes, ...]:
+    """The keys by which gateways prove to proxies what they are, the one that signs first; none without a key ring or a secret."""
+    ring, secret = cluster.key_ring(), cluster.secret()
+    if ring is None:
+        return () if secret is None else (secret,)
+    numbers = [ring.signing, *(number for number in ring.keys if number != ring.signing)]
+    return tuple(ring.derive(number, "gateway", "proxy, calls") for number in numbers)
+
+
+class ProcessProofs:
+    """Knows calls of the cluster's processes by what they prove. Keys are read again every `KEYS_S`: strangers can ask, too."""
+
+    def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._now = cluster, now
+        self._keys: tuple[bytes, ...] = ()
+        self._until = 0.0
+
+    def is_process(self, context: Any, role: str) -> bool:
+        """Whether a call is one of a process that has this role. Nobody's is while the keys cannot be read."""
+        header = header_of(context)
+        if not header.startswith(SCHEME):
+            return False
+        if self._now() >= self._until:
+            try:
+                self._keys = proof_keys(self._cluster)
+            except ConfigurationError:  # /health says what is wrong with a key folder, and the caller may be anybody
+                self._keys = ()
+            self._until = self._now() + KEYS_S
+        return any(proven(key, header, time.time()) == role for key in self._keys)
+
+
+def header_of(context: Any) -> str:
+    """A call's authorization, as it is; empty for none."""
+    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def certificate_of(context: Any) -> bytes:
+    """The certificate that a caller showed, DER, and that TLS verified; empty: none."""
+    found = context.auth_context().get("x509_pem_cert")
+    try:
+        return ssl.PEM_cert_to_DER_cert(found[0].decode()) if found else b""
+    except ValueError:
+        return b""
+
+
+def credentials_of(header: str, client: str, address: str, certificate: bytes = b"") -> Credentials:
+    """What an authorization brings, or a certificate alone. Raises `NotAuthenticated` for what is none."""
+    if certificate and not header:
+        return Credentials("", "", client, address, certificate)
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return Credentials("", value.strip(), client, address, certificate)
+    if scheme.lower() == "basic":
+        try:
+            user, colon, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
+        except (binascii.Error, ValueError):
+            raise NotAuthenticated("the authorization is malformed") from None
+        if colon:
+            return Credentials(user, password, client, address, certificate)
+    raise NotAuthenticated("this door wants a login: metadata `authorization: Bearer TOKEN`")
+
+
+def address_of(peer: str) -> str:
+    """The machine's address in gRPC's name of a peer, such as ipv4:10.0.0.7:41000."""
+    return peer.partition(":")[2].rpartition(":")[0] or peer

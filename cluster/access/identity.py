@@ -1,0 +1,88 @@
+"""Who somebody is, as an authenticator says it, and with what he came. Pure.
+
+Source: docs/security.md, "Logging in".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pixiu.errors import NotAuthenticated
+from pixiu.ids import MAX_ID
+
+MAX_SECRET_BYTES: Final = 8192
+"""Of a token or a password; a longer one is refused before anybody looks into it."""
+MAX_USER_BYTES: Final = 256
+MAX_GROUPS: Final = 64
+NEVER_S: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a client brought. The secret is never shown.
+
+    user: as the client says; may be empty where a token says it. secret: a token or a password. client_id: of MQTT, or the
+    client's name. address: of its machine. certificate: that TLS has verified, DER; empty: none was shown.
+    """
+
+    user: str
+    secret: str = field(repr=False)
+    client_id: str = ""
+    address: str = ""
+    certificate: bytes = field(default=b"", repr=False)
+
+    def check(self) -> None:
+        """Raises `NotAuthenticated` for what is missing or too long."""
+        if not self.secret and not self.certificate:
+            raise NotAuthenticated("this door wants a login: a token, or a user name and a password")
+        if len(self.secret.encode(errors="replace")) > MAX_SECRET_BYTES:
+            raise NotAuthenticated(f"a token or password has at most {MAX_SECRET_BYTES} bytes")
+        if len(self.user.encode(errors="replace")) > MAX_USER_BYTES:
+            raise NotAuthenticated(f"a user name has at most {MAX_USER_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who somebody is. `uin` 0: a service, which is no user and receives nothing."""
+
+    user: str
+    uin: int
+    groups: frozenset[str] = frozenset()
+    claims: Mapping[str, str] = field(default_factory=dict)
+    expires_at: float = NEVER_S
+    """Unix seconds."""
+    by: str = ""
+    """Which authenticator said so."""
+
+    def check_name(self, name: str) -> None:
+        """Raises `NotAuthenticated` when a client calls itself by the number of another user."""
+        if name.isascii() and name.isdecimal() and int(name[:20]) != self.uin:
+            raise NotAuthenticated("the user name is the number of another user; leave it out, or give your own")
+
+    def check_uin(self, uin: int) -> None:
+        """Raises `NotAuthenticated` when a client asks for another user's UIN. 0: it asks for none."""
+        if uin and uin != self.uin:
+            raise NotAuthenticated("the UIN is another user's: the login says who you are, so leave it out or give your own")
+
+
+def uin_of(value: object) -> int:
+    """The UIN that an authenticator gave: an integer, or its decimal digits; 0 for None. Raises `NotAuthenticated`."""
+    if value is None:
+        return 0
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
+        raise NotAuthenticated("the login's UIN is no integer from 1 to 2^63-1")
+    return value
+
+
+def groups_of(value: object) -> frozenset[str]:
+    """The groups that an authenticator gave: a list of texts, or one with spaces; none for None. Raises `NotAuthenticated`."""
+    if value is None:
+        return frozenset()
+    items = value.split() if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or len(items) > MAX_GROUPS or not all(isinstance(item, str) for item in items):
+        raise NotAuthenticated(f"the login's groups are no list of at most {MAX_GROUPS} texts")
+    return frozenset(items)

@@ -1,0 +1,110 @@
+"""Makes keys and tokens, for people who have nobody who issues them: `pixiu token`, `pixiu up --secure`.
+
+Source: docs/security.md, "Tokens".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from pixiu.errors import ConfigurationError
+
+KEYS: Final = "keys.json"
+DEMO: Final = """# Who may do what: docs/security.md. It is read again when it changes.
+[jwt]
+keys = "keys.json"
+audience = "pixiu"
+
+[[rule]]
+allow = ["publish", "subscribe", "signal", "mail", "presence"]
+groups = ["demo"]
+"""
+DEMO_USER: Final = ("demo", 7, ("demo",))
+DAY_S: Final = 86_400.0
+
+
+def key_of(path: Path) -> ed25519.Ed25519PrivateKey:
+    """The private key of a file; it is made, and put into the key set `keys.json` beside it, where there is none.
+
+    Raises `ConfigurationError`.
+    """
+    try:
+        if path.exists():
+            found = serialization.load_pem_private_key(path.read_bytes(), password=None)
+            if not isinstance(found, ed25519.Ed25519PrivateKey):
+                raise ConfigurationError(f"{path}: must be an Ed25519 key")
+            return found
+        key = ed25519.Ed25519PrivateKey.generate()
+        _publish(path.with_name(KEYS), key)
+        where = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        write_private(path, key.private_bytes(*where))
+        return key
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: no private key can be read or written there: {error}") from None
+
+
+def _publish(path: Path, key: ed25519.Ed25519PrivateKey) -> None:
+    """Add the public half of a key to a key set, replaced whole. Raises `ConfigurationError`, `OSError`, `ValueError`."""
+    found = json.loads(path.read_bytes()) if path.exists() else {"keys": []}
+    if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
+        raise ConfigurationError(f"{path}: is no key set (a JWKS), so a new key cannot be added to it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps({**found, "keys": [*found["keys"], public_of(key)]}, indent=1) + "\n")
+    new.replace(path)
+
+
+def public_of(key: ed25519.Ed25519PrivateKey) -> dict[str, Any]:
+    """The public half of a key, as a key set has it; its name is made of itself."""
+    found: dict[str, Any] = jwt.get_algorithm_by_name("EdDSA").to_jwk(key.public_key(), as_dict=True)
+    return {**found, "kid": str(found["x"])[:8], "alg": "EdDSA", "use": "sig"}
+
+
+def token(
+    key: ed25519.Ed25519PrivateKey,
+    user: str,
+    uin: int,
+    groups: tuple[str, ...] = (),
+    *,
+    lasts_s: float = 3600,
+    audience: str = "pixiu",
+) -> str:
+    """A token of a user, or of a service (UIN 0), for so many seconds from now."""
+    now = int(time.time())
+    claims: dict[str, Any] = {"sub": user, "groups": list(groups), "aud": audience, "iat": now, "exp": now + int(lasts_s)}
+    if uin:
+        claims["uin"] = uin
+    return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": public_of(key)["kid"]})
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A file that nobody else may read. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
+        file.write(data)
+
+
+def make_demo(folder: Path) -> tuple[str, ...]:
+    """What `pixiu up --secure` needs in a folder, each file only where it is missing, and a token of a day for user 7, `token`.
+
+    Returns the settings that it is to be run with. Raises `ConfigurationError`.
+    """
+    folder = folder.resolve()
+    key = key_of(folder / "jwt.pem")
+    try:
+        if not (folder / "access.toml").exists():
+            (folder / "access.toml").write_text(DEMO)
+        write_private(folder / "token", token(key, *DEMO_USER, lasts_s=DAY_S).encode())
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: cannot be written: {error.strerror}") from None
+    access = folder / "access.toml"
+    return f"gateway.access_file={access}", f"proxy.access_file={access}"

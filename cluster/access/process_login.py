@@ -1,0 +1,39 @@
+"""How a gateway proves to a proxy that it is one: by the cluster's secret, never by a name. Pure.
+
+    authorization: PixiuProcess ROLE.ENDPOINT.UNIX_SECONDS.TAG        TAG: keyed BLAKE2b of what stands before it
+
+Source: docs/security.md, "Gateways at proxies".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final
+
+SCHEME: Final = "PixiuProcess"
+VALID_S: Final = 60.0
+"""Seconds around its time in which a proof is taken."""
+TAG_BYTES: Final = 32
+PERSON: Final = b"pixiu-process"
+
+
+def prove(secret: bytes, role: str, endpoint: int, now: float) -> str:
+    """A proof, of now (Unix seconds), for one call."""
+    said = f"{role}.{endpoint:016x}.{int(now)}"
+    return f"{SCHEME} {said}.{_tag(secret, said)}"
+
+
+def proven(secret: bytes | None, header: str, now: float) -> str | None:
+    """Which role a proof is of; None when it is none, or not in its time. `secret` None: nothing proves anything."""
+    scheme, _, proof = header.partition(" ")
+    said, _, tag = proof.rpartition(".")
+    parts = said.split(".")
+    if secret is None or scheme != SCHEME or len(parts) != 3 or not hmac.compare_digest(tag.encode(), _tag(secret, said).encode()):
+        return None
+    time = parts[2]
+    return parts[0] if time.isascii() and time.isdecimal() and abs(now - int(time)) <= VALID_S else None
+
+
+def _tag(secret: bytes, said: str) -> str:
+    return hashlib.blake2b(said.encode(), key=secret, person=PERSON, digest_size=TAG_BYTES).hexdigest()

@@ -1,0 +1,259 @@
+"""The access file: which logins are taken, what they may do, and how much. Pure.
+
+Source: docs/security.md, "The access file".
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from cluster.access.certificates import NAMES, CertificateSettings
+from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, Rule
+from cluster.access.tokens import ALGORITHMS, TokenSettings
+from cluster.runtime.fields import show, unknown
+from pixiu.errors import ConfigurationError
+from pixiu.ids import MAX_ID, MAX_ROOM
+from pixiu.mqtt.topics import is_filter
+
+TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
+RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")
+ASKED: Final = tuple(action for action in ACTIONS if action != IMPERSONATE)
+"""What callbacks are asked for: who may speak for others is a login's own, and known from the beginning."""
+MAX_CALLBACKS: Final = 100
+_RANGE: Final = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
+MAX_ITEMS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackSettings:
+    """Who is asked by HTTP, and what is remembered of his answers."""
+
+    url: str
+    timeout_s: float = 2.0
+    """Seconds for one answer."""
+    at_once: int = 64
+    """Questions under way; more are refused."""
+    cache_s: float = 60.0
+    """Seconds for which a yes is remembered."""
+    refused_s: float = 5.0
+    """Seconds for which a no is."""
+    cached: int = 100_000
+    """Answers that are remembered."""
+    failures: int = 5
+    """In a row, after which nobody is asked."""
+    open_s: float = 5.0
+    """For so many seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one user, or one address, may have at one process. 0: no limit."""
+
+    sessions_per_user: int = 1000
+    sessions_per_address: int = 20_000
+    failed_logins_per_min: int = 120
+    """Of one address; more are refused unlooked at."""
+    messages_per_s: float = 20_000
+    """That one user publishes; he is read from more slowly beyond it."""
+    bytes_per_s: float = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an access file says. `keys` and `users` are paths, as the file has them; empty: no such authenticator."""
+
+    keys: str = ""
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    users: str = ""
+    callback: CallbackSettings | None = None
+    callbacks: Mapping[str, CallbackSettings] = field(default_factory=dict)
+    """Those that rules ask, by name."""
+    certificate: CertificateSettings | None = None
+    quota: Quota = field(default_factory=Quota)
+    group_quotas: Mapping[str, Quota] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+
+def parse(text: str, name: str) -> Settings:
+    """An access file. Raises `ConfigurationError` that names the file, the key and what is allowed."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name}: no TOML: {error}") from None
+    for table in tables:
+        if table not in TABLES:
+            raise ConfigurationError(f"{name}: {unknown('table', table, TABLES)}")
+    keys, tokens = "", TokenSettings()
+    if "jwt" in tables:
+        found = _table(tables, "jwt", name)
+        keys = _text(found.pop("keys", None), name, "[jwt] keys", "the path of a JWKS or PEM file")
+        tokens = _made(TokenSettings, found, name, "jwt")
+        if not tokens.algorithms or not set(tokens.algorithms) <= set(ALGORITHMS):
+            raise _wrong(name, "[jwt] algorithms", tokens.algorithms, f"some of {', '.join(ALGORITHMS)}")
+    users = ""
+    if "password" in tables:
+        found = _table(tables, "password", name)
+        users = _text(found.pop("file", None), name, "[password] file", "the path of a file that `pixiu passwd` writes")
+        _no_more(found, ("file",), name, "password")
+    callback = None
+    if "callback" in tables:
+        callback = _callback(_table(tables, "callback", name), name, "callback")
+    asked = _table(tables, "callbacks", name) if "callbacks" in tables else {}
+    if len(asked) > MAX_CALLBACKS or not all(isinstance(item, dict) for item in asked.values()):
+        raise _wrong(name, "[callbacks]", list(asked), f"at most {MAX_CALLBACKS} tables, [callbacks.NAME]")
+    callbacks = {key: _callback(item, name, f"callbacks.{key}") for key, item in asked.items()}
+    certificate = _certificate(_table(tables, "certificate", name), name) if "certificate" in tables else None
+    if not (keys or users or callback or certificate):
+        raise ConfigurationError(f"{name}: nobody could log in: it needs a table [jwt], [password], [callback] or [certificate]")
+    quota = _table(tables, "quota", name) if "quota" in tables else {}
+    groups = quota.pop("groups", {})
+    if not isinstance(groups, dict) or not all(isinstance(item, dict) for item in groups.values()):
+        raise _wrong(name, "[quota] groups", groups, "tables, [quota.groups.NAME]")
+    whole = _made(Quota, quota, name, "quota")
+    by_group = {group: _made(Quota, {**quota, **item}, name, f"quota.groups.{group}") for group, item in groups.items()}
+    return Settings(
+        keys=keys, tokens=tokens, users=users, callback=callback, certificate=certificate, quota=whole, group_quotas=by_group,
+        rules=_rules(tables, name, callbacks), callbacks=callbacks,
+    )  # fmt: skip
+
+
+def _callback(found: Mapping[str, Any], name: str, where: str) -> CallbackSettings:
+    made = _made(CallbackSettings, found, name, where)
+    if not _is_url(made.url):
+        raise _wrong(name, f"[{where}] url", made.url, "an http or https address")
+    for key in ("timeout_s", "at_once", "cached", "failures"):
+        if not getattr(made, key):
+            raise _wrong(name, f"[{where}] {key}", getattr(made, key), "above 0")
+    return made
+
+
+def _certificate(found: dict[str, Any], name: str) -> CertificateSettings:
+    uins = found.pop("uins", {})
+    if not isinstance(uins, dict) or not all(type(uin) is int and 0 < uin <= MAX_ID for uin in uins.values()):
+        raise _wrong(name, "[certificate] uins", uins, "a table, [certificate.uins], of users and UINs")
+    settings = replace(_made(CertificateSettings, found, name, "certificate"), uins=uins)
+    if settings.name not in NAMES:
+        raise _wrong(name, "[certificate] name", settings.name, f"one of {', '.join(NAMES)}")
+    try:
+        settings.pattern()
+    except ValueError:
+        raise _wrong(
+            name, "[certificate] template", settings.template, "a text with {user}, {uin} or {group}, each once at most"
+        ) from None
+    return settings
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _rules(tables: Mapping[str, Any], name: str, callbacks: Mapping[str, CallbackSettings]) -> tuple[Rule, ...]:
+    found = tables.get("rule", [])
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found) or len(found) > MAX_RULES:
+        raise ConfigurationError(f"{name}: rule: must be at most {MAX_RULES} tables, [[rule]]")
+    return tuple(_rule(item, name, f"rule {number}", callbacks) for number, item in enumerate(found, 1))
+
+
+def _rule(item: Mapping[str, Any], name: str, where: str, callbacks: Mapping[str, CallbackSettings]) -> Rule:
+    _no_more(item, RULE_KEYS, name, where)
+    said = [key for key in ("allow", "deny", "ask") if key in item]
+    if len(said) != 1:
+        raise ConfigurationError(f"{name}: {where}: must have one of allow, deny and ask, a list of: {', '.join(ACTIONS)}")
+    known = ASKED if said == ["ask"] else ACTIONS
+    actions, callback = _texts(item, said[0], name, where), item.get("callback", "")
+    if not actions or not set(actions) <= set(known):
+        raise _wrong(name, f"{where}: {said[0]}", actions, f"some of: {', '.join(known)}")
+    if (callback not in callbacks) if said == ["ask"] else callback:
+        raise _wrong(name, f"{where}: callback", callback, "given with ask, the NAME of a table [callbacks.NAME]")
+    topics = _texts(item, "topics", name, where)
+    for topic in topics:
+        if not topic or not is_filter(topic):
+            raise _wrong(name, f"{where}: topics", topic, "a topic or filter; + and # stand alone in their level, # last")
+    claims = item.get("claims", {})
+    if not isinstance(claims, dict) or not all(isinstance(value, str | int) for value in claims.values()):
+        raise _wrong(name, f"{where}: claims", claims, "a table of texts or integers")
+    rooms = tuple(_range(text, MAX_ROOM, name, f"{where}: rooms") for text in _texts(item, "rooms", name, where))
+    uins = tuple(
+        text if text.startswith("{") and text.endswith("}") else _range(text, MAX_ID, name, f"{where}: uins")
+        for text in _texts(item, "uins", name, where)
+    )
+    return Rule(
+        allow="allow" in item, actions=frozenset(actions), ask=callback, users=frozenset(_texts(item, "users", name, where)),
+        groups=frozenset(_texts(item, "groups", name, where)), claims={key: str(value) for key, value in claims.items()},
+        rooms=rooms, topics=tuple(topics), uins=uins,
+    )  # fmt: skip
+
+
+def _range(text: str, highest: int, name: str, where: str) -> tuple[int, int]:
+    if text == "*":
+        return 1, highest
+    found = _RANGE.fullmatch(text)
+    low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < low <= high <= highest:
+        raise _wrong(name, where, text, 'a number, a range such as "1-1000", or "*"')
+    return low, high
+
+
+Made = TypeVar("Made")
+
+
+def _made(kind: type[Made], values: Mapping[str, Any], name: str, where: str) -> Made:
+    """A dataclass of numbers, texts and lists out of a table."""
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    _no_more(values, tuple(known), name, where)
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        like = str(known[key].type)
+        if like in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
+            given[key] = int(value) if like == "int" else float(value)
+        elif like == "str" and isinstance(value, str) and len(value) <= 4096 and value.isprintable():
+            given[key] = value
+        elif like.startswith("tuple") and isinstance(value, list) and all(isinstance(text, str) for text in value):
+            given[key] = tuple(value)
+        else:
+            raise _wrong(
+                name, f"[{where}] {key}", value, {"str": "a text", "int": "an integer", "float": "a number"}.get(like, "a list")
+            )
+    try:
+        return kind(**given)
+    except TypeError:
+        raise ConfigurationError(f"{name}: [{where}]: lacks {', '.join(sorted(known.keys() - given.keys()))}") from None
+
+
+def _table(tables: Mapping[str, Any], table: str, name: str) -> dict[str, Any]:
+    found = tables[table]
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{name}: {table}: must be a table, [{table}]")
+    return dict(found)
+
+
+def _text(value: object, name: str, key: str, allowed: str) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise _wrong(name, key, value, allowed)
+    return value
+
+
+def _texts(item: Mapping[str, Any], key: str, name: str, where: str) -> list[str]:
+    found = item.get(key, [])
+    if not isinstance(found, list) or len(found) > MAX_ITEMS or not all(isinstance(text, str) for text in found):
+        raise _wrong(name, f"{where}: {key}", found, "a list of texts")
+    return found
+
+
+def _no_more(values: Mapping[str, Any], known: tuple[str, ...], name: str, where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ConfigurationError(f"{name}: {where}: {unknown('key', key, known)}")
+
+
+def _wrong(name: str, key: str, value: object, allowed: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}: {key} = {show(value)}: must be {allowed}")

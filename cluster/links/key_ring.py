@@ -1,0 +1,102 @@
+"""The keys of datagrams: several, of which the newest in use signs and all are accepted, so that they change while everything runs.
+
+    FOLDER/2.key    in use: the one with the highest number signs        16 to 64 bytes, white space at the end left out
+    FOLDER/3.next   accepted already, signs nowhere yet: what comes next, given to every machine before it is used
+
+Numbers are from 1 to 15. Of each key one is derived for every pair of roles (HKDF with BLAKE2b, RFC 5869): what a gateway signs
+for a router is no datagram of a broker, nor one for a relay.
+
+Source: docs/security.md, "Keys of datagrams".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pixiu.errors import ConfigurationError
+
+MAX_KEY_ID: Final = 15
+MIN_BYTES: Final = 16
+MAX_BYTES: Final = 64
+FILE: Final = re.compile(r"([1-9]|1[0-5])\.(key|next)")
+SALT: Final = b"pixiu datagrams 1"
+ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu")
+"""A role's number on the wire is its place here, from 1 on. Further ones are added at the end."""
+NUMBER: Final = {role: number for number, role in enumerate(ROLES, 1)}
+
+assert len(ROLES) < 16
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """Keys by number. `signing` is the number of the one that signs."""
+
+    keys: Mapping[int, bytes] = field(repr=False)
+    signing: int
+
+    def derive(self, number: int, sender: str, receiver: str) -> bytes:
+        """The 32 bytes with which a process of one role signs for one of another."""
+        extracted = hmac.digest(SALT, self.keys[number], "blake2b")
+        info = f"{sender} to {receiver}".encode()
+        return hmac.digest(extracted, info + b"\x01", "blake2b")[:32]
+
+    def same_as(self, other: KeyRing) -> bool:
+        """Whether it holds the same keys."""
+        return self.signing == other.signing and dict(self.keys) == dict(other.keys)
+
+    def name(self) -> str:
+        """What stands for the keys in use where people look: numbers and no keys."""
+        return f"signs with {self.signing}, accepts {', '.join(map(str, sorted(self.keys)))}"
+
+
+def read_key_ring(folder: Path) -> KeyRing:
+    """The ring in a folder. Raises ConfigurationError that names the file at fault."""
+    keys: dict[int, bytes] = {}
+    signing = 0
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigurationError(
+            f"[cluster] key_dir = {folder}: cannot be read: {error.strerror}; `pixiu keys add` makes it"
+        ) from None
+    for path in paths:
+        found = FILE.fullmatch(path.name)
+        if found is None:
+            continue
+        number = int(found[1])
+        try:
+            key = path.read_bytes()[: MAX_BYTES + 64].rstrip()
+        except OSError as error:
+            raise ConfigurationError(f"[cluster] key_dir: {path} cannot be read: {error.strerror}") from None
+        if not MIN_BYTES <= len(key) <= MAX_BYTES:
+            raise ConfigurationError(f"[cluster] key_dir: {path} has {len(key)} bytes: must be {MIN_BYTES} to {MAX_BYTES}")
+        if number in keys and found[2] == "next":
+            continue
+        keys[number] = key
+        if found[2] == "key":
+            signing = max(signing, number)
+    if not signing:
+        raise ConfigurationError(f"[cluster] key_dir = {folder}: has no key in use, such as 1.key; `pixiu keys add` makes one")
+    return KeyRing(keys, signing)
+
+
+def key_states(ring: KeyRing, own_role: str, digest_size: int) -> tuple[dict[str, hashlib.blake2b], dict[int, hashlib.blake2b]]:
+    """The states of tags before their data: to sign, by the receiver's role; to check, by the byte that names key and sender."""
+
+    def keyed(number: int, sender: str, receiver: str) -> hashlib.blake2b:
+        return hashlib.blake2b(digest_size=digest_size, key=ring.derive(number, sender, receiver), person=b"pixiu-link")
+
+    sign = {role: keyed(ring.signing, own_role, role) for role in ROLES}
+    check = {key_byte(number, role): keyed(number, role, own_role) for number in ring.keys for role in ROLES}
+    return sign, check
+
+
+def key_byte(number: int, sender: str) -> int:
+    """The byte of a head that names the key, in its high half, and the sender's role."""
+    return number << 4 | NUMBER[sender]

@@ -1,0 +1,135 @@
+"""TLS at the doors of clients: the certificate that a gateway or proxy shows, and whose certificates clients may come with.
+
+    tls_certificate   certificate and chain, PEM; with the private key unless tls_key has it
+    client_ca         authorities of clients' certificates, PEM
+
+The files are looked at again for each new connection. What cannot be used then leaves what was read before in use (`problem`);
+connections that are there stay.
+
+Python's gRPC either demands a certificate or does not ask for one: where none is demanded, only MQTT asks.
+
+Source: docs/security.md, "TLS for clients".
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import grpc
+
+from pixiu.errors import ConfigurationError
+
+MAX_PEM: Final = 1 << 20
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2; those of TLS 1.3 are all good."""
+
+
+class _Files(NamedTuple):
+    """What was read, and what was made of it."""
+
+    stamps: tuple[tuple[int, int, int], ...]
+    certificate: bytes
+    key: bytes
+    authorities: bytes
+    context: ssl.SSLContext
+
+
+class DoorTls:
+    """What a process's client doors show by TLS. Raises `ConfigurationError` when the files do not do.
+
+    Args:
+        certificate, key: see the module; key "": it is in the certificate's file. client_ca: "": nobody is asked for a certificate.
+        required: whether nobody comes in without one.
+    """
+
+    def __init__(self, certificate: str, key: str = "", client_ca: str = "", *, required: bool = False) -> None:
+        self._paths = {"tls_certificate": Path(certificate), "tls_key": Path(key or certificate)}
+        if client_ca:
+            self._paths["client_ca"] = Path(client_ca)
+        self._required = required
+        self._lock = threading.Lock()
+        self.problem = ""
+        """Why the files that are there now are not used; empty: they are."""
+        self._files = self._read()
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients may come with a certificate."""
+        return "client_ca" in self._paths
+
+    def context(self) -> ssl.SSLContext:
+        """What a new connection that is not gRPC's is shown."""
+        return self._newest().context
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """What a gRPC server shows, which is looked at anew with every connection."""
+        seen = self._newest()
+
+        def newest() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal seen
+            found = self._newest()
+            if found is seen:
+                return None
+            seen = found
+            return self._configuration(found)
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(seen), newest, require_client_authentication=self._required  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _configuration(self, files: _Files) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(files.key, files.certificate)], files.authorities if self._required else None
+        )
+
+    def _newest(self) -> _Files:
+        """gRPC asks in threads of its own."""
+        with self._lock:
+            try:
+                if self._stamps() != self._files.stamps:
+                    self._files = self._read()
+                self.problem = ""
+            except ConfigurationError as error:
+                self.problem = str(error)
+            return self._files
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        found = []
+        for option, path in self._paths.items():
+            try:
+                stat = os.stat(path)
+            except OSError as error:
+                raise ConfigurationError(f"{option} = {path}: cannot be read: {error.strerror}") from None
+            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        return tuple(found)
+
+    def _read(self) -> _Files:
+        stamps = self._stamps()
+        texts: dict[str, bytes] = {}
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        option, path = "", Path()
+        try:
+            for option, path in self._paths.items():
+                with open(path, "rb") as file:
+                    texts[option] = file.read(MAX_PEM)
+            option, path = next(iter(self._paths.items()))
+            context.load_cert_chain(path, self._paths["tls_key"], password=lambda: b"")  # nobody could be asked for one
+            if self.asks:
+                option, path = "client_ca", self._paths["client_ca"]
+                context.load_verify_locations(cadata=texts[option].decode("ascii", "ignore"))
+                context.verify_mode = ssl.CERT_REQUIRED if self._required else ssl.CERT_OPTIONAL
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise ConfigurationError(
+                f"{option} = {path}: must be PEM, whole, and a certificate with its own private key: {reason}"
+            ) from None
+        if self._stamps() != stamps:
+            raise ConfigurationError(f"tls_certificate = {path}: is being written")
+        return _Files(stamps, texts["tls_certificate"], texts["tls_key"], texts.get("client_ca", b""), context)

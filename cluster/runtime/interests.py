@@ -1,0 +1,22 @@
+"""Which roles a process sees in the registry: those that it talks to, or that may talk to it. Pure.
+
+Most processes of a large cluster are gateways: whoever does not see them has a small view, and a gateway's coming and going
+costs it nothing.
+
+Source: docs/registry.md, "What a process watches and reads".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SEES: Final[dict[str, tuple[str, ...]]] = {
+    "proxy": ("proxy", "gateway", "broker", "relay", "xiu", "pi"),
+    "gateway": ("proxy", "router", "broker", "relay"),
+    "router": ("gateway", "router", "broker"),
+    "broker": ("proxy", "gateway", "router", "broker", "relay"),
+    "relay": ("proxy", "gateway", "broker", "relay", "xiu", "pi"),
+    "xiu": ("xiu", "pi"),
+    "pi": ("xiu", "pi"),
+}
+"""Role → the roles that it sees. Every role of `MAY_SAY` that may say something to a role is among them."""

@@ -1,0 +1,68 @@
+"""Who may say what on links: one table, kind × role of the sender × role of the receiver. Pure.
+
+Source: docs/security.md, "Links".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from pixiu.wire.v1 import control_pb2
+
+RECORDS: Final = "records"
+_MEMBERS: Final[dict[str, tuple[str, ...]]] = {
+    "router": ("gateway", "router"),
+    "relay": ("gateway", "relay"),
+    "broker": ("router",),
+}
+_ASKED: Final[dict[str, tuple[str, ...]]] = {"router": ("broker", "router"), "relay": ("relay",), "gateway": ("relay", "router")}
+_TO_GATEWAYS: Final[dict[str, tuple[str, ...]]] = {"gateway": ("relay", "router")}
+_NOTICE: Final = ("broker", "relay", "router")
+MAY_SAY: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    RECORDS: {
+        "broker": ("broker", "proxy"),
+        "gateway": ("broker", "relay"),
+        "proxy": ("gateway",),
+        "relay": ("broker", "proxy", "relay"),
+    },
+    "gateway_messages": _MEMBERS,
+    "gateway_confirm": _TO_GATEWAYS,
+    "layout_notice": dict.fromkeys(("broker", "gateway", "proxy", "relay", "router"), _NOTICE),
+    "chat_offline": {"proxy": ("relay",)},
+    "device_replaced": {"gateway": ("relay",)},
+    "signals_delivered": {"proxy": ("gateway",)},
+    "digest_request": _ASKED,
+    "listing_request": _ASKED,
+    "instance_roots": _MEMBERS,
+    "bucket_digests": _MEMBERS,
+    "listing_page": _MEMBERS,
+    "absence": _MEMBERS,
+    "fenced": _TO_GATEWAYS,
+}
+"""Kind of control message, or `records` → receiver → senders."""
+_BY_TAG: Final[dict[int, str]] = {
+    field.number << 3 | 2: field.name for field in control_pb2.Control.DESCRIPTOR.oneofs_by_name["body"].fields if field.number < 16
+}
+"""The kinds whose tag is one byte."""
+
+
+def may_say(kind: str, sender: str, receiver: str) -> bool:
+    """Whether a process of the role `sender` may say this to one of the role `receiver`."""
+    return sender in MAY_SAY.get(kind, {}).get(receiver, ())
+
+
+def kind_of(message: bytes) -> str | None:
+    """The kind of a serialized control message; empty for one that this version does not know, None for a malformed one.
+
+    A short message with one field is read by its tag; whatever else it could be is parsed.
+    """
+    if 2 <= len(message) < 130 and message[0] in _BY_TAG and message[1] == len(message) - 2:
+        return _BY_TAG[message[0]]
+    try:
+        control = control_pb2.Control.FromString(message)
+    except DecodeError:
+        return None
+    kind: str | None = control.WhichOneof("body")
+    return kind or ""

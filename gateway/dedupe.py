@@ -1,0 +1,48 @@
+"""Which messages were delivered lately, so that a repeat of one is dropped. Pure.
+
+Repeats come three to ten seconds late: when a broker was silent, a publisher's stream was stalled, or a proxy died. Two
+generations are kept, each for `WINDOW_S`, so that everything is remembered for at least that long, whatever the rate; only at the
+bound of messages is it less, and counted.
+
+        before │ current        at `turn`, when current is WINDOW_S old or full:   before := current, current := {}
+
+Source: docs/promises.md; docs/decisions/0207-repeats-are-known-by-time.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW_S: Final = 15.0
+"""Longer than any sender repeats a message on its own."""
+MAX_MESSAGES: Final = 1_000_000
+"""Messages in one generation, about 100 bytes each. Policy: the older generation is forgotten early."""
+
+
+class Dedupe:
+    """Identities of messages: SnowflakeID and key, as 16 bytes.
+
+    A loop over a batch asks `current` and `before` itself, and adds to `current` what it delivers.
+    """
+
+    __slots__ = ("_begun", "_max", "before", "current", "forgotten_early")
+
+    def __init__(self, max_messages: int = MAX_MESSAGES) -> None:
+        self._max = max_messages
+        self._begun = 0.0
+        self.current: set[bytes] = set()
+        self.before: set[bytes] = set()
+        self.forgotten_early = 0
+        """Messages that were remembered for less than the window."""
+
+    def __len__(self) -> int:
+        return len(self.current) + len(self.before)
+
+    def turn(self, now: float) -> None:
+        """A batch came at this time, monotonic seconds."""
+        if now - self._begun < WINDOW_S and len(self.current) < self._max:
+            return
+        if now - self._begun < WINDOW_S:
+            self.forgotten_early += len(self.before)
+        self.before = self.current if now - self._begun < 2 * WINDOW_S else set()
+        self.current, self._begun = set(), now

@@ -1,0 +1,81 @@
+"""Which user a request's work is for, and how much it is: what `/hot` counts of a store that is asked by streams. Pure.
+
+One user of each request, drawn by lot, speaks for the whole request, so that it costs one look. The first one would speak for
+senders whose batches begin alike.
+
+Source: docs/operations.md, "Watching a cluster".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, DELETE, HEAD, TRIM, U64, USER_DEVICE, WRITER, Op
+
+_ITEMS: Final[Mapping[int, tuple[int, int, int]]] = {
+    Op.APPENDS: (WRITER.size, APPEND.size, U64.size),
+    Op.FANOUT: (WRITER.size + U64.size, U64.size, 0),
+    Op.ACKNOWLEDGES: (0, ACKNOWLEDGE.size, 0),
+    Op.OPEN_SESSIONS: (0, USER_DEVICE.size, 0),
+    Op.ADD_DEVICE: (0, 0, 0),
+    Op.DROP_DEVICES: (0, USER_DEVICE.size, 0),
+    Op.TRIMS: (0, TRIM.size, 0),
+    Op.DELETES: (0, DELETE.size, 0),
+}
+"""Operation → where its items begin, bytes of one (0: there is one), and where a UIN stands in it."""
+MAX_LOOKED_AT: Final = 64
+"""Operations of a request that are looked through for the one on which the lot falls."""
+
+
+def removals(operations: bytes) -> Iterator[dict[str, object]]:
+    """What of a request takes something from a user for good, by somebody's word, as an audit log has it: deletions, and
+    devices that are dropped. What is malformed is left to who applies it."""
+    at, size = 0, len(operations)
+    while at + HEAD.size <= size:
+        number, length = HEAD.unpack_from(operations, at)
+        body, at = operations[at + HEAD.size : at + HEAD.size + length], at + HEAD.size + length
+        if number == Op.DELETES:
+            for begin in range(0, len(body) - DELETE.size + 1, DELETE.size):
+                uin, lane, first, last = DELETE.unpack_from(body, begin)
+                yield {"what": "delete", "uin": uin, "lane": lane, "first": first, "last": last}
+        elif number == Op.DROP_DEVICES:
+            for begin in range(0, len(body) - USER_DEVICE.size + 1, USER_DEVICE.size):
+                uin, device = USER_DEVICE.unpack_from(body, begin)
+                yield {"what": "drop device", "uin": uin, "device": device}
+
+
+def work_of(operations: bytes, readers: list[int], lot: float) -> tuple[int, int]:
+    """(UIN, how many reads and operations came, these by their size); (0, 0) where they are nobody's.
+
+    operations: as `pixiu.wire.inbox_operations` draws them. readers: the UIN of each read. lot: 0 to below 1.
+    """
+    size = len(operations)
+    items = len(readers) + -(-size // APPEND.size)
+    place = int(lot * items)
+    if place < len(readers):
+        return readers[place], items
+    wanted, at = (place - len(readers)) * APPEND.size, 0
+    for _ in range(MAX_LOOKED_AT):
+        if at + HEAD.size > size:
+            break
+        number, length = HEAD.unpack_from(operations, at)
+        body, end = at + HEAD.size, at + HEAD.size + length
+        if end > wanted or end >= size:
+            return _user_in(operations, number, body, min(end, size), wanted, items)
+        at = end
+    return (readers[0], items) if readers else (0, 0)
+
+
+def _user_in(operations: bytes, number: int, body: int, end: int, wanted: int, items: int) -> tuple[int, int]:
+    """The user of the item of an operation in which a byte lies."""
+    found = _ITEMS.get(number)
+    if found is None:
+        return 0, 0
+    begin, size, uin_at = body + found[0], found[1], found[2]
+    if size and wanted > begin:
+        begin += min((wanted - begin) // size, max((end - begin) // size - 1, 0)) * size
+    if begin + uin_at + U64.size > end:
+        return 0, 0
+    (uin,) = U64.unpack_from(operations, begin + uin_at)
+    return (uin, items) if uin else (0, 0)

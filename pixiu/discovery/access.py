@@ -1,0 +1,201 @@
+"""Who may do what in the registry: one table, path and login. Pure.
+
+A login is a role with a password (ZooKeeper's scheme `digest`). `ROOT/access` holds the digests of all logins; where it is, every
+node that is made gets the list of who may do what from the table, and where it is not the registry is open to everybody.
+
+    r read it and list its children    w write it    c create children    d delete children
+
+An operator may do all of it everywhere, and change who else may.
+
+Source: docs/security.md, "The registry".
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pixiu.discovery.node import json_object
+from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, UNPARTITIONED_ROLES
+from pixiu.errors import ConfigurationError, MalformedData
+
+OPERATOR: Final = "operator"
+PIPELINE: Final = "pipeline"
+CLIENT: Final = "client"
+LOGINS: Final = (*ROLES, OPERATOR, PIPELINE, CLIENT)
+"""Who can log in."""
+OWN: Final = "its own role"
+"""In the table: the role that the path names."""
+ALL: Final = "rwcda"
+MIN_PASSWORD: Final = 32
+"""Characters. A digest is SHA-1 of one round, and every process can read it: only what cannot be guessed keeps."""
+MAX_PASSWORDS: Final = 4
+"""Of one role, while they are changed."""
+MAX_ACCESS_BYTES: Final = 16_384
+
+_EVERYBODY: Final = (*ROLES, PIPELINE, CLIENT)
+_LINE = re.compile(r"([a-z]+)[ \t]+([!-~]+)", re.ASCII)
+_PARTS: Final = {
+    "{equal}": f"(?P<role>{'|'.join(UNPARTITIONED_ROLES)})",
+    "{role}": f"(?P<role>{'|'.join(PARTITIONED_ROLES)})",
+    "{store}": "(?P<role>xiu|pi)",
+    "{p}": "[0-9]+",
+    "{k}": "[0-9]+",
+    "{endpoint}": "[0-9a-f]{16}",
+    "…": "[0-9]*",
+}
+
+
+class Rule(NamedTuple):
+    """What a path is for."""
+
+    path: str
+    """Below the root. `{equal}`: proxy, gateway; `{role}`: one with partitions; `{store}`: xiu, pi; `…`: ZooKeeper's sequence."""
+    grants: Mapping[str, str]
+    """Login, or `OWN` → what it may do."""
+    directory: bool = False
+    """Whether it has to be there before processes start, because they may not create it."""
+
+
+def _all(what: str, *who: str) -> dict[str, str]:
+    return dict.fromkeys(who, what)
+
+
+RULES: Final = (
+    Rule("", _all("r", *_EVERYBODY)),
+    Rule("/access", _all("r", *_EVERYBODY)),
+    Rule("/layout", _all("r", *_EVERYBODY)),
+    Rule("/settings", _all("r", *ROLES)),
+    Rule("/settings_changes", {}),
+    Rule("/supervisor", {}),
+    Rule("/doctor…", {}),
+    Rule("/drain", {}, directory=True),
+    Rule("/drain/{endpoint}", _all("r", *ROLES)),
+    Rule("/kick", _all("r", "gateway", "proxy"), directory=True),
+    Rule("/kick/r…", _all("r", "gateway", "proxy")),
+    Rule("/worker", _all("rc", "gateway", "proxy"), directory=True),
+    Rule("/worker/{k}", _all("rw", "gateway", "proxy")),
+    Rule("/instance", _all("rc", "gateway"), directory=True),
+    Rule("/instance/{k}", _all("r", *ROLES) | {"gateway": "rwcd"}),
+    Rule("/instance/{k}/holder", _all("r", *ROLES)),
+    Rule("/{equal}", _all("r", *ROLES, CLIENT) | {OWN: "rcd"}, directory=True),
+    Rule("/{equal}/changes", _all("r", *ROLES, CLIENT) | {OWN: "rw"}, directory=True),
+    Rule("/{equal}/n…", _all("r", *ROLES, CLIENT) | {OWN: "rw"}),
+    Rule("/{store}", _all("r", *ROLES, PIPELINE), directory=True),
+    Rule("/{role}", _all("r", *ROLES), directory=True),
+    Rule("/{store}/changes", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}, directory=True),
+    Rule("/{role}/changes", _all("r", *ROLES) | {OWN: "rw"}, directory=True),
+    Rule("/{role}/partition_num", _all("r", *ROLES)),
+    Rule("/{role}/doubling", {}),
+    Rule("/{role}/doublings", {}),
+    Rule("/{store}/partition{p}", _all("r", *ROLES, PIPELINE) | {OWN: "rcd"}),
+    Rule("/{store}/partition{p}/n…", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}),
+    Rule("/{store}/partition{p}/state", {OWN: "rw"}),
+    Rule("/{role}/partition{p}", _all("r", *ROLES) | {OWN: "rcd"}),
+    Rule("/{role}/partition{p}/n…", _all("r", *ROLES) | {OWN: "rw"}),
+)  # fmt: skip
+"""The first one that a path matches holds. What matches none is the operator's."""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    text = re.escape(path)
+    for name, pattern in _PARTS.items():
+        text = text.replace(re.escape(name), pattern)
+    return re.compile(text, re.ASCII)
+
+
+_PATTERNS: Final = tuple((_pattern(rule.path), rule) for rule in RULES)
+
+
+def rule_of(path: str) -> tuple[Rule | None, str]:
+    """The rule of a path below the root (empty: the root itself), and the role in it; empty: none."""
+    for pattern, rule in _PATTERNS:
+        found = pattern.fullmatch(path)
+        if found is not None:
+            return rule, found.groupdict().get("role") or ""
+    return None, ""
+
+
+def grants_of(path: str) -> dict[str, str]:
+    """Login → what it may do with a node below the root; a sequence need not be there yet. Who may do nothing is not in it."""
+    rule, role = rule_of(path)
+    found = {} if rule is None else {who: what for who, what in rule.grants.items() if who != OWN}
+    if rule is not None and role and OWN in rule.grants:
+        found[role] = rule.grants[OWN]
+    return found | {OPERATOR: ALL}
+
+
+def directories() -> list[str]:
+    """What has to be there below the root before processes start."""
+    found = []
+    for rule in RULES:
+        if rule.directory:
+            roles = (
+                UNPARTITIONED_ROLES if "{equal}" in rule.path else ("xiu", "pi") if "{store}" in rule.path else PARTITIONED_ROLES
+            )
+            found += [re.sub(r"\{\w+\}", role, rule.path) for role in (roles if "{" in rule.path else ("",))]
+    return list(dict.fromkeys(found))
+
+
+def digest_of(login: str, password: str) -> str:
+    """What ZooKeeper knows a login by: `role:base64`."""
+    made = hashlib.sha1(f"{login}:{password}".encode(), usedforsecurity=False).digest()
+    return f"{login}:{base64.b64encode(made).decode()}"
+
+
+def parse_credentials(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Logins in a file: a line for each, role and password; several of a role while passwords are changed, the newest first.
+
+    Raises `ConfigurationError`.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = _LINE.fullmatch(line.strip())
+        if parts is None or parts[1] not in LOGINS:
+            raise ConfigurationError(f"{where}, line {number}: must be a role ({', '.join(LOGINS)}) and its password")
+        if len(parts[2]) < MIN_PASSWORD:
+            raise ConfigurationError(f"{where}, line {number}: the password of {parts[1]} has less than {MIN_PASSWORD} signs")
+        found[parts[1]] = (*found.get(parts[1], ()), parts[2])
+        if len(found[parts[1]]) > MAX_PASSWORDS:
+            raise ConfigurationError(f"{where}: {parts[1]} has more than {MAX_PASSWORDS} passwords")
+    if not found:
+        raise ConfigurationError(f"{where}: has no login; `pixiu registry credentials` makes such a file")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The digests of all logins, as `ROOT/access` has them."""
+
+    digests: Mapping[str, tuple[str, ...]]
+
+    def to_json(self) -> bytes:
+        """The data of the node."""
+        return json.dumps({"logins": {who: list(found) for who, found in sorted(self.digests.items())}}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Access:
+        """Raises `MalformedData`."""
+        fields = json_object(data, MAX_ACCESS_BYTES, "the registry's logins").get("logins")
+        if not isinstance(fields, dict) or not all(
+            isinstance(found, list) and all(isinstance(one, str) and one.startswith(f"{who}:") for one in found)
+            for who, found in fields.items()
+        ):
+            raise MalformedData("the registry's logins must be lists of digests by role")
+        return cls({who: tuple(found) for who, found in fields.items()})
+
+    @classmethod
+    def of(cls, credentials: Mapping[str, tuple[str, ...]]) -> Access:
+        """The digests of passwords."""
+        return cls({who: tuple(digest_of(who, one) for one in passwords) for who, passwords in credentials.items()})
+
+    def acl_of(self, path: str) -> list[tuple[str, str]]:
+        """(digest, what it may do) for a node below the root, sorted."""
+        return sorted((digest, what) for who, what in grants_of(path).items() for digest in self.digests.get(who, ()))

@@ -1,0 +1,112 @@
+"""With which login this process comes to the registry: from a file that only its owner may read.
+
+    FILE     a line for each login, role and password; a process takes the lines of its role, a command all of them
+
+It is the one that `[cluster] registry_credentials_file` names, or for commands the environment; else the one that an embedded
+ZooKeeper of the same user on this machine has left where all programs of this user find it.
+
+Source: docs/security.md, "The registry".
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from pixiu.discovery.access import parse_credentials
+from pixiu.errors import ConfigurationError
+
+CREDENTIALS_FILE: Final = "PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE"
+"""Environment variable that names the file, for commands as for processes."""
+MAX_FILE: Final = 65_536
+MADE_BY: Final = "`pixiu registry credentials` makes such a file"
+
+
+class Login:
+    """A file of logins.
+
+    Args:
+        path: the file.
+        role: of a process, which takes the lines of this role alone; empty: all lines.
+    """
+
+    def __init__(self, path: Path, role: str = "") -> None:
+        self.path, self.role = path, role
+
+    def read(self) -> dict[str, tuple[str, ...]]:
+        """Login → passwords. Raises `ConfigurationError` that names the file and what is wrong with it."""
+        try:
+            with open(self.path, encoding="utf-8", errors="replace") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(MAX_FILE)
+        except OSError as error:
+            raise ConfigurationError(f"registry credentials {self.path}: cannot be read: {error.strerror}; {MADE_BY}") from None
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigurationError(f"registry credentials {self.path}: others may read or change it: chmod 600 {self.path}")
+        found = parse_credentials(text, f"registry credentials {self.path}")
+        if not self.role:
+            return found
+        if self.role not in found:
+            raise ConfigurationError(f"registry credentials {self.path}: has no line of {self.role}: the operator's file has it")
+        return {self.role: found[self.role]}
+
+
+class _Own:
+    """What this process uses: set once at its start; commands find it by the environment."""
+
+    def __init__(self) -> None:
+        self.login: Login | None = None
+        self.role = ""
+
+
+_own = _Own()
+
+
+def use(login: Login | None, role: str = "") -> None:
+    """Log in with this from now on; None: with what the environment names, as this role."""
+    _own.login, _own.role = login, role
+
+
+def own(hosts: str) -> Login | None:
+    """The login of this process at a ZooKeeper (`host:port[,host:port]`); None: it has none."""
+    if _own.login is not None:
+        return _own.login
+    named = os.environ.get(CREDENTIALS_FILE, "")
+    if named:
+        return Login(Path(named), _own.role)
+    left = left_at(hosts)
+    try:
+        return Login(left, _own.role) if left.exists() and left.stat().st_uid == os.getuid() else None
+    except OSError:
+        return None
+
+
+def left_at(hosts: str) -> Path:
+    """Where an embedded ZooKeeper leaves a link to its logins for all programs of this user."""
+    return runtime_folder() / f"registry-{hosts}"
+
+
+def runtime_folder() -> Path:
+    """A folder of this user alone, for the time that the machine runs."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(given) / "pixiu" if given else Path(tempfile.gettempdir()) / f"pixiu-{os.getuid()}"
+
+
+def leave(hosts: str, file: Path) -> Path | None:
+    """Leave a link to the logins of an embedded ZooKeeper. None where the folder is not this user's alone: nothing is left then."""
+    folder = runtime_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return None
+        link, new = left_at(hosts), folder / f".{os.getpid()}"
+        new.unlink(missing_ok=True)
+        new.symlink_to(file.resolve())
+        new.rename(link)
+    except OSError:
+        return None
+    return link

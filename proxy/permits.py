@@ -1,0 +1,103 @@
+"""What a login may publish: each record of a batch is checked, and its sender is who has logged in. Pure.
+
+A record that may not be published gets the kind `NOT_ALLOWED`, which the cores refuse like any other that they do not take: its
+position fails, the others go on. The header is outside of a record's CRC, so that both changes leave the body as it is.
+
+Source: docs/security.md, "What is checked where".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from cluster.access.guard import Session
+from cluster.access.rules import MAIL as MAY_MAIL
+from cluster.access.rules import PUBLISH, Target
+from cluster.access.rules import SIGNAL as MAY_SIGNAL
+from pixiu.ids import MAX_ROOM
+from pixiu.mqtt.topics import resolve
+from pixiu.wire.record import CHAT, HEADER_SIZE, MAIL, MIN_SIZE, SIGNAL, SIZE_FIELD, Flag
+
+HEAD: Final = struct.Struct("<IBB2xHHxxxxQQQ")
+"""size, kind, flags, extension length, lifetime, SnowflakeID, key, sender. Source: docs/protocol.md, "Record"."""
+SENDER: Final = struct.Struct("<Q")
+SENDER_AT: Final = 32
+KIND_AT: Final = 4
+NOT_ALLOWED: Final = 0
+"""No kind of a record: one that its publisher may not publish."""
+NOT_ALLOWED_TEXT: Final = "this login may not publish it (`pixiu acl test` says which rule decides)"
+
+assert HEAD.size == HEADER_SIZE
+
+
+class Access(Protocol):
+    """A login, as far as batches need it: `cluster.access.guard.Session`."""
+
+    def allows(self, action: str, target: Target) -> bool:
+        """Whether it may do something."""
+
+
+class Foreseeing:
+    """Notes what a batch tries, for callbacks that are asked before: `permitted(batch, count, Foreseeing(session), None)`."""
+
+    def __init__(self, session: Session) -> None:
+        self._foresee = session.foresee
+
+    def allows(self, action: str, target: Target) -> bool:
+        """Note it."""
+        self._foresee(action, target)
+        return True
+
+
+def permitted(data: bytes, count: int, access: Access, uin: int | None, more: Mapping[int, Sequence[int]] | None = None) -> bytes:
+    """A batch as its publisher may publish it.
+
+    Args:
+        data: `count` records end to end; what is malformed is left to who routes it.
+        uin: of the login, which every record's sender becomes; None: senders are left as they are.
+        more: index of a mail → its receivers beside its key.
+    """
+    changed: bytearray | None = None
+    unpack, end, at = HEAD.unpack_from, len(data), 0
+    for index in range(count):
+        if at + HEADER_SIZE > end:
+            break
+        size, kind, flags, extension, _, _, key, sender = unpack(data, at)
+        after = at + SIZE_FIELD + size
+        if size < MIN_SIZE or after > end:
+            break
+        wrong_sender = uin is not None and sender != uin
+        allowed = _is_allowed(data, at, after, kind, flags, extension, key, access) and (
+            not more or all(access.allows(MAY_MAIL, -other) for other in more.get(index, ()))
+        )
+        if wrong_sender or not allowed:
+            if changed is None:
+                changed = bytearray(data)
+            if wrong_sender:
+                SENDER.pack_into(changed, at + SENDER_AT, uin)
+            if not allowed:
+                changed[at + KIND_AT] = NOT_ALLOWED
+        at = after
+    return data if changed is None else bytes(changed)
+
+
+def _is_allowed(data: bytes, at: int, end: int, kind: int, flags: int, extension: int, key: int, access: Access) -> bool:
+    if kind == MAIL:
+        return access.allows(MAY_MAIL, -key)
+    action = MAY_SIGNAL if kind == SIGNAL else PUBLISH
+    if kind == CHAT or (kind == SIGNAL and not flags & Flag.TO_ROOM):
+        return access.allows(action, -key)
+    if not flags & Flag.TOPIC:
+        # Rooms above belong to free topics, whose messages say which one.
+        return key <= MAX_ROOM and access.allows(action, key)
+    start = at + HEADER_SIZE + extension
+    length = int.from_bytes(data[start : start + 2], "big")
+    if start + 2 + length > end:
+        return False
+    try:
+        topic = data[start + 2 : start + 2 + length].decode()
+    except UnicodeDecodeError:
+        return False
+    return resolve(topic) == key and access.allows(action, topic)

@@ -1,0 +1,187 @@
+"""Guards a cluster's registry: makes logins, and gives every node the list of who may do what with it.
+
+    make_credentials ─▶ file of all logins, which only its owner may read
+    guard ─▶ ROOT/access, the digests ─▶ every node below ROOT, again and again until none had another list ─▶ directories
+
+From the moment that `ROOT/access` is there, whatever is made gets its list; what was made just before it is met by the next walk.
+A process that has logged in keeps working meanwhile; one that has not is shut out, and therefore asked for first.
+
+Source: docs/security.md, "The registry".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pixiu.discovery import paths
+from pixiu.discovery.access import LOGINS, MAX_PASSWORDS, OPERATOR, Access, directories
+from pixiu.discovery.login import Login
+from pixiu.discovery.view import View
+from pixiu.discovery.zookeeper import NodeExists, NoNode, ZooKeeper
+from pixiu.errors import ConfigurationError, InvalidArgument, Unavailable
+from registry.session import read_view
+
+AT_ONCE: Final = 64
+MAX_WALKS: Final = 10
+WALK_AGAIN_S: Final = 1.0
+"""A process that found the registry open just now has made its node by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What was done."""
+
+    nodes: int
+    """Below the root."""
+    changed: int
+    """Nodes that had another list."""
+
+
+def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> dict[str, tuple[str, ...]]:
+    """Make a file with a login for every role, or add what one that is there lacks; the logins in it.
+
+    Args:
+        renew: give every role one more password, before those that it has.
+        drop: leave every role its newest password only.
+
+    Raises `ConfigurationError`: the file does not do, others may read it, or a role has passwords enough.
+    """
+    there = Login(file).read() if file.exists() else {}
+    made: dict[str, tuple[str, ...]] = {}
+    for who in LOGINS:
+        passwords = there.get(who, ())
+        if renew or not passwords:
+            passwords = (secrets.token_hex(32), *passwords)
+        made[who] = passwords[:1] if drop else passwords
+        if len(made[who]) > MAX_PASSWORDS:
+            raise ConfigurationError(f"{file}: {who} has {MAX_PASSWORDS} passwords already: drop those before the newest first")
+    if made != there:
+        write_credentials(file, made)
+    return made
+
+
+def write_credentials(file: Path, logins: Mapping[str, tuple[str, ...]]) -> None:
+    """Exchange a file of logins at once. Raises `ConfigurationError`."""
+    lines = ["# Logins in the registry: role and password. Give a machine the lines of its own roles alone.\n"]
+    lines += [f"{who} {password}\n" for who, passwords in logins.items() for password in passwords]
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.writelines(lines)
+            out.flush()
+            os.fsync(out.fileno())
+        new.rename(file)
+    except OSError as error:
+        raise ConfigurationError(f"registry credentials {file}: cannot be written: {error.strerror}") from None
+
+
+def read_credentials(file: Path) -> dict[str, tuple[str, ...]]:
+    """The logins of all roles, an operator's file. Raises `ConfigurationError` when one is missing."""
+    found = Login(file).read()
+    if missing := [who for who in LOGINS if who not in found]:
+        raise ConfigurationError(
+            f"registry credentials {file}: has no line of {', '.join(missing)}: give the operator's file, which has all of them"
+        )
+    return found
+
+
+async def guard(zookeeper: ZooKeeper, root: str, credentials: Mapping[str, tuple[str, ...]], *, force: bool = False) -> Guarded:
+    """Let only these logins into a cluster's registry, each to what is its own. Anybody may do it where the registry is open, and
+    an operator where it is guarded: with other passwords than before, for instance.
+
+    Args:
+        force: also when processes are registered that have not logged in, which then are shut out.
+
+    Raises `InvalidArgument` when there are such, or the session has no login of an operator; `RegistryDenied`,
+    `RegistryUnavailable`.
+
+    Source: docs/security.md, "The registry".
+    """
+    paths.check_root(root)
+    own = zookeeper.login.read().get(OPERATOR, ()) if zookeeper.login is not None else ()
+    if set(own).isdisjoint(credentials[OPERATOR]):
+        raise InvalidArgument(
+            "guarding the registry takes an operator's login that is among those given, else nobody could undo it"
+        )
+    view = await read_view(zookeeper, root)
+    strangers = [f"{node.role} at {node.address}" for node in view.nodes if not node.login]
+    if strangers and not force:
+        raise InvalidArgument(
+            f"{len(strangers)} processes have not logged in, and would be shut out: {', '.join(strangers[:5])}; restart them with "
+            "[cluster] registry_credentials_file first"
+        )
+    access = Access.of(credentials)
+    await zookeeper.ensure_path(root)
+    path, data = paths.access(root), access.to_json()
+    try:
+        await zookeeper.set(path, data)
+    except NoNode:
+        try:
+            await zookeeper.create(path, data)
+        except NodeExists:
+            await zookeeper.set(path, data)
+    nodes, changed = await _walk(zookeeper, root, access), 0
+    counted = len(nodes)
+    for walks in range(MAX_WALKS):
+        differed = sum(nodes.values())
+        changed += differed
+        if not differed and walks:
+            break
+        if walks and view.nodes:
+            await asyncio.sleep(WALK_AGAIN_S)
+        nodes = await _walk(zookeeper, root, access)
+        counted = len(nodes)
+    else:
+        raise Unavailable(f"nodes without the right list came below {root} again and again: which process has not logged in?")
+    await make_directories(zookeeper, root, view)
+    return Guarded(counted, changed)
+
+
+async def make_directories(zookeeper: ZooKeeper, root: str, view: View | None = None) -> None:
+    """Make what processes may not: the directories of roles, of leases and of requests, and of the layout's partitions."""
+    layout = (view or await read_view(zookeeper, root)).layout
+    partitions = [
+        paths.partition_directory(root, role, number)
+        for role, found in layout.roles.items()
+        if role in paths.PARTITIONED_ROLES
+        for number in range(max(found.n, found.next))
+    ]
+    await asyncio.gather(*(zookeeper.ensure_path(f"{root}{path}") for path in directories()))
+    await asyncio.gather(*map(zookeeper.ensure_path, partitions))
+
+
+async def guard_first(zookeeper: ZooKeeper, root: str) -> None:
+    """Guard a new cluster's registry, where nothing is below its root yet and this command has the logins of all roles. Raises as
+    `guard` does."""
+    login = zookeeper.login
+    if login is not None and set(zookeeper.logged_in_as) == set(LOGINS) and await zookeeper.exists(root) is None:
+        await guard(zookeeper, root, login.read())
+
+
+async def _walk(zookeeper: ZooKeeper, root: str, access: Access) -> dict[str, bool]:
+    """Give every node its list; path → whether it had another one."""
+    done: dict[str, bool] = {}
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(path: str) -> list[str]:
+        try:
+            async with slots:
+                done[path] = await zookeeper.set_acl(path, access, path[len(root) :])
+                return [f"{path}/{name}" for name in await zookeeper.children(path)]
+        except NoNode:  # gone meanwhile
+            done.pop(path, None)
+            return []
+
+    level = [root]
+    while level:
+        found = await asyncio.gather(*map(one, level))
+        level = [path for below in found for path in below]
+    return done

@@ -1,0 +1,100 @@
+"""What is remembered of answers, and when nobody is asked; passwords; a process's proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.access import passwords
+from cluster.access.decisions import Breaker, Remembered
+from cluster.access.process_login import VALID_S, prove, proven
+from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
+
+
+def test_answers_are_kept_for_a_time_and_up_to_a_number() -> None:
+    kept: Remembered[int] = Remembered(b"k" * 32, 2)
+    kept.put(("a", "b"), 1, until=10.0)
+    assert kept.get(("a", "b"), 9.9) == 1
+    assert kept.get(("ab", ""), 9.9) is None
+    assert kept.get(("a", "b"), 10.0) is None
+    for number in range(5):
+        kept.put((str(number),), number, until=10.0)
+    assert len(kept) == 2
+    assert [kept.get((str(number),), 0.0) for number in range(5)] == [None, None, None, 3, 4]
+    assert b"secret" not in repr(kept._answers).encode()
+
+
+def test_a_breaker_opens_after_failures_and_lets_one_ask_at_a_time() -> None:
+    breaker = Breaker(failures=3, open_s=5.0)
+    for _ in range(2):
+        breaker.failed(0.0)
+    assert breaker.may_ask(0.0)
+    breaker.failed(0.0)
+    assert not breaker.may_ask(4.9)
+    assert [breaker.may_ask(5.0), breaker.may_ask(5.0)] == [True, False]
+    breaker.failed(6.0)
+    assert not breaker.may_ask(10.9)
+    assert breaker.may_ask(11.0)
+    breaker.answered()
+    assert breaker.may_ask(11.0)
+    assert breaker.opened == 1
+
+
+def test_a_password_file_is_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    assert not passwords.put_user(path, "alice", passwords.line_of("alice", "correct horse", 7, ("players",)))
+    assert not passwords.put_user(path, "svc", passwords.line_of("svc", "battery staple", 0))
+    assert passwords.put_user(path, "alice", passwords.line_of("alice", "another one", 7, ("players", "staff")))
+    assert path.stat().st_mode & 0o077 == 0
+    users = passwords.read_users(path.read_text(), str(path))
+    assert passwords.check(users["alice"], "another one").groups == {"players", "staff"}
+    assert passwords.check(users["svc"], "battery staple").uin == 0
+    for entry, password in ((users["alice"], "correct horse"), (None, "another one")):
+        with pytest.raises(NotAuthenticated, match="user name or the password"):
+            passwords.check(entry, password)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "alice",
+        "alice:7:",
+        "alice:x::scrypt$16384$8$1$AA==$AA==",
+        "alice:7::md5$1$1$1$AA==$AA==",
+        "alice:7::scrypt$16383$8$1$AA==$AA==",
+        ":7::scrypt$16384$8$1$AA==$AA==",
+        "a:7::scrypt$16384$8$1$A$A",
+    ],
+)
+def test_a_wrong_line_is_named_without_what_is_in_it(line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^users, line 2: ") as caught:
+        passwords.read_users(f"# a comment\n{line}\n", "users")
+    assert "AA==" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "password"),
+    [("", "long enough"), ("a:b", "long enough"), ("a\nb", "long enough"), ("#a", "long enough"), ("a", "short")],
+)
+def test_what_cannot_be_a_user_is_refused(user: str, password: str) -> None:
+    with pytest.raises(InvalidArgument):
+        passwords.line_of(user, password, 7)
+
+
+def test_a_process_proves_its_role_by_the_secret_and_for_a_while() -> None:
+    secret, other = b"s" * 16, b"t" * 16
+    proof = prove(secret, "gateway", 5, 1000.0)
+    assert proven(secret, proof, 1000.0 + VALID_S) == "gateway"
+    for key, header, now in (
+        (secret, proof, 1001.0 + VALID_S),
+        (secret, proof, 998.0 - VALID_S),
+        (other, proof, 1000.0),
+        (None, proof, 1000.0),
+        (secret, proof.replace("gateway", "relay"), 1000.0),
+        (secret, "Bearer x", 1000.0),
+        (secret, "PixiuProcess gateway.x", 1000.0),
+        (secret, "", 1000.0),
+        (secret, "PixiuProcess ü.ü.ü.ü", 1000.0),
+    ):
+        assert proven(key, header, now) is None

@@ -1,0 +1,596 @@
+"""The guard: authenticators in turn, a callback that misbehaves, quotas, the end of sessions, files that change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from cluster.access import passwords
+from cluster.access.guard import MAX_HASHING, Guard, Session
+from cluster.access.identity import Credentials, Identity
+from cluster.access.rules import PUBLISH, SUBSCRIBE
+from cluster.runtime import log
+from cluster.runtime.audit import Audit
+from pixiu.errors import ConfigurationError, NotAuthenticated, Overloaded
+from tests.support.logins import RULES, Logins
+from tests.support.waiting import until
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Service:
+    """A web service that is asked who somebody is, and does as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.answer: Answer = self.yes
+        self.url = ""
+
+    async def yes(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"allow": True, "user": "zoe", "uin": 70, "groups": ["players"], "expires_in_s": 60})
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(await request.json())
+        return await self.answer(request)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    found = Service()
+    app = web.Application()
+    app.router.add_post("/login", found.serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}/login"
+    yield found
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def guards(tmp_path: Path) -> AsyncIterator[Callable[[str], Guard]]:
+    made: list[Guard] = []
+
+    def tell(kind: str, fields: Mapping[str, object]) -> None:
+        log.get_logger().info("audit", what=kind, **fields)
+
+    def make(text: str) -> Guard:
+        (tmp_path / "access.toml").write_text(text)
+        made.append(Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None, tell=tell)))
+        return made[-1]
+
+    yield make
+    for guard in made:
+        await guard.close()
+
+
+def callback(service: Service, **more: object) -> str:
+    values = {"url": service.url, "timeout_s": 2.0, "failures": 3, "open_s": 0.2, "cache_s": 60.0, **more}
+    return "[callback]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+
+def login(secret: str = "pass-phrase", user: str = "zoe") -> Credentials:
+    return Credentials(user, secret, "phone", "10.0.0.9")
+
+
+async def test_a_callback_is_asked_once_for_a_while(service: Service, guards: Callable[[str], Guard]) -> None:
+    guard = guards(callback(service))
+    assert guard.check_now(login()) is None
+    first = await guard.check(login())
+    assert (first.user, first.uin, first.groups) == ("zoe", 70, frozenset({"players"}))
+    assert guard.check_now(login()) == first
+    assert guard.check_now(Credentials("zoe", "pass-phrase", "phone", "10.0.0.10")) is None  # of another address, which it was told
+    assert service.asked == [{"user": "zoe", "secret": "pass-phrase", "client_id": "phone", "address": "10.0.0.9"}]
+
+    async def no(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"allow": False})
+
+    service.answer = no
+    for _ in range(3):
+        with pytest.raises(NotAuthenticated, match="refused"):
+            await guard.check(login("another-one"))
+    assert len(service.asked) == 2
+
+
+async def hangs(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(30)
+    raise AssertionError
+
+
+async def redirects(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/login")
+
+
+async def floods(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    try:
+        for _ in range(160):
+            await response.write(b" " * 65536)
+    except ConnectionError:
+        pass
+    return response
+
+
+def says(text: str, status: int = 200) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text, status=status)
+
+    return answer
+
+
+async def lets_in(guard: Guard, credentials: Credentials) -> bool:
+    try:
+        return bool(await guard.check(credentials))
+    except Overloaded:
+        return False
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), says("", 500),
+        says('{"allow": true, "user": ""}'), says('{"allow": true, "uin": -1}'), says('{"allow": true, "groups": 5}'),
+        says('{"allow": true, "expires_in_s": "x"}'), says('{"allow": true, "expires_in_s": 1' + "0" * 400 + "}"),
+        says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
+    ],
+)  # fmt: skip
+async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
+    service: Service, guards: Callable[[str], Guard], answer: Answer
+) -> None:
+    guard = guards(callback(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
+    await until(lambda: lets_in(guard, login()), "the first answer")
+    service.answer = answer
+    for number in range(3):
+        with pytest.raises(Overloaded, match="does not answer"):
+            await guard.check(login(f"secret-{number}"))
+    asked = len(service.asked)
+    with pytest.raises(Overloaded):  # it is not even asked any more
+        await guard.check(login("one-more"))
+    assert len(service.asked) == asked
+    assert guard.check_now(login()) is not None  # who is remembered comes in
+
+
+async def test_a_callback_that_answers_again_is_asked_again(service: Service, guards: Callable[[str], Guard]) -> None:
+    guard = guards(callback(service))
+    service.answer = says("", 500)
+    for number in range(5):
+        with pytest.raises(Overloaded):
+            await guard.check(login(f"secret-{number}"))
+    assert guard.samples()["access_callback_open"] == 1
+    service.answer = service.yes
+    await until(lambda: lets_in(guard, login("one-more")), "the callback's recovery")
+
+
+async def test_tokens_passwords_and_the_callback_in_turn(tmp_path: Path, service: Service, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text() + callback(service))
+    assert (await guard.check(login(logins.token("alice", 7)))).by == "jwt"
+    assert (await guard.check(login("carols-password", "carol"))).by == "password"
+    assert guard.check_now(login("carols-password", "carol")) is not None  # hashed once
+    assert (await guard.check(login())).by == "callback"
+    asked = len(service.asked)
+    for wrong in (
+        login(logins.token("alice", 7, key=logins.other)),
+        login("carols-passwort", "carol"),
+        login(""),
+        login("x" * 9000),
+    ):
+        with pytest.raises(NotAuthenticated):
+            await guard.check(wrong)
+    with pytest.raises(NotAuthenticated, match="number of another user"):
+        await guard.check(login(logins.token("alice", 7), "8"))
+    assert len(service.asked) == asked  # a wrong token or password is not offered to the next
+
+
+async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text() + "[quota]\nsessions_per_user = 2\nsessions_per_address = 3\nmessages_per_s = 100\n")
+    ended: list[str] = []
+    identity = Identity("alice", 7, frozenset({"players"}))
+    mine = [guard.open(identity, "10.0.0.1", "", ended.append) for _ in range(2)]
+    with pytest.raises(Overloaded, match="user"):
+        guard.open(identity, "10.0.0.2", "", ended.append)
+    bob = guard.open(Identity("bob", 8), "10.0.0.1", "", ended.append)
+    with pytest.raises(Overloaded, match="address"):
+        guard.open(Identity("carol", 9), "10.0.0.1", "", ended.append)
+    assert guard.kick("alice") == 2
+    assert guard.kick("8") == 1
+    service = guard.open(Identity("billing", 0), "10.0.0.2", "", ended.append)
+    assert guard.kick("nobody") == guard.kick("0") == guard.kick("") == 0
+    assert len(ended) == 3
+    assert guard.kick("billing") == 1
+    service.close()
+    assert mine[0].spend(50, 100) == 0
+    assert mine[1].spend(150, 100) > 0  # of the user, whatever the session
+    assert bob.spend(1, 100) == 0
+    for session in (*mine, bob, bob):
+        session.close()
+    assert guard.samples()["access_sessions"] == 0
+    guard.open(identity, "10.0.0.1", "", ended.append).close()
+
+
+async def test_who_owes_is_held_until_nothing_is_owed(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.access.guard.MAX_HOLD_S", 0.01)
+    guard = guards(Logins(tmp_path).file.read_text() + "[quota]\nbytes_per_s = 1000.0\n")
+    first, second = (guard.open(Identity("alice", 7), "x", "", lambda _: None) for _ in range(2))
+    assert first.spend(1, 1200) > 0
+    await second.hold()
+    assert first.owed() == second.owed() == 0
+    first.close()
+    second.close()
+
+
+async def test_a_session_ends_at_its_time_and_not_before(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    guard = guards(Logins(tmp_path).file.read_text())
+    ended: list[tuple[str, float]] = []
+    until_s = time.time() + 0.2
+    session = guard.open(Identity("a", 1, expires_at=until_s), "x", "", lambda why: ended.append((why, time.time())))
+    guard.open(Identity("b", 2, expires_at=time.time() + 1e9), "x", "", lambda why: ended.append((why, 0.0)))
+    await until(lambda: ended, "the end of the session")
+    assert len(ended) == 1
+    assert "expired" in ended[0][0]
+    assert ended[0][1] >= until_s
+    session.close()
+
+
+async def test_too_many_failed_logins_of_an_address_close_it(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text() + "[quota]\nfailed_logins_per_min = 5\n")
+    good = login(logins.token("alice", 7))
+    for _ in range(20):
+        with pytest.raises((NotAuthenticated, Overloaded)):
+            await guard.check(login("eyJ.wrong.token"))
+    with pytest.raises(Overloaded, match="failed"):
+        await guard.check(good)
+    assert guard.check_now(Credentials("", good.secret, "", "10.0.0.10")) is not None
+
+
+@pytest.mark.parametrize("way", ["password", "callback"])
+async def test_who_hangs_up_before_the_answer_pays_for_it(
+    tmp_path: Path, service: Service, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    text = Logins(tmp_path).file.read_text() if way == "password" else callback(service, timeout_s=30.0)
+    guard = guards(text + "[quota]\nfailed_logins_per_min = 10\n")
+    begun: list[str] = []
+    hashed, lock = threading.Event(), threading.Lock()
+    at_once = most = 0
+
+    def check(_entry: object, secret: str) -> Identity:
+        nonlocal at_once, most
+        with lock:
+            begun.append(secret)
+            at_once += 1
+            most = max(most, at_once)
+        hashed.wait(30)
+        with lock:
+            at_once -= 1
+        raise NotAuthenticated("the user name or the password is wrong")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        begun.append("asked")
+        return await hangs(request)
+
+    monkeypatch.setattr(passwords, "check", check)
+    service.answer = answer
+    with capture_logs() as lines:
+        for number in range(11):
+            before = len(begun)
+            task = asyncio.create_task(guard.check(login(f"secret-{number}", "carol")))
+            if way == "callback" or number < MAX_HASHING:
+                await until(lambda before=before: len(begun) > before, "the question")  # type: ignore[misc]
+            else:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert most <= MAX_HASHING  # what hangs up does not make room for one more
+    with pytest.raises(Overloaded, match="failed"):
+        await guard.check(login("secret", "carol"))
+    hashed.set()
+    assert guard.counts["refused"] == 12
+    assert [line["why"] for line in lines if line.get("what") == "login_refused"] == ["the client hung up before the answer"]
+    await until(lambda: not at_once, "the threads")
+
+
+async def test_files_are_read_again_and_wrong_ones_change_nothing(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    old = logins.token("alice", 7, "players")
+    identity = await guard.check(login(old))
+    ended: list[str] = []
+    changed: list[bool] = []
+    session = guard.open(identity, "x", "", ended.append)
+    session.rules_changed = lambda: changed.append(session.allows(PUBLISH, 42))
+    assert session.allows(PUBLISH, 42)
+    logins.write_rules('[[rule]]\ndeny = ["publish"]\n' + RULES)
+    await guard.read_again()
+    assert changed == [False]
+    logins.write_rules('[[rule]]\ndeny = ["fly"]\n')
+    with capture_logs() as lines:
+        await guard.read_again()
+        await guard.read_again()
+    assert [line["event"] for line in lines] == ["access_file_wrong"]
+    assert not session.allows(PUBLISH, 42)
+    # Another key: the old one's tokens open nothing new, and end nobody.
+    logins.key = logins.other
+    logins.write_keys()
+    logins.write_rules(RULES)
+    await guard.read_again()
+    with pytest.raises(NotAuthenticated, match="signature"):
+        guard.check_now(login(old))
+    assert guard.check_now(login(logins.token("alice", 7))) is not None
+    assert not ended
+    # Who is no longer in the password file is out.
+    carol = guard.open(await guard.check(login("carols-password", "carol")), "x", "", ended.append)
+    (tmp_path / "users").write_text("")
+    await guard.read_again()
+    assert len(ended) == 1
+    for one in (session, carol):
+        one.close()
+
+
+async def test_what_is_refused_is_audited_without_a_secret(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    with capture_logs() as lines:
+        with pytest.raises(NotAuthenticated):
+            await guard.check(login("carols-passwort", "carol"))
+        session = guard.open(await guard.check(login("carols-password", "carol")), "x", "", lambda _: None)
+        for _ in range(3):
+            assert not session.allows(PUBLISH, 13)
+        session.close()
+    said = [line["what"] for line in lines if line["event"] == "audit"]
+    assert said == ["login_refused", "login", "denied"]  # one line for one thing, however often
+    assert guard.counts["denied"] == 3
+    assert "carols-pass" not in str(lines)
+    assert "carols-pass" not in repr(login("carols-password", "carol"))
+
+
+PASSWORDS = '[password]\nfile = "users"\n'
+
+
+async def test_another_password_ends_the_users_sessions_and_nobody_elses(tmp_path: Path, guards: Callable[[str], Guard]) -> None:
+    users = tmp_path / "users"
+    for name, uin in (("alice", 7), ("bob", 8)):
+        passwords.put_user(users, name, passwords.line_of(name, "password-1", uin))
+    guard = guards(PASSWORDS)
+    ended: list[str] = []
+    sessions = [
+        guard.open(await guard.check(login("password-1", name)), "x", "", lambda _, name=name: ended.append(name))  # type: ignore[misc]
+        for name in ("alice", "bob")
+    ]
+    passwords.put_user(users, "alice", passwords.line_of("alice", "password-2", 7))
+    await guard.read_again()
+    assert ended == ["alice"]
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize("after", ["", "new"])
+async def test_whose_entry_changes_while_the_password_is_hashed_is_told_to_try_again(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    users = tmp_path / "users"
+    users.write_text(passwords.line_of("alice", "password-1", 7) + "\n")
+    guard = guards(PASSWORDS)
+    begun, go_on, check = threading.Event(), threading.Event(), passwords.check
+
+    def slow(entry: passwords.Entry | None, secret: str) -> Identity:
+        begun.set()
+        go_on.wait(30)
+        return check(entry, secret)
+
+    monkeypatch.setattr(passwords, "check", slow)
+    task = asyncio.create_task(guard.check(login("password-1", "alice")))
+    await until(begun.is_set, "the thread")
+    users.write_text(passwords.line_of("alice", "password-2", 7) if after else "")
+    await guard.read_again()
+    go_on.set()
+    with pytest.raises(Overloaded, match="try again"):
+        await task
+    with pytest.raises(NotAuthenticated):
+        await guard.check(login("password-1", "alice"))
+
+
+async def test_what_comes_after_a_failed_read_or_during_it_is_read(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, later, parse = tmp_path / "users", tmp_path / "later", passwords.read_users
+    users.write_text("")
+    guard = guards(PASSWORDS)
+    (tmp_path / "access.toml").write_text('[password]\nfile = "later"\n')
+    await guard.read_again()  # names a file that comes afterwards
+    later.write_text(passwords.line_of("bob", "password-1", 8))
+    await guard.read_again()
+    assert (await guard.check(login("password-1", "bob"))).uin == 8
+
+    def completed(text: str, name: str) -> Mapping[str, passwords.Entry]:
+        if text == "carol:9":
+            later.write_text(passwords.line_of("carol", "password-1", 9))
+        return parse(text, name)
+
+    monkeypatch.setattr(passwords, "read_users", completed)
+    later.write_text("carol:9")  # half of it
+    await guard.read_again()
+    await guard.read_again()
+    assert (await guard.check(login("password-1", "carol"))).uin == 9
+
+
+async def test_only_what_has_changed_is_parsed_and_not_by_the_event_loop(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    parse, threads = passwords.read_users, []
+
+    def noted(text: str, name: str) -> Mapping[str, passwords.Entry]:
+        threads.append(threading.current_thread())
+        return parse(text, name)
+
+    monkeypatch.setattr(passwords, "read_users", noted)
+    logins.write_rules("")
+    await guard.read_again()
+    assert not threads
+    assert (await guard.check(login("carols-password", "carol"))).by == "password"
+    (tmp_path / "users").write_text("")
+    await guard.read_again()
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+TYPOS = {
+    "address": {"access.toml": '[callback]\nurl = "http://[bad/x"\n'},
+    "port": {"access.toml": '[callback]\nurl = "http://host:99999999/x"\n'},
+    "depth": {"access.toml": "x = " + "[" * 3000},
+    "digits": {"access.toml": "x = " + "1" * 5000},
+    "keys": {"access.toml": '[jwt]\nkeys = "keys.json"\n', "keys.json": '{"keys": ["x"]}'},
+    "shared key": {"access.toml": '[jwt]\nkeys = "keys.json"\n', "keys.json": '{"keys": [{"kty": "oct", "k": 5}]}'},
+    "depth of keys": {"access.toml": '[jwt]\nkeys = "keys.json"\n', "keys.json": "[" * 100_000},
+}
+
+
+@pytest.mark.parametrize("typo", TYPOS)
+async def test_a_typo_is_said_and_what_comes_after_it_is_read(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch, typo: str
+) -> None:
+    monkeypatch.setattr("cluster.access.guard.LOOK_S", 0.01)
+    (tmp_path / "users").write_text("")
+    guard = guards(PASSWORDS)
+    guard.start()
+    for name, text in TYPOS[typo].items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError):
+        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+    await until(lambda: guard.counts["files_wrong"], "the line in the log")
+    (tmp_path / "access.toml").write_text(PASSWORDS + "[quota]\nsessions_per_user = 5\n")
+    await until(lambda: guard.settings.quota.sessions_per_user == 5, "the next change")
+
+
+async def test_nothing_ends_the_look_at_the_files(
+    tmp_path: Path, guards: Callable[[str], Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.access.guard.LOOK_S", 0.01)
+    (tmp_path / "users").write_text("")
+    guard = guards(PASSWORDS)
+    session = guard.open(Identity("alice", 7), "x", "", lambda _: None)
+
+    def fails() -> None:
+        raise RuntimeError("of a session")
+
+    session.rules_changed = fails
+    guard.start()
+    for limit in (5, 6):
+        (tmp_path / "access.toml").write_text(PASSWORDS + f"[quota]\nsessions_per_user = {limit}\n")
+        await until(lambda limit=limit: guard.settings.quota.sessions_per_user == limit, "the change")  # type: ignore[misc]
+    session.close()
+
+
+async def test_nobody_can_roll_the_audit_log_over(tmp_path: Path) -> None:
+    file, audit = Logins(tmp_path).file, Audit(tmp_path / "audit")
+    guard = Guard(str(file), log.get_logger(), audit)
+    before, begun = audit.head[0], time.monotonic()
+    for number in range(1, 200):
+        session = guard.open(Identity("alice", 7), "10.0.0.1", "phone", lambda _: None)
+        for target in (number + 1000, f"free/{number}", f"free/{number}/" + "x" * 1000):
+            assert not session.allows(PUBLISH, target)
+        session.close()
+    assert audit.head[0] - before <= 2 * (time.monotonic() - begun) + 2
+    await audit.flush()
+    await guard.close()
+    audit.close()
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"access\.toml: cannot be read"):
+        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+    (tmp_path / "access.toml").write_text('[jwt]\nkeys = "gone.json"\n')
+    with pytest.raises(ConfigurationError, match=r"gone\.json: cannot be read"):
+        Guard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+
+
+def decider(service: Service, **more: object) -> str:
+    """An access file whose rules ask the service about rooms from 900 on."""
+    rule = '[[rule]]\nask = ["subscribe", "publish"]\ncallback = "live"\nrooms = ["900-999"]\n'
+    return callback(service) + callback(service, **more).replace("[callback]", "[callbacks.live]") + rule
+
+
+def session_of(guard: Guard, client_id: str = "phone") -> Session:
+    return guard.open(Identity("zoe", 70, frozenset({"players"})), "10.0.0.9", client_id, lambda _: None)
+
+
+async def asked_for(session: Session, *rooms: int, action: str = SUBSCRIBE) -> list[bool]:
+    for room in rooms:
+        session.foresee(action, room)
+    await session.ask()
+    return [session.allows(action, room) for room in rooms]
+
+
+async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guards: Callable[[str], Guard]) -> None:
+    guard = guards(decider(service))
+    phone, tablet = session_of(guard), session_of(guard, "tablet")
+
+    async def bound(request: web.Request) -> web.StreamResponse:
+        question = await request.json()
+        return web.json_response({"allow": question["client_id"] == "phone" and question["topic"] != "room/901"})
+
+    service.answer = bound
+    assert await asked_for(phone, 900, 901, 999) == [True, False, True]
+    assert await asked_for(tablet, 999) == [False]
+    assert not phone.allows(SUBSCRIBE, 42)  # no rule is about it, and nobody is asked
+    assert await asked_for(phone, 900, 901) == [True, False]  # remembered
+    assert len(service.asked) == 4
+    assert service.asked[0] == {
+        "user": "zoe", "uin": 70, "groups": ["players"], "client_id": "phone", "address": "10.0.0.9", "action": "subscribe",
+        "topic": "room/900",
+    }  # fmt: skip
+    for session in (phone, tablet):
+        session.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), says("", 500),
+        says('{"allow": "true"}'), says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
+    ],
+)  # fmt: skip
+async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
+    service: Service, guards: Callable[[str], Guard], answer: Answer
+) -> None:
+    guard = guards(decider(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
+    session = session_of(guard)
+    service.answer = says('{"allow": true}')
+    await until(lambda: first(session), "the first answer")
+    service.answer = answer
+    for room in (901, 902, 903):
+        assert await asked_for(session, room) == [False]
+    asked = len(service.asked)
+    assert await asked_for(session, 904) == [False]
+    assert len(service.asked) == asked  # it is not even asked any more
+    assert await asked_for(session, 900) == [True]  # what is remembered holds
+    assert guard.samples()["access_decider_open"] == 1
+    session.close()
+
+
+async def first(session: Session) -> bool:
+    return (await asked_for(session, 900))[0]
+
+
+async def test_a_question_nobody_could_remember_is_asked_once_and_refused(service: Service, guards: Callable[[str], Guard]) -> None:
+    guard = guards(decider(service, cached=1))
+    session = session_of(guard)
+    service.answer = says('{"allow": true}')
+    assert sorted(await asked_for(session, 900, 901)) == [False, True]
+    session.close()

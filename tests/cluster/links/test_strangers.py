@@ -1,0 +1,71 @@
+"""Who is not of the cluster gets no answer to data, no more back than it sent, and costs no memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.links import heartbeat
+from cluster.links.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
+from cluster.links.link import LinkCore
+from cluster.links.options import LinkOptions
+from pixiu.ids import EndpointID
+from pixiu.wire.v1 import control_pb2
+from tests.cluster.links.world import Recorder, make_record
+
+OWN, STRANGER, MEMBER = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
+ADDRESS = ("127.0.0.9", 7009)
+FENCED = control_pb2.Control(fenced=control_pb2.Fenced(floor=1)).SerializeToString()
+
+
+def core(knows: bool) -> tuple[LinkCore, Recorder]:
+    handler = Recorder()
+    handler.answer = b"what only members are told" * 10
+    return LinkCore(OWN, LinkOptions(), handler, knows=lambda id_: knows or id_ == MEMBER), handler
+
+
+def datagram(sender: EndpointID, type_: int, body: list[bytes], flags: int = 0, count: int = 1) -> bytes:
+    return Codec(sender, None, 8192, 300_000).pack(type_, flags, count, 1, 0, OWN, body)
+
+
+def beat(target: EndpointID) -> list[bytes]:
+    return [heartbeat.encode(reply=False, sent_us=5, next_record=9, next_control=9, attachment=b"", target=target)]
+
+
+@pytest.mark.parametrize(("type_", "body"), [(CONTROL, join_control([FENCED])), (RECORDS, [make_record(1)])])
+def test_one_datagram_of_a_stranger_does_nothing_and_is_not_answered(type_: int, body: list[bytes]) -> None:
+    for knows in (False, True):
+        links, handler = core(knows)
+        for _ in range(3):
+            links.receive(datagram(STRANGER, type_, body), ADDRESS, 1.0)
+            links.flush(1.0)
+            links.acknowledge(1.0, every=True)
+        assert bool(handler.control or handler.records) is knows
+        assert bool(links.outputs.datagrams) is knows
+        assert (links.refusals.counts.get(Refusal.UNKNOWN_SENDER, 0) == 3) is not knows
+
+
+@pytest.mark.parametrize("target", [OWN, EndpointID(99)])
+def test_a_strangers_heartbeat_gets_back_no_more_than_it_was(target: EndpointID) -> None:
+    asked = datagram(STRANGER, HEARTBEAT, beat(target), FLAG_ANY_DESTINATION, 0)
+    links, handler = core(knows=False)
+    links.receive(asked, ADDRESS, 1.0)
+    links.acknowledge(1.0, every=True)
+    ((answer, where),) = links.outputs.datagrams
+    assert where == ADDRESS
+    assert len(answer) <= len(asked)
+    body = heartbeat.decode(answer, HEAD_SIZE, len(answer))
+    assert body is not None
+    assert (body.reply, body.sent_us, body.attachment) == (True, 5, b"")
+    assert handler.heartbeats == []
+
+
+def test_strangers_take_no_memory_and_a_member_is_answered_in_full() -> None:
+    links, handler = core(knows=False)
+    for number in range(1, 3000):
+        links.receive(datagram(EndpointID(number << 20), HEARTBEAT, beat(OWN), FLAG_ANY_DESTINATION, 0), ADDRESS, 1.0)
+    assert dict(links.stats().peers) == {}
+    links.outputs.datagrams.clear()
+    links.receive(datagram(MEMBER, HEARTBEAT, beat(OWN), FLAG_ANY_DESTINATION, 0), ADDRESS, 1.0)
+    body = heartbeat.decode(links.outputs.datagrams[0][0], HEAD_SIZE, len(links.outputs.datagrams[0][0]))
+    assert body is not None
+    assert body.attachment == handler.answer

@@ -1,0 +1,374 @@
+"""Who may come in at the clients' doors, with every identity, against real processes: the table of docs/security.md."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+import pixiu
+import pixiu.testing
+from pixiu.ids import snowflake
+from pixiu.mqtt.client import ConnectionRefused
+from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
+from pixiu.wire.record import Flag, Kind, encode
+from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
+from tests.support.cluster import PIXIU
+from tests.support.logins import RULES, Logins
+from tests.support.waiting import until
+
+WAIT_S = 60.0
+PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
+TRIES = 20
+CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service")
+GENERATIONS = itertools.count(1)
+PAYLOAD = b"the-payload-of-a-message"
+
+
+@dataclass
+class World:
+    """A cluster whose clients log in, and tokens."""
+
+    cluster: pixiu.testing.Cluster
+    logins: Logins
+    tokens: dict[str, str]
+
+    @property
+    def mqtt(self) -> tuple[str, int]:
+        host, _, port = self.cluster.mqtt[0].rpartition(":")
+        return host, int(port)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    logins = Logins(tmp_path_factory.mktemp("logins"))
+    tokens = {
+        "nobody": "",
+        "expired": logins.token("alice", 7, "players", lasts_s=-60),
+        "wrong key": logins.token("alice", 7, "players", key=logins.other),
+        "alice": logins.token("alice", 7, "players"),
+        "bob": logins.token("bob", 8, "guests"),
+        "service": logins.token("billing", None, "services"),
+    }
+    with pixiu.testing.cluster(settings=logins.settings()) as cluster:
+        yield World(cluster, logins, tokens)
+        said = b"".join(path.read_bytes() for path in cluster.logs.rglob("*") if path.is_file())
+        said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit/*") if path.is_file())
+    assert b"login_refused" in said
+    assert b"denied" in said
+    secrets = [token.encode() for token in tokens.values() if token]
+    for secret in (
+        *secrets,
+        *(token.split(b".")[2] for token in secrets),
+        b"carols-password",
+        b"cluster-secret-of-a-test",
+        PAYLOAD,
+    ):
+        assert secret not in said
+    assert b"Traceback" not in said
+
+
+def new_id() -> int:
+    return snowflake(time.time_ns() // 1_000_000, 4000, next(GENERATIONS) % 1024)
+
+
+def metadata(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+@asynccontextmanager
+async def channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(address) as opened:
+        yield opened
+
+
+async def answer(asked: Callable[[], Awaitable[str]]) -> str:
+    """What somebody is told: what the call returns, or its status.
+
+    A write that meets the end of a refused call makes gRPC's client forget the status (`pixiu.rpc.grpc_streams`): asked again.
+    """
+    told = ""
+    for _ in range(TRIES):
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await asked()
+        except grpc.aio.AioRpcError as error:
+            told = error.code().name
+        if told != "INTERNAL":
+            break
+    return told
+
+
+# --- what is tried
+
+
+async def connect(world: World, token: str, name: str = "", client_id: str = "") -> MQTTClient:
+    client = MQTTClient(*world.mqtt, client_id, name or "any", password=token.encode() or None)
+    await client.connect()
+    return client
+
+
+async def mqtt(world: World, token: str, act: Callable[[MQTTClient], Awaitable[str]], name: str = "") -> str:
+    try:
+        client = await connect(world, token, name)
+    except ConnectionRefused as refused:
+        return f"CONNACK {refused.return_code}"
+    try:
+        return await act(client)
+    finally:
+        await client.close()
+
+
+def subscribing(topic: str) -> Callable[[MQTTClient], Awaitable[str]]:
+    async def act(client: MQTTClient) -> str:
+        try:
+            await client.subscribe([topic])
+        except SubscriptionRefused:
+            return "SUBACK 0x80"
+        return "yes"
+
+    return act
+
+
+def publishing(topic: str) -> Callable[[MQTTClient], Awaitable[str]]:
+    async def act(client: MQTTClient) -> str:
+        try:
+            await client.publish_with_ack(topic, PAYLOAD)
+        except pixiu.PixiuError:
+            return "closed"
+        return "yes"
+
+    return act
+
+
+async def connecting(client: MQTTClient) -> str:
+    return "yes"
+
+
+async def subscribe(world: World, token: str, *, uin: int = 0, mail: bool = False, **joins: Any) -> str:
+    async def asked() -> str:
+        async with channel(world.cluster.gateways[0]) as to:
+            call: Any = wire_pb2_grpc.SubscriberStub(to).Subscribe(metadata=metadata(token))
+            hello = wire_pb2.SubscribeHello(uin=uin, client="door", mail=mail)
+            await call.write(wire_pb2.SubscribeRequest(hello=hello, request=1, **joins))
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                if reply.error_code or reply.request:
+                    call.cancel()
+                    return str(reply.error_code) or "yes"
+            raise AssertionError("no answer")
+
+    return await answer(asked)
+
+
+async def publish(world: World, token: str, record: bytes) -> str:
+    async def asked() -> str:
+        async with channel(world.cluster.proxies[0]) as to:
+            call: Any = wire_pb2_grpc.PublisherStub(to).Publish(metadata=metadata(token))
+            # Called as a gateway is: a name proves nothing.
+            await call.write(wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client="gateway-0000000000000001")))
+            await call.read()
+            await call.write(wire_pb2.PublishRequest(batch=record, count=1, position=1))
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                if reply.up_to:
+                    call.cancel()
+                    code = str(reply.failures[0].code) if reply.failures else ""
+                    return "yes" if code in ("", "OFFLINE") else code
+            raise AssertionError("no answer")
+
+    return await answer(asked)
+
+
+async def mail(world: World, token: str, uin: int) -> str:
+    async def asked() -> str:
+        async with channel(world.cluster.proxies[0]) as to:
+            call: Any = mail_pb2_grpc.MailerStub(to).Send(metadata=metadata(token))
+            hello = mail_pb2.MailHello(client="door", worker=4000, generation=next(GENERATIONS))
+            await call.write(mail_pb2.MailRequest(hello=hello))
+            await call.read()
+            record = encode(Kind.MAIL, uin, PAYLOAD, new_id())
+            await call.write(mail_pb2.MailRequest(batch=record, count=1, position=1))
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                if reply.results:
+                    call.cancel()
+                    return str(reply.results[0].code) or "yes"
+                assert not reply.HasField("end"), reply
+            raise AssertionError("no answer")
+
+    return await answer(asked)
+
+
+async def unary(world: World, token: str, call: Callable[[grpc.aio.Channel, Any], Awaitable[object]]) -> str:
+    async def asked() -> str:
+        async with channel(world.cluster.proxies[0]) as to:
+            await call(to, metadata(token))
+            return "yes"
+
+    return await answer(asked)
+
+
+def room(number: int) -> bytes:
+    return encode(Kind.ROOM, number, PAYLOAD, new_id(), flags=Flag.TO_ROOM, sender=99)
+
+
+Try = Callable[[World, str], Awaitable[str]]
+TRIED: dict[str, Try] = {
+    "MQTT: CONNECT": lambda w, t: mqtt(w, t, connecting),
+    "MQTT: CONNECT, user name `7`": lambda w, t: mqtt(w, t, connecting, "7"),
+    "MQTT: SUBSCRIBE `user/7`": lambda w, t: mqtt(w, t, subscribing("user/7")),
+    "MQTT: SUBSCRIBE `room/42`": lambda w, t: mqtt(w, t, subscribing("room/42")),
+    "MQTT: SUBSCRIBE `room/13`": lambda w, t: mqtt(w, t, subscribing("room/13")),
+    "MQTT: SUBSCRIBE `games/7/chess`": lambda w, t: mqtt(w, t, subscribing("games/7/chess")),
+    "MQTT: PUBLISH `room/42`, QoS 1": lambda w, t: mqtt(w, t, publishing("room/42")),
+    "MQTT: PUBLISH `room/13`, QoS 1": lambda w, t: mqtt(w, t, publishing("room/13")),
+    "MQTT: PUBLISH `games/8/chess`, QoS 1": lambda w, t: mqtt(w, t, publishing("games/8/chess")),
+    "gateway: Subscriber.Subscribe, room 42": lambda w, t: subscribe(w, t, join_rooms=[42]),
+    "gateway: Subscriber.Subscribe, room 13": lambda w, t: subscribe(w, t, join_rooms=[13]),
+    "gateway: Subscriber.Subscribe as UIN 7": lambda w, t: subscribe(w, t, uin=7),
+    "gateway: Subscriber.Subscribe as UIN 7, its mail": lambda w, t: subscribe(w, t, uin=7, mail=True),
+    "proxy: Publisher.Publish to room 42": lambda w, t: publish(w, t, room(42)),
+    "proxy: Publisher.Publish to room 13": lambda w, t: publish(w, t, room(13)),
+    "proxy: Publisher.Publish to user 9": lambda w, t: publish(w, t, encode(Kind.CHAT, 9, PAYLOAD, new_id())),
+    "proxy: Mailer.Send to user 9": lambda w, t: mail(w, t, 9),
+    "proxy: Presence.Query of user 9": lambda w, t: unary(
+        w, t, lambda to, m: wire_pb2_grpc.PresenceStub(to).Query(wire_pb2.PresenceRequest(uins=[9]), metadata=m)
+    ),
+    "proxy: Publisher.Cluster": lambda w, t: unary(
+        w, t, lambda to, m: wire_pb2_grpc.PublisherStub(to).Cluster(wire_pb2.ClusterRequest(), metadata=m)
+    ),
+}
+
+
+def documented() -> dict[str, list[str]]:
+    """The table of the page: what is tried → what each caller is told."""
+    _, _, section = PAGE.read_text().partition("\n### Who may do what\n")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.partition("\n## ")[0].splitlines()
+        if line[:1] == "|"
+    ]
+    assert rows[0][1:] == list(CALLERS)
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+async def test_every_door_says_to_everybody_what_the_page_says(world: World) -> None:
+    found = {what: [await tried(world, world.tokens[caller]) for caller in CALLERS] for what, tried in TRIED.items()}
+    assert found == documented()
+
+
+def test_every_method_of_the_clients_services_is_tried() -> None:
+    services = [wire_pb2.DESCRIPTOR.services_by_name[name] for name in ("Publisher", "Subscriber", "Presence")]
+    services += [mail_pb2.DESCRIPTOR.services_by_name["Mailer"]]
+    methods = {f"{service.name}.{method.name}" for service in services for method in service.methods}
+    assert methods == {found[1] for what in TRIED if (found := re.search(r"(\w+\.\w+)", what)) is not None}
+
+
+async def test_a_client_of_the_sdk_sends_as_who_has_logged_in_whatever_it_says(world: World) -> None:
+    target, tokens = world.cluster.target, world.tokens
+    async with (
+        pixiu.connect(target, token=lambda: tokens["alice"]) as alice,
+        pixiu.connect(target, uin=7, token=tokens["alice"]) as reader,
+        pixiu.connect(target, token=tokens["service"], uin=55) as service,
+        reader.subscribe(room=50) as messages,
+    ):
+        await alice.room(50).send(PAYLOAD)
+        async with asyncio.timeout(WAIT_S):
+            assert (await anext(messages)).sender == 7
+        with pytest.raises(pixiu.NotAllowed, match="acl test"):
+            await alice.room(13).send(PAYLOAD)
+        # Who may speak for others keeps the sender that it gives.
+        await service.room(50).send(PAYLOAD)
+        async with asyncio.timeout(WAIT_S):
+            assert (await anext(messages)).sender == 55
+        with pytest.raises(pixiu.NotAllowed):
+            async with asyncio.timeout(WAIT_S):
+                await messages.join([13])
+
+
+async def test_what_is_no_login_is_said_at_once(world: World) -> None:
+    for token in ("", world.tokens["expired"]):
+        with pytest.raises(pixiu.NotAuthenticated, match=r"wants a login|expired"):
+            async with pixiu.connect(world.cluster.proxies[0], token=token):
+                pass
+    async with pixiu.connect(world.cluster.target, uin=8, token=world.tokens["alice"]) as px:
+        with pytest.raises(pixiu.NotAuthenticated, match="another user's"):
+            async with asyncio.timeout(WAIT_S), px.subscribe(room=42):
+                pass
+
+
+async def test_a_password_opens_the_door_and_two_users_may_have_clients_of_one_name(world: World) -> None:
+    carol = MQTTClient(*world.mqtt, "tablet", "carol", password=b"carols-password")
+    await carol.connect()
+    alice = await connect(world, world.tokens["alice"], client_id="tablet")
+    await asyncio.gather(carol.subscribe(["user/9"]), alice.subscribe(["user/7"]))
+    assert carol.connected
+    assert alice.connected
+    for password in (b"carols-passwort", b""):
+        wrong = MQTTClient(*world.mqtt, "x", "carol", password=password)
+        with pytest.raises(ConnectionRefused) as refused:
+            await wrong.connect()
+        assert refused.value.return_code == 4
+    await asyncio.gather(carol.close(), alice.close())
+
+
+async def test_a_session_ends_when_its_token_expires(world: World) -> None:
+    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    token = world.logins.token("dora", 20, "players", lasts_s=5)
+    client = MQTTClient(*world.mqtt, "short", "dora", password=token.encode(), on_disconnect=gone.set_result)
+    await client.connect()
+    async with channel(world.cluster.gateways[0]) as to:
+        call: Any = wire_pb2_grpc.SubscriberStub(to).Subscribe(metadata=metadata(token))
+        await call.write(wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(client="short")))
+        with pytest.raises(grpc.aio.AioRpcError, match="expired"):
+            async with asyncio.timeout(WAIT_S):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+                raise AssertionError("ended without a word")
+    await asyncio.wait_for(gone, WAIT_S)
+
+
+async def test_an_operator_ends_a_users_sessions_and_nobody_elses(world: World) -> None:
+    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    token = world.logins.token("eve", 30, "players")
+    kicked = MQTTClient(*world.mqtt, "k", "eve", password=token.encode(), on_disconnect=gone.set_result)
+    await kicked.connect()
+    other = await connect(world, world.tokens["alice"], client_id="stays")
+    told = await asyncio.to_thread(
+        subprocess.run, [PIXIU, "kick", "30", "--target", world.cluster.target], capture_output=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    await asyncio.wait_for(gone, WAIT_S)
+    await other.subscribe(["room/44"])
+    await other.close()
+
+
+async def test_new_rules_take_effect_without_a_restart(world: World) -> None:
+    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    client = MQTTClient(*world.mqtt, "r", "any", password=world.tokens["alice"].encode(), on_disconnect=gone.set_result)
+    await client.connect()
+    await client.subscribe(["room/60"])
+    world.logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["60"]\n' + RULES)
+    try:
+        await asyncio.wait_for(gone, WAIT_S)
+        assert await mqtt(world, world.tokens["alice"], subscribing("room/60")) == "SUBACK 0x80"
+        assert await mqtt(world, world.tokens["alice"], subscribing("room/61")) == "yes"
+    finally:
+        world.logins.write_rules(RULES)
+    # A file that does not do changes nothing, and the log says so.
+    world.logins.write_rules("[[rule]]\nallow = 1\n")
+    logs = world.cluster.logs
+    await until(
+        lambda: any("access_file_wrong" in path.read_text() for path in logs.rglob("*.log")), "the log's word about the file"
+    )
+    assert await mqtt(world, world.tokens["alice"], subscribing("room/61")) == "yes"
+    world.logins.write_rules(RULES)

@@ -1,0 +1,91 @@
+"""A cluster over three machines of a network with an MTU of 1,400 bytes: mixed sizes of room messages, none waits or is lost.
+
+this namespace: ZooKeeper, proxy, publisher      machine 1: router, broker      machine 2: gateway, subscriber
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pixiu
+from registry.embedded import EmbeddedZooKeeper
+from tests.support.cluster import PIXIU, wait_for
+from tests.support.namespaces import Network, network
+from tests.support.room_listener import body_of
+
+pytestmark = pytest.mark.e2e
+WAIT_S = 120.0
+ROOMS = (42, 43, 44, 45)
+MESSAGES = 400
+SIZES = {7: 60_000, 3: 2048, 5: 20_000}
+"""By the last digit of a message's number: one in ten each; the others are small."""
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, str]]:
+    folder = tmp_path_factory.mktemp("namespaces")
+    with network(2) as found, EmbeddedZooKeeper(folder / "zookeeper", host=found.address) as server:
+        target = f"zk://{server.address}/small"
+        words = [PIXIU, "layout", "set", "router=1x1", "broker=1x1", "proxy=1", "gateway=1", "--target", target]
+        subprocess.run(words, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+        inner, outer = found.machines
+        try:
+            for machine, role, settings in (
+                (inner, "router", [f"data_dir={folder}/router"]),
+                (inner, "broker", []),
+                (None, "proxy", ["client_host=127.0.0.1"]),
+                (outer, "gateway", ["client_host=127.0.0.1", "mqtt_host=127.0.0.1", f"signal_table_dir={folder}"]),
+            ):
+                found.role(machine, role, folder / f"{role}.log", f"registry={target}", *settings)
+            wait_for(lambda: healthy(found, target, folder), "a healthy status")
+            yield found, target
+        finally:
+            codes = found.stop()
+    assert codes == [0, 0, 0, 0], logs(folder)
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(f"{path.name}\n{path.read_text()}" for path in folder.glob("*.log"))
+
+
+def healthy(found: Network, target: str, folder: Path) -> bool:
+    assert found.all_run(), logs(folder)
+    words = [PIXIU, "status", "--target", target, "--json"]
+    status = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    processes = json.loads(status.stdout).get("processes", []) if status.stdout.startswith("{") else []
+    return {one["role"] for one in processes if one["state"] == "Running"} == {"router", "broker", "proxy", "gateway"}
+
+
+async def test_messages_of_mixed_sizes_arrive_whole_and_in_order(machines: tuple[Network, str]) -> None:
+    found, target = machines
+    listener = found.machines[1].run(["-m", "tests.support.room_listener", target, *map(str, ROOMS)], subprocess.PIPE)
+    assert listener.stdout is not None
+    try:
+        assert (await asyncio.to_thread(listener.stdout.readline)).split() == [b"joined"]
+        sent: dict[int, list[tuple[int, int]]] = {room: [] for room in ROOMS}
+        async with pixiu.connect(target) as px, asyncio.timeout(WAIT_S):
+            receipts = []
+            for number in range(1, MESSAGES + 1):
+                room, size = ROOMS[number // 10 % len(ROOMS)], SIZES.get(number % 10, 200)
+                sent[room].append((number, size))
+                receipts.append(px.room(room).send_soon(body_of(number, size)))
+                if number % 10 == 0:
+                    await receipts[-1]
+            for receipt in receipts:
+                await receipt
+        got: dict[int, list[tuple[int, int]]] = {room: [] for room in ROOMS}
+        for _ in range(MESSAGES):
+            line = await asyncio.wait_for(asyncio.to_thread(listener.stdout.readline), WAIT_S)
+            room, number, size, good = map(int, line.split())
+            assert good
+            got[room].append((number, size))
+        assert got == sent
+    finally:
+        listener.kill()
+        listener.communicate()

@@ -1,0 +1,222 @@
+"""`pixiu up --secure`: rooms, mail and commands with certificates and signed datagrams, which are exchanged in mid-run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pixiu
+from cluster.links.key_ring import read_key_ring
+from cluster.runtime.audit import verify
+from pixiu.rpc import tls
+from pixiu.rpc.tls import TLS_DIR, TLS_NAME
+from registry.keys import add_key, drop_keys, use_key
+from registry.pki import issue, make_authority, renew
+from tests.support.cluster import PIXIU, LocalCluster, running_cluster
+from tests.support.door_fuzz import Attack, Door
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.e2e
+ONE = [
+    f"--{each}=1"
+    for each in ("proxies", "gateways", "brokers", "routers", "relays", "xius", "pis", "router-replicas", "relay-replicas")
+]
+WAIT_S = 120.0
+ROOM, USER = 42, 7
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with running_cluster(tmp_path_factory.mktemp("secure"), "--secure", *ONE) as running, pytest.MonkeyPatch.context() as patch:
+        folder = running.folder / "run/tls"
+        patch.setenv(TLS_DIR, str(folder))
+        tls.use(tls.Tls(folder, tls.OPERATOR))
+        yield running
+        tls.use(None)
+
+
+def token(cluster: LocalCluster) -> str:
+    """Of the user whom `pixiu up --secure` makes."""
+    return (cluster.folder / "run/secure/token").read_text()
+
+
+def authority(cluster: LocalCluster) -> str:
+    """Of what clients are shown."""
+    return str(cluster.folder / "run/doors/ca.pem")
+
+
+def run(cluster: LocalCluster, folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A `pixiu` command with the certificate of this name in a folder, and the token."""
+    environment = os.environ | {TLS_DIR: str(folder), TLS_NAME: name, "PIXIU_TOKEN": token(cluster), "PIXIU_CA": authority(cluster)}
+    command = [PIXIU, *arguments, "--target", cluster.target]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+
+
+def health(process: dict[str, Any]) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{process['http']}/health", timeout=WAIT_S) as reply:
+        found: dict[str, Any] = json.loads(reply.read())
+        return found
+
+
+def counted(processes: list[dict[str, Any]], name: str) -> float:
+    """The sum of a metric of all processes."""
+    total = 0.0
+    for process in processes:
+        with urllib.request.urlopen(f"{process['http']}/metrics", timeout=WAIT_S) as reply:
+            prefix = f"pixiu_{process['role']}_{name}"
+            total += sum(float(line.split()[-1]) for line in reply.read().decode().splitlines() if line.startswith(prefix))
+    return total
+
+
+async def test_rooms_and_mail_flow_while_keys_and_certificates_are_exchanged(cluster: LocalCluster) -> None:
+    data = cluster.folder / "run"
+    processes = cluster.status()["processes"]
+    got: list[bytes] = []
+    mails: list[bytes] = []
+    async with (
+        pixiu.connect(cluster.target, token=token(cluster), ca=authority(cluster)) as px,
+        px.subscribe(room=ROOM) as messages,
+        px.inbox(uin=USER, device="phone") as inbox,
+    ):
+
+        async def listen() -> None:
+            async for message in messages:
+                got.append(message.payload)
+
+        async def read() -> None:
+            async for mail in inbox:
+                mails.append(mail.payload)
+                mail.acknowledge()
+
+        tasks = [asyncio.create_task(listen()), asyncio.create_task(read())]
+
+        async def round_trip(number: int) -> None:
+            said = b"%d" % number
+            await px.room(ROOM).send(said)
+            await px.user(USER).mail(said, level="replicated")
+            await until(lambda: said in got and said in mails, f"message and mail {number}")
+
+        def all_have(ring: str) -> bool:
+            return all(health(process)["keys"] == ring for process in processes)
+
+        await round_trip(0)
+        steps = (
+            (add_key, "signs with 1, accepts 1, 2"),
+            (use_key, "signs with 2, accepts 1, 2"),
+            (drop_keys, "signs with 2, accepts 2"),
+        )
+        for number, (step, ring) in enumerate(steps, 1):
+            await asyncio.to_thread(step, data / "keys")
+            assert read_key_ring(data / "keys").name() == ring
+            await until(partial(asyncio.to_thread, all_have, ring), ring)
+            await round_trip(number)
+        assert len(renew(data / "pki", data / "tls")) == 11
+        assert len(renew(data / "pki", data / "doors")) == 2
+        await round_trip(4)
+        # A new process of a new certificate is taken by those that have been there, and they by it.
+        broker = next(process for process in processes if process["role"] == "broker")
+        os.kill(broker["pid"], 9)
+        await asyncio.to_thread(cluster.wait_healthy)
+        for number in range(5, 8):
+            await round_trip(number)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    after = cluster.processes("broker")
+    assert broker["pid"] not in [process["pid"] for process in after]
+    there = cluster.status()["processes"]
+    assert counted(there, "links_role_refused_total") == 0
+    assert counted(there, "calls_refused_total") == 0
+
+
+def test_commands_need_a_certificate_that_may(cluster: LocalCluster, tmp_path: Path) -> None:
+    folder = cluster.folder / "run/tls"
+    sent = run(cluster, folder, "operator", "send", "--mail", "--user", "99", "kept")
+    assert sent.returncode == 0, sent.stderr
+    listed = run(cluster, folder, "operator", "inbox", "list", "99", "--json")
+    assert (listed.returncode, "kept" in listed.stdout) == (0, True), listed.stderr
+    deleted = run(cluster, folder, "operator", "inbox", "delete", "99", "--lane", "1", "1", "--yes", "--json")
+    assert deleted.returncode == 0, deleted.stderr
+    lines = [json.loads(line) for path in (cluster.folder / "run").glob("pi-*/audit/audit.log") for line in path.open()]
+    changes = [line for line in lines if line["kind"] == "inbox_change"]
+    assert changes
+    # Who waits long for an answer asks again, so that there may be several, all the same.
+    for line in changes:
+        said = {key: line[key] for key in ("caller", "name", "what", "uin", "lane", "first", "last")}
+        assert said == {"caller": "operator", "name": "operator", "what": "delete", "uin": 99, "lane": 1, "first": 1, "last": 1}
+    refused = run(cluster, folder, "client", "inbox", "list", "99")
+    assert (refused.returncode, "client may not call /pixiu.v1.Pi/Exchange" in refused.stderr) == (2, True), refused.stderr
+    refused = run(cluster, folder, "client", "repair", "--role", "xiu", "--json")
+    assert refused.returncode == 1
+    assert "client may not call /pixiu.v1.Xiu/Verify of xiu" in refused.stdout
+    make_authority(tmp_path / "ca")
+    issue(tmp_path / "ca", "operator", tmp_path / "tls")
+    stranger = run(cluster, tmp_path / "tls", "operator", "repair", "--role", "xiu", "--json")
+    assert (stranger.returncode, "Traceback" in stranger.stderr) == (2, False)
+    assert "TLS fails" in stranger.stdout
+    plain = subprocess.run(
+        [PIXIU, "status", "--target", cluster.target.replace("zks://", "zk://")], capture_output=True, text=True, timeout=WAIT_S,
+        check=False,
+    )  # fmt: skip
+    assert (plain.returncode, "Traceback" in plain.stderr, "no ZooKeeper answered" in plain.stderr) == (2, False, True)
+    assert run(cluster, folder, "operator", "repair", "--role", "xiu", "--json").returncode == 0
+    logs = (cluster.folder / "run").glob("xiu-*/audit/audit.log")
+    audit = next(path for path in logs if "call_refused" in path.read_text())
+    assert verify(audit).lines > 2
+
+
+def test_inboxes_without_a_certificate_say_at_once_what_to_give(cluster: LocalCluster) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PIXIU_")}
+    command = [PIXIU, "inbox", "list", "7", "--target", cluster.target]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    assert (told.returncode, TLS_DIR in told.stderr, "Traceback" in told.stderr) == (2, True, False), told.stderr
+
+
+async def test_peers_without_a_login_harm_no_door(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Half a second at each; `python -m benchmarks.fuzz_doors` does it for minutes."""
+    before = cluster.status()["processes"]
+    processes = {process["role"]: process for process in before}
+    make_authority(tmp_path / "strangers")
+    stranger = issue(tmp_path / "strangers", "client", tmp_path / "own")
+    wanted = [
+        ("mqtt", "gateway", "mqtt", "tls"), ("gateway", "gateway", "client_address", "tls"),
+        ("proxy", "proxy", "client_address", "tls"), ("cluster", "xiu", "address", "tls"), ("links", "broker", "address", "udp"),
+        ("http", "pi", "http", "plain"),
+    ]  # fmt: skip
+    doors = []
+    for name, role, key, speaks in wanted:
+        process = processes[role]
+        host, _, port = process[key].removeprefix("http://").rpartition(":")
+        doors.append(Door(name, host, int(port), process["pid"], speaks))
+    for seed, door in enumerate(doors):
+        await Attack(door, seed, stranger).run(0.5)
+        assert sum(door.said.values()) > 10, door
+        assert max(door.rss_kb) < door.rss_kb[0] + (100 << 10), door
+    assert [process["pid"] for process in cluster.status()["processes"]] == [process["pid"] for process in before]
+    logs = "".join(path.read_text() for path in (cluster.folder / "run/logs").glob("*.log"))
+    assert "Traceback" not in logs
+    async with pixiu.connect(cluster.target, token=token(cluster), ca=authority(cluster)) as px:
+        await px.room(ROOM).send(b"still served")
+
+
+def test_datagrams_without_a_key_of_the_ring_are_not_answered(cluster: LocalCluster) -> None:
+    gateway = cluster.processes("gateway")[0]
+    host, _, port = gateway["address"].rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(0.2)
+        before = counted([gateway], 'links_refused_total{reason="key"}') or counted([gateway], "links_refused_total")
+        for _ in range(20):
+            sock.sendto(b"PX\x01\x03\x00\x01" + bytes(60), (host, int(port)))
+            with pytest.raises(TimeoutError):
+                sock.recv(2048)
+    assert counted([gateway], "links_refused_total") >= before + 20

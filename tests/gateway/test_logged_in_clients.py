@@ -1,0 +1,98 @@
+"""What one MQTT client that has logged in is told by its guard: what it pays for, and what new rules take from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.access.guard import MAX_HOLD_S, Guard
+from cluster.runtime import log
+from cluster.runtime.audit import Audit
+from gateway import events as ev
+from gateway.mqtt import MQTTConnection
+from pixiu.mqtt import codec
+from pixiu.mqtt.events import CloseReason
+from pixiu.mqtt.packets import Connect, Publish, Subscribe
+from tests.gateway.world import Wire, World, of
+from tests.support.logins import Logins
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def logins(tmp_path: Path) -> Logins:
+    return Logins(tmp_path)
+
+
+@pytest.fixture
+async def world(logins: Logins) -> AsyncIterator[World]:
+    logins.write_rules("[quota]\nmessages_per_s = 10.0\nbytes_per_s = 1000.0\n" + RULES)
+    world = World()
+    world.now = 1000.0
+    world.clients.guard = guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    yield world
+    await guard.close()
+
+
+RULES = '[[rule]]\nallow = ["publish", "subscribe"]\nrooms = ["42"]\n'
+
+
+def log_in(world: World, logins: Logins, name: str = "phone", clean: bool = True) -> tuple[MQTTConnection, Wire]:
+    connection, wire = MQTTConnection(world.clients), Wire()
+    connection.connection_made(wire)
+    token = logins.token("alice", 7).encode()
+    connection.data_received(codec.encode(Connect(name, clean, 0, user_name="alice", password=token)))
+    assert connection.access is not None
+    return connection, wire
+
+
+async def test_what_may_not_be_published_costs_as_much_as_what_may(world: World, logins: Logins) -> None:
+    connection, wire = log_in(world, logins)
+    assert wire.reading
+    connection.data_received(codec.encode(Publish("room/13", b"x")) * 100)
+    assert not of(ev.Publish, world.events)
+    assert world.clients.counters.denied == 100
+    assert not wire.reading
+    connection.connection_lost(None)
+
+
+async def test_who_owes_more_than_one_hold_is_held_again(world: World, logins: Logins) -> None:
+    connection, wire = log_in(world, logins)
+    connection.data_received(codec.encode(Publish("room/42", b"x")) * 5000)
+    await until(lambda: not connection._working)
+    assert connection.access is not None
+    for _ in range(3):
+        assert connection.access.owed() > MAX_HOLD_S
+        assert not wire.reading
+        assert world.now is not None
+        world.now += MAX_HOLD_S + 1
+        connection._timeout()
+    assert not wire.reading
+    assert world.clients.guard is not None
+    assert world.now is not None
+    world.clients.guard._spent.clear()  # as a new quota does
+    world.now += MAX_HOLD_S + 1
+    connection._timeout()
+    await until(lambda: wire.reading)
+    connection.connection_lost(None)
+
+
+async def test_rules_that_deny_the_inbox_end_a_client_that_takes_mail(logins: Logins) -> None:
+    logins.write_rules(RULES)
+    world = World(roles=("gateway", "proxy", "router", "broker", "relay", "xiu", "pi"))
+    world.clients.guard = guard = Guard(str(logins.file), log.get_logger(), Audit(None))
+    reads, _ = log_in(world, logins, clean=False)
+    reads.data_received(codec.encode(Subscribe(1, (("user/7", 1),))))
+    (join,) = of(ev.Join, world.events)
+    assert join.mail
+    world.clients.answer(ev.Answer(join.connection, join.request, True))
+    chats, _ = log_in(world, logins, "tablet")
+    chats.data_received(codec.encode(Subscribe(1, (("user/7", 0),))))
+    world.clients.answer(ev.Answer(of(ev.Join, world.events)[1].connection, 1, True))
+    logins.write_rules('[[rule]]\ndeny = ["inbox"]\n' + RULES)
+    await guard.read_again()
+    assert (reads.is_open, chats.is_open) == (False, True)
+    assert world.closed_for == [CloseReason.NOT_ALLOWED.value]
+    chats.connection_lost(None)
+    await guard.close()

@@ -1,0 +1,214 @@
+"""Messages of QoS 1 that find no room: their clients are not read from, and nobody is closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.runtime.contract import SendRecords, Settled
+from gateway import events as ev
+from gateway.core import Core
+from gateway.mqtt_publishing import MAX_CLIENT_BYTES
+from gateway.publishing import Confirmable, ConfirmedPublishers
+from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, Unavailable
+from pixiu.ids import EndpointID, SnowflakeID
+from pixiu.mqtt import codec
+from pixiu.mqtt.packets import Puback, Publish
+from pixiu.placement.big_rooms import VRooms
+from pixiu.wire.record import Kind, encode
+from tests.gateway.world import Wire, World, mqtt_client, of, turn
+from tests.support.waiting import until
+
+
+def publish(number: int, size: int = 10, topic: str = "room/42") -> bytes:
+    return codec.encode(Publish(topic, bytes(size), 1, packet_id=number))
+
+
+def acknowledged(wire: Wire) -> list[int]:
+    return [packet.packet_id for packet in wire.packets() if isinstance(packet, Puback)]
+
+
+async def test_a_client_is_not_read_from_while_there_is_no_room() -> None:
+    world = World()
+    world.room = False
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2))
+    assert (world.closed_for, wire.reading, world.published) == ([], False, [])
+    world.let_in()
+    assert [message.packet_id for message in world.published] == [1, 2]
+    assert wire.reading
+    for message in list(world.published):
+        message.resolved(None)
+    assert acknowledged(wire) == [1, 2]
+
+
+async def test_one_clients_large_messages_leave_room_for_others() -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    size = MAX_CLIENT_BYTES // 3
+    for number in range(1, 9):
+        connection.data_received(publish(number, size))
+    assert sum(len(message.record) for message in world.published) <= MAX_CLIENT_BYTES
+    assert not wire.reading
+    while len(world.published) < 8:
+        before = len(world.published)
+        for message in world.published[:before]:
+            if message.packet_id not in acknowledged(wire):
+                message.resolved(None)
+        assert len(world.published) > before
+    assert [message.packet_id for message in world.published] == list(range(1, 9))
+    assert wire.reading
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("no broker"), Overloaded("full", 1), Dropped("lost")], ids=lambda error: type(error).__name__
+)
+async def test_what_is_refused_for_now_goes_again_in_order_and_closes_nobody(error: PixiuError) -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2))
+    first, second = world.published
+    second.resolved(error)
+    first.resolved(error)
+    assert not wire.reading
+    await until(lambda: len(world.published) == 4)
+    assert [message.packet_id for message in world.published[2:]] == [1, 2]
+    assert [message.snowflake for message in world.published[2:]] == [first.snowflake, second.snowflake]
+    for message in world.published[2:]:
+        message.resolved(None)
+    assert (acknowledged(wire), wire.reading, world.closed_for) == ([1, 2], True, [])
+
+
+async def test_what_a_later_message_has_overtaken_is_not_sent_again() -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2))
+    first, second = world.published
+    second.resolved(None)
+    first.resolved(Dropped("lost"))
+    assert acknowledged(wire) == [1, 2]
+    assert len(world.published) == 2
+    assert world.clients.counters.unroutable == 1
+
+
+async def test_what_a_later_message_overtakes_during_its_pause_is_not_sent_again() -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2))
+    first, second = world.published
+    first.resolved(Dropped("lost"))
+    second.resolved(None)
+    await until(lambda: acknowledged(wire) == [1, 2])
+    assert (len(world.published), world.clients.counters.unroutable, wire.reading) == (2, 1, True)
+
+
+async def pause_of_another(world: World) -> None:
+    """Wait until a pause that is longer than one of a millisecond, and began later, is over."""
+    other, _ = mqtt_client(world, "other")
+    other.data_received(publish(9, topic="room/43"))
+    message = world.published[-1]
+    before = len(world.published)
+    message.resolved(Overloaded("full", 50))
+    await until(lambda: len(world.published) > before)
+    del world.published[before - 1 :]
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_what_is_sent_again_waits_for_later_messages_that_are_under_way(accepted: bool) -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2))
+    first, second = world.published
+    first.resolved(Overloaded("full", 1))
+    await pause_of_another(world)
+    assert world.published == [first, second], "whether the second is accepted is not known"
+    second.resolved(None if accepted else Dropped("lost"))
+    if accepted:
+        await until(lambda: acknowledged(wire) == [1, 2])
+    else:
+        await until(lambda: len(world.published) == 4)
+    assert world.published[2:] == ([] if accepted else [first, second])
+    assert world.clients.counters.unroutable == int(accepted)
+
+
+async def test_what_finds_no_room_after_its_pause_stays_before_later_messages() -> None:
+    world = World()
+    connection, _ = mqtt_client(world)
+    connection.data_received(publish(1) + publish(2, topic="room/43"))
+    first, second = world.published
+    world.room = False
+    first.resolved(Overloaded("full", 1))
+    await until(lambda: bool(world.waiting))
+    second.resolved(Dropped("lost"))
+    world.let_in()
+    await until(lambda: len(world.published) == 4)
+    assert world.published[2:] == [first, second]
+
+
+async def test_what_would_be_refused_for_ever_is_acknowledged_and_counted() -> None:
+    """Closing the connection would make a stock client send it again, for ever, without a reason."""
+    world = World()
+    connection, wire = mqtt_client(world)
+    connection.data_received(publish(1, (1 << 20) - 20) + publish(2))
+    await until(lambda: world.clients.counters.unroutable == 1)
+    (message,) = world.published
+    message.resolved(InvalidArgument("no"))
+    await until(lambda: acknowledged(wire) == [1, 2])
+    assert (world.clients.counters.unroutable, world.closed_for) == (2, [])
+
+
+def confirmable(number: int, size: int = 100) -> Confirmable:
+    return Confirmable(lambda message, error: None, number, 42, bytes(size), SnowflakeID(number))
+
+
+async def test_without_a_proxy_clients_wait_in_turn() -> None:
+    publishers = ConfirmedPublishers("gateway", VRooms(), str)
+    told: list[int] = []
+    waiting = [lambda number=number: told.append(number) for number in range(3)]
+    assert [publishers.publish(confirmable(number), when_room) for number, when_room in enumerate(waiting)] == [False] * 3
+    publishers.forget(waiting[1])
+    publishers.set_proxies(("127.0.0.1:9",))
+    await until(lambda: told == [0, 2])
+    await publishers.close()
+
+
+async def test_a_full_queue_lets_nobody_in_before_there_is_room() -> None:
+    publishers = ConfirmedPublishers("gateway", VRooms(), str)
+    publishers.set_proxies(("127.0.0.1:9",))
+    number = 0
+    while publishers.publish(confirmable(number, 1 << 20), lambda: None):
+        number += 1
+    assert number >= 7
+    told: list[str] = []
+    assert not publishers.publish(confirmable(99, 1 << 20), lambda: told.append("room"))
+    await asyncio.sleep(0)
+    assert told == []
+    await publishers.close()
+
+
+async def test_a_flood_of_qos_0_costs_its_own_client() -> None:
+    world = World()
+    connection, wire = mqtt_client(world)
+    size = MAX_CLIENT_BYTES // 4
+    for _ in range(5):
+        connection.data_received(codec.encode(Publish("room/42", bytes(size), 0)))
+    assert not wire.reading
+    sent = [len(record) for event in of(ev.Publish, world.events) for _, record in event.records]
+    assert sum(sent) <= MAX_CLIENT_BYTES + size + 1000
+    other, others_wire = mqtt_client(world, "other")
+    other.data_received(codec.encode(Publish("room/42", b"x", 0)))
+    assert others_wire.reading
+    for size in sent:
+        world.clients.passed(ev.Passed(connection.id, size))
+    assert wire.reading
+
+
+def test_what_a_client_published_has_passed_when_its_parcel_is_settled_or_dropped() -> None:
+    core = Core(instance=3, generation=5)
+    record = encode(Kind.ROOM, 42, b"x", 1)
+    assert ev.Passed(9, len(record)) in turn(core, ev.Publish([(42, record)], 9)), "there is no proxy"
+    core.step(ev.ProxiesChanged((ev.Replica(EndpointID(201), 0),)), 0.0)
+    (sent,) = of(SendRecords, turn(core, ev.Publish([(42, record)], 9), ev.Publish([(42, record)], 8)))
+    passed = core.step(Settled([(sent.token, False)]), 1.0)
+    assert passed == [ev.Passed(9, len(record)), ev.Passed(8, len(record))]

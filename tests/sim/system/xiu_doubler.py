@@ -1,0 +1,143 @@
+"""The twin of `xiu.cuts`: a leader of Xiu in the doubling of its partition, and what a child asks its parent.
+
+The record, its rules, what entries make of it and what a child asks for are production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import xiu.events as xe
+from pixiu.errors import PixiuError
+from pixiu.wire.v1 import xiu_partitions_pb2 as pb
+from tests.sim.system.base import unary
+from tests.sim.system.streams import Stream
+from xiu.cuts import ASK_S, CALL_S
+from xiu.doubling import Change, Doubling, Phase, is_asked, parent_of, reached
+from xiu.service import OPEN_POLL_S
+
+if TYPE_CHECKING:
+    from tests.sim.system.xiu import XiuProcess
+
+Known = list[tuple[int, int] | None]
+Told = Callable[[pb.AskReply | None], None]
+
+
+class XiuDoubler:
+    """Of one replica."""
+
+    def __init__(self, process: XiuProcess) -> None:
+        self._process = process
+        process.after(OPEN_POLL_S, self._open_when_split)
+
+    @property
+    def doubling(self) -> Doubling:
+        """Of what is committed here."""
+        return self._process.store.head.doubling
+
+    def _open_when_split(self) -> None:
+        self._process.after(OPEN_POLL_S, self._open_when_split)
+        now = self.doubling
+        if self._process.core.epoch and now.phase is Phase.LEARNING:
+            self.advance(Change(Phase.OPEN, now.id, now.partitions))
+
+    def advance(self, change: Change) -> None:
+        """Take the partition to a phase, if this replica leads."""
+        if reached(self.doubling, change):
+            return
+        if change.step is not Phase.OPEN:
+            self._submit(change)
+            return
+
+        def told(said: pb.AskReply | None) -> None:
+            if said is not None and said.doubling == change.doubling:
+                self._submit(Change(change.step, change.doubling, change.partitions, said.split_at, said.split_us))
+
+        self._ask_parent([], told)
+
+    def _submit(self, change: Change) -> None:
+        try:
+            entry = self._process.core.doubling_entry(change)
+        except PixiuError:
+            return  # it does not lead, or somebody else took the step
+        self._process.replica.submit([entry], True, lambda: None, lambda *_: None)
+
+    # --- a child asks
+
+    def ask(self, effect: xe.AskParent) -> None:
+        """The core's question; it is answered in any case."""
+
+        def told(said: pb.AskReply | None) -> None:
+            known: Known | None = None
+            if said is not None and said.doubling:
+                known = _known(said)
+            self._process.step(xe.ParentAnswered(effect.number, known))
+
+        self._ask_parent(effect.wanted, told)
+
+    def _ask_parent(self, wanted: Sequence[tuple[int, bool]], told: Told) -> None:
+        """Ask every replica that runs, one after the other, until one answers; `told(None)` when none does in time."""
+        process = self._process
+        parent, over = parent_of(process.place.partition), [False]
+        nodes = [node for node in process.view.running("xiu") if node.partition == parent]
+        request = pb.AskRequest(
+            child=process.place.partition,
+            snowflakes=[one for one, _ in wanted],
+            derived=[at for at, (_, derived) in enumerate(wanted) if derived],
+        )
+
+        def finish(said: pb.AskReply | None) -> None:
+            if not over[0]:
+                over[0] = True
+                told(said)
+
+        def ask(at: int) -> None:
+            if at >= len(nodes):
+                finish(None)
+                return
+            unary(
+                process, nodes[at].address, "Ask", request, CALL_S, lambda said: finish(said) if said is not None else ask(at + 1)
+            )
+
+        process.after(ASK_S, lambda: finish(None))
+        ask(0)
+
+    # --- a parent answers
+
+    def asked(self, stream: Stream) -> None:
+        """What is known here of SnowflakeIDs of a child; the stream ends where that is not known."""
+        stream.take = lambda request: self._answer(stream, request)
+
+    def _answer(self, stream: Stream, request: pb.AskRequest) -> None:
+        process = self._process
+        now, core = self.doubling, process.core
+        if not process.replica.may_read():
+            stream.end()
+            return
+        if now.partitions <= request.child:
+            stream.reply(pb.AskReply())
+            return
+        derived = set(request.derived)
+        wanted = [(one, at in derived) for at, one in enumerate(request.snowflakes)]
+        known = core.known(wanted)
+        clock_us = process.store.head.clock_us
+        above = [at for at, each in enumerate(known) if each is None and is_asked(now, clock_us, *wanted[at])]
+
+        def told(said: pb.AskReply | None) -> None:
+            if said is None or (above and not said.doubling):
+                stream.end()
+                return
+            for at, each in zip(above, _known(said), strict=True):
+                known[at] = each
+            msg_ids, crcs = [each[0] if each else 0 for each in known], [each[1] if each else 0 for each in known]
+            stream.reply(pb.AskReply(doubling=now.id, split_at=now.split_at, split_us=now.split_us, msg_ids=msg_ids, crcs=crcs))
+
+        if above:
+            self._ask_parent([wanted[at] for at in above], told)
+        else:
+            told(pb.AskReply())
+
+
+def _known(said: pb.AskReply) -> Known:
+    return [(msg_id, crc) if msg_id else None for msg_id, crc in zip(said.msg_ids, said.crcs, strict=True)]

@@ -1,0 +1,29 @@
+"""What only the plain build can do: tests that need it are left out where the compiled one runs."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+
+from cluster.runtime.compiled import BUILD, names
+
+COMPILED: Final = BUILD.name == "compiled"
+
+plain_only = pytest.mark.skipif(COMPILED, reason="compiled code has no docstrings of methods, and no subclasses in Python")
+
+
+def skip_what_changes_compiled_modules() -> None:
+    """Leave out a test that sets a name of a compiled module: constants are inlined there, and functions called directly."""
+    if not COMPILED:
+        return
+    compiled, setattr_of = frozenset(names()), pytest.MonkeyPatch.setattr
+
+    def checked(self: pytest.MonkeyPatch, target: Any, *rest: Any, **options: Any) -> None:
+        module = target.rpartition(".")[0] if isinstance(target, str) else getattr(target, "__name__", "")
+        if (isinstance(target, str | ModuleType)) and module in compiled:
+            pytest.skip(f"{module} is compiled")
+        setattr_of(self, target, *rest, **options)
+
+    pytest.MonkeyPatch.setattr = checked  # type: ignore[method-assign]
