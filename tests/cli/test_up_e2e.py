@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.cluster import is_healthy
+
 pytestmark = pytest.mark.e2e
 LIMIT_S = 120.0
 SMALL = [
@@ -132,7 +134,7 @@ def test_a_killed_process_is_started_again_on_its_port_and_ctrl_c_ends_everythin
         return any(event["process"].startswith("broker") and event["restarts"] == 1 for event in cluster.events("process_running"))
 
     until(rejoined, "the broker is Running again")
-    until(lambda: cluster.status()[0] == 0, "status is healthy again")
+    until(lambda: is_healthy(cluster.registry()), "status is healthy again")
     brokers = [process for process in cluster.status()[1]["processes"] if process["role"] == "broker"]
     assert victim["address"] in {process["address"] for process in brokers}
     assert victim["pid"] not in {process["pid"] for process in brokers}

@@ -26,7 +26,7 @@ import pixiu.testing
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from registry.pki import issue, make_authority
-from tests.support.cluster import PIXIU
+from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
 
@@ -69,8 +69,7 @@ class World:
         return context
 
     def metrics(self, role: str) -> str:
-        status = subprocess.run([PIXIU, "status", "--json", "--target", self.cluster.target], capture_output=True, check=False)
-        (found,) = [process for process in json.loads(status.stdout)["processes"] if process["role"] == role]
+        (found,) = [process for process in status_of(self.cluster.target)["processes"] if process["role"] == role]
         with urllib.request.urlopen(f"{found['http']}/metrics", timeout=WAIT_S) as reply:
             return str(reply.read().decode())
 

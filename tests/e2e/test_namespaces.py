@@ -6,7 +6,6 @@ this namespace: ZooKeeper, proxy, publisher      machine 1: router, broker      
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 import pixiu
 from registry.embedded import EmbeddedZooKeeper
-from tests.support.cluster import PIXIU, wait_for
+from tests.support.cluster import PIXIU, status_of, wait_for
 from tests.support.namespaces import Network, network
 from tests.support.room_listener import body_of
 
@@ -43,7 +42,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network
                 (outer, "gateway", ["client_host=127.0.0.1", "mqtt_host=127.0.0.1", f"signal_table_dir={folder}"]),
             ):
                 found.role(machine, role, folder / f"{role}.log", f"registry={target}", *settings)
-            wait_for(lambda: healthy(found, target, folder), "a healthy status")
+            wait_for(lambda: healthy(found, target, folder), "a healthy status", pause_s=0.2)
             yield found, target
         finally:
             codes = found.stop()
@@ -56,9 +55,10 @@ def logs(folder: Path) -> str:
 
 def healthy(found: Network, target: str, folder: Path) -> bool:
     assert found.all_run(), logs(folder)
-    words = [PIXIU, "status", "--target", target, "--json"]
-    status = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    processes = json.loads(status.stdout).get("processes", []) if status.stdout.startswith("{") else []
+    try:
+        processes = status_of(target)["processes"]
+    except pixiu.PixiuError:
+        return False
     return {one["role"] for one in processes if one["state"] == "Running"} == {"router", "broker", "proxy", "gateway"}
 
 

@@ -44,6 +44,7 @@ class Replay:
         wait_for(
             lambda: not self.running or at_gateways(self._cluster, "deliveries_total") > self._delivered_before,
             "the first deliveries of the replay",
+            pause_s=0.2,
         )
         return self
 
@@ -61,7 +62,11 @@ class Replay:
         """Its report, when it has gone on well for a while after all that was done to the cluster."""
         assert self.running, ("the log was over too early: make it last longer", self.process.communicate())
         so_far = at_gateways(self._cluster, "deliveries_total")
-        wait_for(lambda: not self.running or at_gateways(self._cluster, "deliveries_total") > so_far + ENOUGH, "more deliveries")
+        wait_for(
+            lambda: not self.running or at_gateways(self._cluster, "deliveries_total") > so_far + ENOUGH,
+            "more deliveries",
+            pause_s=0.2,
+        )
         self.process.send_signal(signal.SIGINT)
         return self.report()
 
@@ -92,7 +97,9 @@ def assert_exact(report: dict[str, Any]) -> None:
 
 def wait_until_gone(cluster: LocalCluster, pid: int) -> None:
     """Until the registry and `pixiu status` no longer know a process."""
-    wait_for(lambda: pid not in {process["pid"] for process in cluster.status()["processes"]}, f"the end of process {pid}")
+    wait_for(
+        lambda: pid not in {process["pid"] for process in cluster.status()["processes"]}, f"the end of process {pid}", pause_s=0.2
+    )
 
 
 def at_gateways(cluster: LocalCluster, metric: str) -> float:

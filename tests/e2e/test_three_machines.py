@@ -17,7 +17,7 @@ import pytest
 import pixiu
 from registry.embedded import EmbeddedZooKeeper
 from registry.fork_server import Forked
-from tests.support.cluster import PIXIU, wait_for
+from tests.support.cluster import PIXIU, is_healthy, wait_for
 from tests.support.forks import fork
 
 pytestmark = pytest.mark.e2e
@@ -83,7 +83,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 for key, value in TABLES.get(role, {}).items():
                     arguments += ["--set", f"{key}={value.format(memory)}"]
                 processes[role, machine] = fork(role, arguments, folder / f"{machine}-{role}.log")
-        wait_for(lambda: healthy(target, folder, processes), "a healthy status")
+        wait_for(lambda: healthy(target, folder, processes), "a healthy status", pause_s=0.2)
         yield target
     finally:
         for role in ENDED:
@@ -99,7 +99,7 @@ def healthy(target: str, folder: Path, processes: dict[tuple[str, str], Forked])
     """What `pixiu status` says, as the README ends. Fails when a process has ended."""
     for (role, machine), process in processes.items():
         assert process.poll() is None, (folder / f"{machine}-{role}.log").read_text()
-    return subprocess.run([PIXIU, "status", "--target", target], capture_output=True, timeout=WAIT_S, check=False).returncode == 0
+    return is_healthy(target)
 
 
 def end(process: Forked) -> None:
