@@ -10,7 +10,8 @@ side about 60 µs, a message 3 µs: 3 + 2 × 60 / 40 = 6 µs a hop with one brok
 
 First run: see the figures in docs/doubling.md, "Measured". What explains them is printed beside them: messages in a batch as
 brokers and the gateway get them, and batches a second that all brokers get; what all processes use without a message, which is
-subtracted; and how often the brokers' processes were woken for it. `--rate 0` sends as fast as answers come: batches stay full.
+subtracted; and how often the brokers' processes were woken for it. `--rate 0` sends as fast as answers come, `--flight` messages at
+once: with as many for each partition batches stay full.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOMS = 64
 TURN_S = 0.02
 IDLE_S = 5.0
 FLIGHT = 1024
-"""Messages at once, at `--rate 0`."""
+"""Messages at once, at `--rate 0`, unless `--flight` says another number."""
 BODY = b"x" * 100
 
 
@@ -53,7 +54,7 @@ def switches(pids: list[int]) -> int:
     return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
 
 
-async def drive(running: Running, rate: int, seconds: float) -> tuple[int, int]:
+async def drive(running: Running, rate: int, seconds: float, flight: int = FLIGHT) -> tuple[int, int]:
     """Send at a pace, or as fast as answers come; (messages sent, messages received)."""
     got = 0
     async with pixiu.connect(running.registry) as px, px.subscribe(rooms=range(1, ROOMS + 1)) as messages:
@@ -67,8 +68,8 @@ async def drive(running: Running, rate: int, seconds: float) -> tuple[int, int]:
         sent, began = 0, time.monotonic()
         while (now := time.monotonic() - began) < seconds:
             if not rate:
-                await asyncio.gather(*(px.room((sent + each) % ROOMS + 1).send(BODY) for each in range(FLIGHT)))
-                sent += FLIGHT
+                await asyncio.gather(*(px.room((sent + each) % ROOMS + 1).send(BODY) for each in range(flight)))
+                sent += flight
                 continue
             for _ in range(int(now * rate) - sent):
                 px.room(sent % ROOMS + 1).send_soon(BODY)
@@ -83,17 +84,17 @@ async def drive(running: Running, rate: int, seconds: float) -> tuple[int, int]:
     return sent, got
 
 
-async def measure(partitions: int, rate: int, seconds: float) -> tuple[float, str]:
+async def measure(partitions: int, rate: int, seconds: float, flight: int) -> tuple[float, str]:
     """µs of CPU of all servers a message, and the line that says so."""
     async with cluster(brokers=partitions) as running:
-        await drive(running, rate, 1.0)
+        await drive(running, rate, 1.0, flight)
         groups = (running.servers, running.pids["broker"])
         before = [cpu_seconds(pids) for pids in groups]
         await asyncio.sleep(IDLE_S)
         idle = [(cpu_seconds(pids) - spent) / IDLE_S for pids, spent in zip(groups, before, strict=True)]
         before, had, woken = [cpu_seconds(pids) for pids in groups], await batches(running), switches(running.pids["broker"])
         began = time.monotonic()
-        sent, _ = await drive(running, rate, seconds)
+        sent, _ = await drive(running, rate, seconds, flight)
         took = time.monotonic() - began
         used = [cpu_seconds(pids) - spent - base * took for pids, spent, base in zip(groups, before, idle, strict=True)]
         woken, has = switches(running.pids["broker"]) - woken, await batches(running)
@@ -111,12 +112,13 @@ def main() -> None:
     """Print a line for each number of partitions."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=int, default=2000)
+    parser.add_argument("--flight", type=int, default=FLIGHT, help="messages at once, at --rate 0")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--partitions", type=int, nargs="*", default=[1, 2, 4, 8])
     wanted = parser.parse_args()
     first = 0.0
     for partitions in wanted.partitions:
-        whole, text = asyncio.run(measure(partitions, wanted.rate, wanted.seconds))
+        whole, text = asyncio.run(measure(partitions, wanted.rate, wanted.seconds, wanted.flight))
         first = first or whole
         print(
             f"{partitions} broker partition(s): {whole:6.1f} µs of CPU a message in all servers ({whole / first - 1:+.0%}), {text}",

@@ -337,7 +337,7 @@ class MailCore:
         """Whatever waits for a Pi goes to whoever serves it now, in order. What was under way is sent again, as nobody knows what
         became of it; each inbox takes a MsgID once, and a child has learned what its parent took."""
         if link.number and link.in_flight:
-            out.append(ev.Disconnect(link.store, link.number, text))
+            out.append(ev.Disconnect(link.store, link.number, text, again=True))
             waiting = [part for request in link.drop() for part in request.waiting]
         else:
             waiting = []

@@ -152,6 +152,8 @@ class Disconnect:
     store: Store
     link: int
     text: str
+    again: bool = False
+    """To the same replica: it leads, and only what was under way is to be sent once more."""
 
 
 @dataclass(frozen=True, slots=True)

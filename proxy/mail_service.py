@@ -291,7 +291,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         effects.on(ev.InboxesGrew, self.notices.runner.step)
         effects.on(ev.Connect, self._connect)
         effects.on(ev.Hurry, lambda effect: self._links[effect.store].hurry())
-        effects.on(ev.Disconnect, lambda effect: self._links[effect.store].leave(effect.link))
+        effects.on(ev.Disconnect, lambda effect: self._links[effect.store].leave(effect.link, again=effect.again))
         effects.on(ev.SendStore, lambda effect: self._links[ev.Store(False, effect.partition)].send(effect))
         effects.on(ev.SendAppend, lambda effect: self._links[ev.Store(True, effect.partition)].send(effect))
 

@@ -60,11 +60,11 @@ class StoreLink:
             wanted = pi_pb2.PiLevel.ValueType(effect.level.value)
             self._stream.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=wanted))
 
-    def leave(self, number: int) -> None:
-        """End a stream; the next one is opened by itself."""
+    def leave(self, number: int, *, again: bool = False) -> None:
+        """End a stream; the next one is opened by itself, `again`: to the same replica."""
         if number == self._number:
             self._number = 0
-            self._stream.leave()
+            self._stream.leave(again=again)
 
     def hurry(self) -> None:
         """A stream that is not open is wanted now."""

@@ -42,8 +42,8 @@ from registry.layout import abort_doubling, begin_doubling, commit_doubling, rea
 POLL_S: Final = 0.2
 SAY_S: Final = 2.0
 """Between two words on how far a phase is."""
-SPLIT_POLL_S: Final = 0.01
-"""While moved keys pause."""
+SPLIT_POLL_S: Final = 0.05
+"""While moved keys pause: children open by themselves, and each look costs every leader of the role a connection."""
 CALL_S: Final = 10.0
 LOCK_WAIT_S: Final = 20.0
 """A tool that was killed on another machine has the lock until its session ends."""

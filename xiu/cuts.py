@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
@@ -33,8 +34,11 @@ from xiu.state import Head
 ADVANCED: Final = "xiu_doubling_advanced"
 MAX_ASKED: Final = 4096
 """SnowflakeIDs of one call."""
+SPLIT_WAIT_MS: Final = 500
+"""So long a parent waits with its answer to a child that learns, until it is split: moved users wait for that. Shorter than
+`CALL_S`."""
 SPLIT_POLL_S: Final = 0.02
-"""How often a child that learns asks whether its parent is split: moved users wait for it."""
+"""Before a child asks again: a parent that does not lead, or one of an earlier version, answers at once."""
 CALL_S: Final = 1.0
 ASK_S: Final = 2.0
 """For a whole question. Policy: then nobody has answered, and the mail is refused for now."""
@@ -78,6 +82,9 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         """By address. Bounded by the replicas of the parent."""
         self._leader = ""
         """Address of who answered last."""
+        self._doubling = NO_DOUBLING
+        """Of the head, as it was seen last."""
+        self._changed = asyncio.Event()
         DoublingService(context.server, replica, self)
         xiu_partitions_pb2_grpc.add_XiuPartitionsServicer_to_server(self, context.server)
 
@@ -86,6 +93,12 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
+
+    def applied(self) -> None:
+        """Entries were applied: children that wait are told when this partition was split."""
+        if self._doubling is not (now := self._shell.head.doubling):
+            self._doubling = now
+            self._changed.set()
 
     # --- the operator's tool
 
@@ -103,13 +116,17 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
                 operator=f"xiu partition {self._partition}",
             )
             with contextlib.suppress(PixiuError):  # its parent is not split yet, or has no leader
-                await self.advance_doubling(request)
+                await self._advance(request, SPLIT_WAIT_MS)
                 return
             await asyncio.sleep(SPLIT_POLL_S)
 
     async def advance_doubling(self, request: doubling_pb2.DoublingAdvanceRequest) -> None:
         """See `Doubled`."""
-        change = await self._change(request)
+        await self._advance(request)
+
+    async def _advance(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int = 0) -> None:
+        """`wait_ms`: how long a parent that is not split may take to answer."""
+        change = await self._change(request, wait_ms)
         if change is None:
             return
         self._core.doubling_entry(change)
@@ -118,7 +135,9 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             "partitions": request.partitions,
             "phase": doubling_pb2.DoublingPhase.Name(request.phase),
         }
-        await asyncio.to_thread(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
+        audit = functools.partial(self._replica.audit, request.operator, f"to {request.partitions} partitions", what)
+        if change.step is not Phase.OPEN:  # moved users wait for that; it follows from a SPLIT, which was audited
+            await asyncio.to_thread(audit)
         # What holds when it is appended counts, and somebody else may have asked for the same meanwhile. What a parent has said of
         # its cut stays true.
         if not reached(self._shell.head.doubling, change):
@@ -126,10 +145,12 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
                 self._check_layout(change)
             await self._replica.submit([self._core.doubling_entry(change)]).reached(Level.REPLICATED)
             self._context.log.info(ADVANCED, operator=request.operator, **what)
+        if change.step is Phase.OPEN:
+            await asyncio.to_thread(audit)
         if not reached(self._shell.head.doubling, change):
             raise Unavailable("the partition took another step meanwhile; look at its status, and ask again")
 
-    async def _change(self, request: doubling_pb2.DoublingAdvanceRequest) -> Change | None:
+    async def _change(self, request: doubling_pb2.DoublingAdvanceRequest, wait_ms: int) -> Change | None:
         """What takes the partition to a phase; None: it is there, or beyond. Raises PixiuError."""
         change = Change(Phase(request.phase), request.doubling, request.partitions)
         if reached(self._shell.head.doubling, change):
@@ -137,7 +158,7 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         if change.step in (Phase.LEARNING, Phase.SPLIT):
             self._check_layout(change)
         if change.step is Phase.OPEN and self._partition > 0:
-            said = await self._ask_once([])
+            said = await self._ask_once([], wait_ms)
             if said.doubling != request.doubling:
                 parent = parent_of(self._partition)
                 raise NotYet(f"partition {parent} is not split, or that is not committed: advance it to SPLIT first")
@@ -203,12 +224,13 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
             found += [(msg_id, crc) if msg_id else None for msg_id, crc in zip(said.msg_ids, said.crcs, strict=True)]
         return found
 
-    async def _ask_once(self, wanted: Wanted) -> xiu_partitions_pb2.AskReply:
+    async def _ask_once(self, wanted: Wanted, wait_ms: int = 0) -> xiu_partitions_pb2.AskReply:
         parent = parent_of(self._partition)
         request = xiu_partitions_pb2.AskRequest(
             child=self._partition,
             snowflakes=[one for one, _ in wanted],
             derived=[at for at, (_, derived) in enumerate(wanted) if derived],
+            wait_ms=wait_ms,
         )
         reason = "nobody of it is running"
         try:
@@ -242,6 +264,14 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
 
     # --- a parent answers
 
+    async def _until_split(self, child: int, wait_s: float) -> None:
+        """Until this partition was split from a child, or for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._shell.head.doubling.partitions <= child and self._replica.is_leader:
+                    self._changed.clear()
+                    await self._changed.wait()
+
     async def Ask(
         self, request: xiu_partitions_pb2.AskRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> xiu_partitions_pb2.AskReply:
@@ -257,6 +287,9 @@ class Cuts(xiu_partitions_pb2_grpc.XiuPartitionsServicer):
         if request.child < 1 or parent_of(request.child) != self._partition:
             raise InvalidArgument(f"partition {request.child} did not come from partition {self._partition}")
         self._replica.check_leader()
+        if request.wait_ms and not request.snowflakes:
+            await self._until_split(request.child, min(request.wait_ms, SPLIT_WAIT_MS) / 1000)
+            self._replica.check_leader()
         head, core = self._shell.head, self._core
         now = head.doubling
         if now.partitions <= request.child:

@@ -296,6 +296,7 @@ class Service(RoleShell):
     def _apply(self, entries: Sequence[Entry]) -> str:
         """Give the core what is committed; why it is not written now. The same entries come again then."""
         if self._runner.take(ev.EntriesCommitted(entries, self._replica.copies)) is Outcome.TAKEN:
+            self.cuts.applied()
             return ""
         return self.core.why_not if self.core is not None else "the process ends"
 

@@ -66,6 +66,8 @@ class LeaderStream:
         self._outbox = Outbox[Request](MAX_WAITING)
         self._stream: Duplex[Request, Reply] | None = None
         self._asked = 0
+        self._again = False
+        """Whether the replica whose stream ends is asked before the others."""
         self._hurry = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"pixiu-{role}-{partition}")
         self._task.add_done_callback(self._ended)
@@ -75,9 +77,10 @@ class LeaderStream:
         if self.open:
             self._outbox.put(request)
 
-    def leave(self) -> None:
-        """End the stream; the next one is opened by itself."""
+    def leave(self, *, again: bool = False) -> None:
+        """End the stream; the next one is opened by itself. `again`: to the same replica, which leads."""
         if self.open and self._stream is not None:
+            self._again = again
             self._stream.end("it was left")
         self.open = False
 
@@ -109,6 +112,8 @@ class LeaderStream:
                 reason = f"{address}: {reason}"
             self.open = False
             self._down(reason)
+            if self._again:
+                hint, self._again = address, False
             if served:
                 backoff.reset()
             elif not hint or backoff.failures:

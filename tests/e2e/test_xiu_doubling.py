@@ -14,7 +14,8 @@ from pixiu.discovery.node import Node
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.discovery.zookeeper import Set
 from pixiu.ids import msg_partition
-from pixiu.wire.v1 import doubling_pb2
+from pixiu.wire.v1 import doubling_pb2, doubling_pb2_grpc, xiu_partitions_pb2_grpc
+from pixiu.wire.v1.xiu_partitions_pb2 import AskRequest
 from registry.layout import begin_doubling, commit_doubling
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
@@ -76,6 +77,22 @@ async def resend(child: Node, known: list[tuple[int, bytes]], child_of: Any) -> 
         answers = await writer.store([record for _, record in wanted])
     assert answers == [("", number) for number, _ in wanted]
     return len(wanted)
+
+
+async def a_question_waits_for_the_split(parent: Node, child: int) -> None:
+    """Moved users wait for a child that learns: its parent keeps the question, and answers what comes behind it meanwhile."""
+    async with grpc.aio.insecure_channel(parent.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        partitions: Any = xiu_partitions_pb2_grpc.XiuPartitionsStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        doubling: Any = doubling_pb2_grpc.DoublingStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+
+        async def kept() -> bool:
+            question = asyncio.ensure_future(partitions.Ask(AskRequest(child=child, wait_ms=500), timeout=10))
+            await doubling.Status(doubling_pb2.DoublingStatusRequest(doubling=int(TWO, 16)), timeout=10)
+            found = not question.done()
+            assert not (await question).doubling, "it is not split, and says so in the end"
+            return found
+
+        await until(kept, f"a question of partition {child} that waits")
 
 
 @pytest.mark.timeout(240)
@@ -159,6 +176,7 @@ async def two_to_four(roles: Roles, history: History, traffic: Traffic, parent: 
     for name in ("xiu-2", "xiu-3"):
         await advance(roles, {name}, TWO, 4, LEARNING)
     for names, name in ((parent, "xiu-2"), (child, "xiu-3")):
+        await a_question_waits_for_the_split(await led(roles, *sorted(names)), int(name[-1]))
         split = await advance(roles, names, TWO, 4, SPLIT)
         again = await advance(roles, names, TWO, 4, SPLIT)
         assert again.split_at == split.split_at, "a phase that was reached is answered as it stands"

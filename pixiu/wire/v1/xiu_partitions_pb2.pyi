@@ -25,8 +25,11 @@ class AskRequest(_message.Message):
     CHILD_FIELD_NUMBER: _builtins.int
     SNOWFLAKES_FIELD_NUMBER: _builtins.int
     DERIVED_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     child: _builtins.int
     """partition that asks"""
+    wait_ms: _builtins.int
+    """without SnowflakeIDs: how long the answer may wait for the split, at most 500 ms"""
     @_builtins.property
     def snowflakes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """at most 4096"""
@@ -41,10 +44,11 @@ class AskRequest(_message.Message):
         child: _builtins.int = ...,
         snowflakes: _abc.Iterable[_builtins.int] | None = ...,
         derived: _abc.Iterable[_builtins.int] | None = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["child", b"child", "derived", b"derived", "snowflakes", b"snowflakes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child", b"child", "derived", b"derived", "snowflakes", b"snowflakes", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

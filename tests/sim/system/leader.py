@@ -45,6 +45,8 @@ class LeaderLink:
         self._stream: Stream | None = None
         self.open = False
         self._attempt = 0
+        self._address: Address | None = None
+        """Of the replica that was asked last."""
         self._asked = self._failures = 0
         self._closed = False
         self._connect(None)
@@ -54,11 +56,11 @@ class LeaderLink:
         if self.open and self._stream is not None:
             self._stream.send(request)
 
-    def leave(self) -> None:
-        """End the stream; the next one is opened by itself."""
+    def leave(self, *, again: bool = False) -> None:
+        """End the stream; the next one is opened by itself, `again`: to the same replica."""
         if self._stream is not None and self.open:
             self.open = False
-            self._over("it was left", served=True, hint=None)
+            self._over("it was left", served=True, hint=self._address if again else None)
 
     def close(self) -> None:
         """End."""
@@ -72,7 +74,7 @@ class LeaderLink:
             return
         self._attempt += 1
         attempt = self._attempt
-        address = hint or self._candidate()
+        address = self._address = hint or self._candidate()
         if address is None:
             self._later(lambda: self._over("nobody is running", served=False, hint=None, attempt=attempt))
             return

@@ -42,11 +42,11 @@ class _StoreLink:
             level = pi_pb2.PiLevel.ValueType(effect.level.value)
             self._link.send(pi_pb2.PiRequest(request=effect.request, operations=effect.operations, level=level))
 
-    def leave(self, number: int) -> None:
-        """End a stream; the next one is opened by itself."""
+    def leave(self, number: int, *, again: bool = False) -> None:
+        """End a stream; the next one is opened by itself, `again`: to the same replica."""
         if number == self._number:
             self._number = 0
-            self._link.leave()
+            self._link.leave(again=again)
 
     def _up(self, epoch: int) -> None:
         self._number = self._proxy.next_number()
@@ -187,8 +187,8 @@ class SystemProxy(Served, ProxyProcess):
                     self.notices_step(effect)
                 case me.Connect(store):
                     self._links[store] = _StoreLink(self, store)
-                case me.Disconnect(store, link):
-                    self._links[store].leave(link)
+                case me.Disconnect(store, link, _, again):
+                    self._links[store].leave(link, again=again)
 
     # --- notices
 

@@ -1,0 +1,74 @@
+"""Streams to a partition's leader, over gRPC: which replica is asked when one was left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from cluster.rpc.leader_stream import LeaderStream, Reply
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import Layout, RoleLayout, View
+from pixiu.ids import EndpointID
+from pixiu.rpc.channels import Channels
+from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc
+from tests.support.waiting import until
+
+
+class Replica(pi_pb2_grpc.PiServicer):
+    """Says whether it leads, and how often it was asked."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.leader, self.streams = epoch, "", 0
+        self.server = grpc.aio.server()
+        pi_pb2_grpc.add_PiServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Any
+    ) -> AsyncIterator[pi_pb2.PiReply]:
+        self.streams += 1
+        async for request in request_iterator:
+            yield pi_pb2.PiReply(request=request.request, epoch=self.epoch, server=pi_pb2.PiServer(address=self.leader))
+
+    def node(self, number: int) -> Node:
+        return Node("pi", 0, number, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(200 + number), 1, "", "", 0)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_who_leaves_a_leader_to_send_again_asks_nobody_else(place: int) -> None:
+    """With two replicas every second stream would be opened at the one that does not lead first."""
+    make: Any = Replica  # which does not serve what is not called here
+    replicas: list[Replica] = [make(int(number == place)) for number in range(2)]
+    leader, follower = replicas[place], replicas[1 - place]
+    follower.leader = f"127.0.0.1:{leader.port}"
+    view = View(Layout(1, {"pi": RoleLayout(1)}), tuple(replica.node(number) for number, replica in enumerate(replicas)))
+    ups: list[int] = []
+    replies: list[Reply] = []
+    crashes: list[BaseException] = []
+    for replica in replicas:
+        await replica.server.start()
+    stream = LeaderStream(
+        "pi", 0, lambda: view, Channels(), up=ups.append, reply=replies.append, down=lambda _why: None, crash=crashes.append
+    )
+    try:
+        await until(lambda: len(ups) == 1, "a stream")
+        asked = follower.streams
+        for count in range(2, 5):
+            stream.leave(again=True)
+            await until(lambda count=count: len(ups) == count, "the next stream")  # type: ignore[misc]
+        assert follower.streams == asked
+        stream.send(pi_pb2.PiRequest(request=7))
+        await until(lambda: bool(replies), "an answer on the last one")
+        leader.epoch, follower.epoch = 0, 2
+        leader.leader = f"127.0.0.1:{follower.port}"
+        stream.leave(again=True)
+        await until(lambda: len(ups) == 5, "a stream to the next leader, whom the former one names")
+        assert ups[-1] == 2
+        assert not crashes
+    finally:
+        await stream.close()
+        await asyncio.gather(*(replica.server.stop(None) for replica in replicas))
