@@ -41,6 +41,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pixiu.cli.http import fetch, samples
 from registry.double_command import STOP_VARIABLE
 from registry.doubling import STORED, Phase, phases
 from registry.embedded import EmbeddedZooKeeper
@@ -83,6 +84,9 @@ class Row:
     cut_moved_ms: tuple[float, float] = (0.0, 0.0)
     """The same from a little before the cut (soft roles: the flip) until the new partitions serve."""
     cut_stayed_ms: tuple[float, float] = (0.0, 0.0)
+    pauses_ms: tuple[float, ...] = ()
+    """Xiu, Pi: of each proxy, from the refusal of a parent that was split to its child's first answer; of the partition that
+    paused longest. The cut itself, without what mail waits for on a busy machine at any time."""
 
     @property
     def waits(self) -> tuple[tuple[float, float], ...]:
@@ -200,8 +204,23 @@ class Growth:
             span = cut[0] - CUT_S, over[0] + CUT_S
             row.cut_moved_ms = self._longest(role, count, *span, moved=True)
             row.cut_stayed_ms = self._longest(role, count, *span, moved=False)
+        if role in STORED:
+            row.pauses_ms = await self._pauses(role)
         self.rows.append(row)
         say(f"{row}")
+
+    async def _pauses(self, role: str) -> tuple[float, ...]:
+        """As proxies say; one through which nobody who moved was served says nothing."""
+        found = []
+        for process in await asyncio.to_thread(self._cluster.processes, "proxy"):
+            address, _, port = process["http"].removeprefix("http://").rpartition(":")
+            _, page = await fetch(address, int(port), "/metrics")
+            found += [
+                round(1000 * value, 1)
+                for name, labels, value in samples(page)
+                if name == "pixiu_proxy_mail_cut_pause_seconds" and labels.get("role") == role
+            ]
+        return tuple(sorted(found))
 
     def _longest(self, role: str, count: int, since: float, until: float, *, moved: bool) -> tuple[float, float]:
         if role in STORED:
@@ -343,10 +362,12 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"rows": [asdict(row) for row in growth.rows], "problems": growth.problems, "notes": growth.notes}))
         return 1 if growth.problems else 0
-    shown = Table("role", "from", "fault in", "s", "before ms", "moved ms", "stayed ms", "moved, cut", "stayed, cut")
+    waited = ("before ms", "moved ms", "stayed ms", "moved, cut", "stayed, cut", "pause at proxies")
+    shown = Table("role", "from", "fault in", "s", *waited)
     for row in growth.rows:
+        pauses = ", ".join(f"{each:.0f}" for each in row.pauses_ms)
         waits = ("{:.0f}, {:.0f}".format(*pair) for pair in row.waits)
-        shown.add_row(row.role, str(row.n), f"{row.fault}: {' '.join(row.broken)}", f"{row.took_s:.1f}", *waits)
+        shown.add_row(row.role, str(row.n), f"{row.fault}: {' '.join(row.broken)}", f"{row.took_s:.1f}", *waits, pauses)
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(shown)
     for text in (*growth.notes, *growth.problems):

@@ -31,6 +31,7 @@ from proxy import mail_events as ev
 from proxy.mail_batches import Batch, Part, Writer, divide, parts_of, split, split_again
 from proxy.mail_requests import STALL_S, Link, Request, append_requests, store_requests, take_runs
 from proxy.mail_results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
+from proxy.pauses import Pauses
 
 MAX_WAITING_BYTES: Final = 256 << 20
 """Of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
@@ -79,6 +80,7 @@ class MailCore:
         self._xius, self._pis = 0, 0
         self._xiu_split, self._pi_split = SplitPartitions(), SplitPartitions()
         """Parents are split one by one before the layout says so."""
+        self.pauses = Pauses()
         self._closed_until: dict[int, float] = {}
         """Child of Pi that is not open → until when it is asked again."""
         self._knows_stores = False
@@ -297,6 +299,9 @@ class MailCore:
         self._knows_stores = True
         xius, pis, self._xius, self._pis = self._xius, self._pis, event.xius, event.pis
         self._xiu_split.set_count(max(event.xius, 1))
+        for role, was, n, following in (("xiu", xius, event.xius, event.next_xius), ("pi", pis, event.pis, event.next_pis)):
+            if was == n >= following:
+                self.pauses.taken_back(role)
         follows_xius = event.xius == xius or event.xius > xius > 0 == event.xius % xius
         if not follows_xius or (event.pis != pis and not event.pis == 2 * pis > 0):
             self._pi_split = SplitPartitions(max(event.pis, 1))
@@ -422,6 +427,7 @@ class MailCore:
             if not moved:
                 link.not_before = now + PAUSE_S
             return not moved and request.retry[0] in NEXT_LEADER
+        self.pauses.confirmed(link.store, now)
         at = 0
         for batch in request.waiting:
             count = batch.count
@@ -439,6 +445,7 @@ class MailCore:
         partition, split = link.store.partition, self._xiu_split
         if split.learn(partition, request.partitions):
             self._hurry(self._xiu(partition + split.count), out)
+            self.pauses.refused(ev.Store(False, partition + split.count), split.count, now)
             self._reroute_xius([partition])
         elif request.partitions == split.count <= partition:
             split.forget(partition)
@@ -540,6 +547,7 @@ class MailCore:
             self._end([part.batch.writer for part in request.waiting], errors.StaleStream.code, text, out)
         else:
             self._closed_until.pop(event.partition, None)
+            self.pauses.confirmed(link.store, now)
             self._appended(link, request, event, out)
         if stale:
             self._leave(link, event.text or "the leader changed", out)
@@ -551,7 +559,9 @@ class MailCore:
         link.trouble = (event.code, event.text)
         if partition < self._pi_split.count:
             if self._pi_split.learn(partition, event.partitions):
-                self._hurry(self._pi(partition + self._pi_split.count), out)
+                child = ev.Store(True, partition + self._pi_split.count)
+                self._hurry(self._pi(child.partition), out)
+                self.pauses.refused(child, self._pi_split.count, now)
             else:
                 link.not_before = now + CLOSED_PAUSE_S
         elif self._closed_until.setdefault(partition, now + CHILD_S) <= now:

@@ -190,6 +190,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             "mail_writers": len(self._streams),
             "mail_batches_under_way": self.core.under_way,
             "mail_waiting_bytes": self.core.waiting_bytes,
+            "mail_cut_pause_seconds{role}": dict(self.core.pauses.longest),
         }
 
     # --- writers

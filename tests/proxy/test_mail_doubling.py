@@ -146,3 +146,28 @@ def test_a_link_to_a_child_that_could_not_be_opened_is_tried_at_once_when_its_pa
     (sent,) = pipeline.take(ev.SendStore)
     refuse(pipeline, sent, 2, moved=1)
     assert pipeline.take(ev.Hurry) == [ev.Hurry(child)]
+
+
+def test_the_pause_of_who_moves_is_from_the_parents_refusal_to_the_childs_first_answer() -> None:
+    pipeline = Pipeline(xius=1)
+    pipeline.step(ev.StoresChanged(1, 1, 2, 1))
+    pipeline.mail(record(1, 5), position=1)
+    (sent,) = pipeline.take(ev.SendStore)
+    refuse(pipeline, sent, 2, moved=1)
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.stored(ev.StoredRun(sent.position, 1, 0, 0, "WRONG_PARTITION", "not open", 1), partition=1)
+    pipeline.now = pipeline.core.next_deadline()
+    pipeline.turn()
+    (sent,) = pipeline.take(ev.SendStore)
+    refuse(pipeline, sent, 2, moved=1)
+    (sent,) = pipeline.take(ev.SendStore)
+    pipeline.step(ev.StoresChanged(2, 1))
+    pipeline.now = 100.25
+    pipeline.stored(ev.StoredRun(sent.position, 1, 500, 0, "", ""), partition=1)
+    assert pipeline.core.pauses.longest == {"xiu": 0.25}
+    pipeline.step(ev.StoresChanged(2, 1, 4, 1))
+    pipeline.core.pauses.refused(ev.Store(False, 3), 2, 100.0)
+    assert not pipeline.core.pauses.longest, "those of the next doubling"
+    pipeline.step(ev.StoresChanged(2, 1))
+    pipeline.core.pauses.confirmed(ev.Store(False, 3), 999.0)
+    assert not pipeline.core.pauses.longest, "it was taken back"

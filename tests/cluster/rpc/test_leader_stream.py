@@ -27,9 +27,7 @@ class Replica(pi_pb2_grpc.PiServicer):
         pi_pb2_grpc.add_PiServicer_to_server(self, self.server)
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 
-    async def Exchange(
-        self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Any
-    ) -> AsyncIterator[pi_pb2.PiReply]:
+    async def Exchange(self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Any) -> AsyncIterator[pi_pb2.PiReply]:
         self.streams += 1
         async for request in request_iterator:
             yield pi_pb2.PiReply(request=request.request, epoch=self.epoch, server=pi_pb2.PiServer(address=self.leader))
