@@ -25,6 +25,9 @@ ASK_TIMEOUT_S: Final = 3.0
 """For the answer to the empty request."""
 FIRST_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
+NOBODY_S: Final = 0.2
+"""Before the next look for a replica where none is running. That is no failure: a link to a partition that is to come is open soon
+after its replicas run, and before its parent is split."""
 MAX_WAITING: Final = 1 << 20
 """Requests of a stream; its owner bounds those under way, so there are never so many. Policy: a further one is lost."""
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
@@ -118,7 +121,7 @@ class LeaderStream:
                 backoff.reset()
             elif not hint or backoff.failures:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(backoff.next_s()):
+                    async with asyncio.timeout(backoff.next_s() if address else NOBODY_S):
                         await self._hurry.wait()
                         backoff.reset()
             self._hurry.clear()

@@ -36,6 +36,31 @@ class Replica(pi_pb2_grpc.PiServicer):
         return Node("pi", 0, number, NodeState.RUNNING, "127.0.0.1", self.port, 0, EndpointID(200 + number), 1, "", "", 0)
 
 
+async def test_that_nobody_was_running_delays_no_stream_when_somebody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout names the partitions that a doubling adds before their replicas run; their links are to be open at the cut."""
+    for name in ("FIRST_BACKOFF_S", "MAX_BACKOFF_S"):
+        monkeypatch.setattr(f"cluster.rpc.leader_stream.{name}", 3600.0)
+    make: Any = Replica
+    leader, follower = make(1), make(0)
+    follower.leader = f"127.0.0.1:{leader.port}"
+    view = View(Layout(1, {"pi": RoleLayout(1)}), ())
+    ups: list[int] = []
+    downs: list[str] = []
+    for replica in (leader, follower):
+        await replica.server.start()
+    stream = LeaderStream(
+        "pi", 0, lambda: view, Channels(), up=ups.append, reply=lambda _reply: None, down=downs.append, crash=lambda _error: None
+    )
+    try:
+        await until(lambda: len(downs) >= 2, "two looks in vain", limit_s=30)
+        view = View(view.layout, (follower.node(0),))
+        await until(lambda: ups, "a stream to the leader whom the follower names")
+        assert (follower.streams, leader.streams) == (1, 1)
+    finally:
+        await stream.close()
+        await asyncio.gather(*(replica.server.stop(None) for replica in (leader, follower)))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 async def test_who_leaves_a_leader_to_send_again_asks_nobody_else(place: int) -> None:
     """With two replicas every second stream would be opened at the one that does not lead first."""

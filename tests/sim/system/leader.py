@@ -18,6 +18,7 @@ Address = tuple[str, int]
 ASK_TIMEOUT_S: Final = 3.0
 BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
+NOBODY_S: Final = 0.2
 """As in service."""
 
 
@@ -76,7 +77,8 @@ class LeaderLink:
         attempt = self._attempt
         address = self._address = hint or self._candidate()
         if address is None:
-            self._later(lambda: self._over("nobody is running", served=False, hint=None, attempt=attempt))
+            self._process.after(NOBODY_S, lambda: self._connect(None) if attempt == self._attempt else None)
+            self._down("nobody is running")
             return
         method = "Exchange" if self.role == "pi" else "Store"
         process = self._process
