@@ -300,7 +300,9 @@ class MailCore:
         xius, pis, self._xius, self._pis = self._xius, self._pis, event.xius, event.pis
         self._xiu_split.set_count(max(event.xius, 1))
         for role, was, n, following in (("xiu", xius, event.xius, event.next_xius), ("pi", pis, event.pis, event.next_pis)):
-            if was == n >= following:
+            if following > n:
+                self.pauses.begun(role, n)
+            elif was == n:
                 self.pauses.taken_back(role)
         follows_xius = event.xius == xius or event.xius > xius > 0 == event.xius % xius
         if not follows_xius or (event.pis != pis and not event.pis == 2 * pis > 0):

@@ -21,12 +21,16 @@ class Pauses:
         self._since: dict[Store, float] = {}
         """Child that has confirmed nothing yet → when its parent refused."""
 
+    def begun(self, role: str, partitions: int) -> None:
+        """A role of so many partitions is being doubled."""
+        if self._partitions.get(role) != partitions:
+            self._partitions[role] = partitions
+            self.longest.pop(role, None)
+            self.taken_back(role)
+
     def refused(self, child: Store, partitions: int, now: float) -> None:
         """The parent of a child was split, one of so many partitions."""
-        if self._partitions.get(child.role) != partitions:
-            self._partitions[child.role] = partitions
-            self.longest.pop(child.role, None)
-            self.taken_back(child.role)
+        self.begun(child.role, partitions)
         self._since.setdefault(child, now)
 
     def confirmed(self, store: Store, now: float) -> None:

@@ -166,8 +166,8 @@ def test_the_pause_of_who_moves_is_from_the_parents_refusal_to_the_childs_first_
     pipeline.stored(ev.StoredRun(sent.position, 1, 500, 0, "", ""), partition=1)
     assert pipeline.core.pauses.longest == {"xiu": 0.25}
     pipeline.step(ev.StoresChanged(2, 1, 4, 1))
-    pipeline.core.pauses.refused(ev.Store(False, 3), 2, 100.0)
     assert not pipeline.core.pauses.longest, "those of the next doubling"
+    pipeline.core.pauses.refused(ev.Store(False, 3), 2, 100.0)
     pipeline.step(ev.StoresChanged(2, 1))
     pipeline.core.pauses.confirmed(ev.Store(False, 3), 999.0)
     assert not pipeline.core.pauses.longest, "it was taken back"
