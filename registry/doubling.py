@@ -283,13 +283,15 @@ def chosen(layout: Layout, role: str, to: int, unfinished_last: bool, new: str) 
     return new
 
 
-def problems(view: View, role: str, version: str) -> list[str]:
-    """What must be put right before a doubling begins, in words."""
+def problems(view: View, role: str, version: str, mute: Sequence[int] = ()) -> list[str]:
+    """What must be put right before a doubling begins, in words. `mute`: partitions of which no leader answers."""
     layout = view.layout.roles[role]
-    found = [
-        f"{role} partition {partition} has no Running replica: `pixiu status`"
-        for partition in range(layout.n)
-        if not view.replicas(role, partition)
+    bare = [partition for partition in range(layout.n) if not view.replicas(role, partition)]
+    found = [f"{role} partition {partition} has no Running replica: `pixiu status`" for partition in bare]
+    found += [
+        f"{role} partition {partition} has no leader that answers: `pixiu status` says what it waits for"
+        for partition in mute
+        if partition not in bare
     ]
     strange = sorted({node.version for node in view.of_role(role) if node.version != version})
     if strange:

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -45,6 +45,8 @@ SAY_S: Final = 2.0
 SPLIT_POLL_S: Final = 0.05
 """While moved keys pause: children open by themselves, and each look costs every leader of the role a connection."""
 CALL_S: Final = 10.0
+LEADER_WAIT_S: Final = 5.0
+"""Before a doubling begins, for a leader of each partition; then it is refused."""
 LOCK_WAIT_S: Final = 20.0
 """A tool that was killed on another machine has the lock until its session ends."""
 AUDIT_LINES: Final = 100
@@ -160,10 +162,22 @@ class DoublingTool:
         await self._discovery.start()
         layout = await self._layout()
         there = layout.roles.get(self._role, RoleLayout())
-        statuses = await self._statuses(there, 0) if self._role in plan.STORED and there.ended else {}
+        statuses = await self._statuses(there, 0) if self._role in plan.STORED else {}
         doubling = plan.chosen(layout, self._role, to, plan.unfinished(statuses, there), hex_id(secrets.randbits(63) or 1))
-        fresh = doubling is not None and doubling not in there.doublings
-        return layout, doubling, plan.problems(self._discovery.view, self._role, __version__) if fresh else []
+        if doubling is None or doubling in there.doublings:
+            return layout, doubling, []
+        mute = await self._mute(there, statuses) if self._role in plan.STORED else []
+        return layout, doubling, plan.problems(self._discovery.view, self._role, __version__, mute)
+
+    async def _mute(self, there: RoleLayout, statuses: Mapping[int, pb.DoublingStatus]) -> list[int]:
+        """Partitions of which no leader answers, also in a while: one whose lease is being renewed does in a moment."""
+        until = time.monotonic() + LEADER_WAIT_S
+        while mute := [partition for partition in range(there.n) if partition not in statuses]:
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(POLL_S)
+            statuses = await self._statuses(there, 0)
+        return mute
 
     async def forecast(self) -> Plan:
         """What a doubling would bring, by what the role's processes say now. After `look`."""

@@ -40,7 +40,7 @@ def killer(phase: Phase) -> Callable[[Phase], None]:
     return acted
 
 
-async def register(zookeeper: ZooKeeper, root: str, role: str, partitions: range) -> None:
+async def register(zookeeper: ZooKeeper, root: str, role: str, partitions: range, version: str = __version__) -> None:
     """A Running replica of each partition, at an address where nobody is."""
     for partition in partitions:
         node = Node(
@@ -53,7 +53,7 @@ async def register(zookeeper: ZooKeeper, root: str, role: str, partitions: range
             1,
             EndpointID(partition + 1),
             1,
-            __version__,
+            version,
             "",
             1,
             os.getpid(),
@@ -141,6 +141,22 @@ async def test_what_must_be_right_before_is_said(zookeeper: ZooKeeper, session: 
     tool = DoublingTool(session, root, "broker", operator="test")
     _, _, problems = await tool.look(0)
     assert problems == ["broker partition 0 has no Running replica: `pixiu status`"]
+    await tool.close()
+
+
+async def test_a_partition_without_a_leader_and_a_tool_of_another_version_are_refused_before_anything_begins(
+    zookeeper: ZooKeeper, session: ZooKeeper, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubling_tool, "LEADER_WAIT_S", 0.0)
+    await ensure_layout(zookeeper, root, {"pi": RoleLayout(2, 2, 1)})
+    await register(zookeeper, root, "pi", range(1))
+    await register(zookeeper, root, "pi", range(1, 2), version="0.0.9")
+    tool = DoublingTool(session, root, "pi", operator="test")  # whom it asks is not there
+    _, doubling, problems = await tool.look(0)
+    assert doubling is not None
+    *mute, strange = problems
+    assert mute == [f"pi partition {one} has no leader that answers: `pixiu status` says what it waits for" for one in range(2)]
+    assert strange == f"this tool has version {__version__}, and pi runs 0.0.9: use the tool of the same version"
     await tool.close()
 
 
