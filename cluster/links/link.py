@@ -11,7 +11,7 @@ Source: docs/links.md, docs/promises.md, "Failure rules".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
@@ -63,6 +63,12 @@ _OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
 def _name(address: Address | None) -> str:
     return "stream" if address is None else f"{address[0]}:{address[1]}"
+
+
+def _stats_of(links: Iterable[Link]) -> Iterator[tuple[EndpointID, PeerStats]]:
+    """What was counted of each, when it is taken."""
+    for link in links:  # no generator expression: compiled, it would be a list made at once
+        yield link.id, link.stats()
 
 
 class LinkCore:
@@ -677,7 +683,7 @@ class LinkCore:
             dropped=dict(self.dropped),
             items_given_up=self._reassembly.given_up,
         )
-        return stats, ((link.id, link.stats()) for link in links)
+        return stats, _stats_of(links)
 
     def peer_states(self) -> Counter[PeerState]:
         """How many peers are in which state."""

@@ -42,7 +42,7 @@ class InSync:
     @property
     def maximal(self) -> frozenset[MemberID]:
         """Every member that a commit requires, the leader too."""
-        return self.state.in_sync | self._proposed | self.joining.keys()
+        return self.state.in_sync | self._proposed | frozenset(self.joining)  # with the keys as they are it would be a set
 
     @property
     def asking(self) -> bool:

@@ -150,7 +150,7 @@ class Leader:
         options, members = self.context.options, self.in_sync.state.in_sync
         if not self.draining and (now >= self.full_at + options.silence_s or len(members) <= options.min_in_sync):
             return []  # nearly always, and asked at every write
-        others = sorted(members & self.followers.keys())
+        others = sorted(member for member in members if member in self.followers)
         if self.draining:
             return others
         return [
@@ -189,7 +189,7 @@ class Leader:
             return 0
         clock.saw(wall_us, now)
         if clock.agreed is None:
-            others = (self.required() | self.followers.keys()) - {self.context.member}
+            others = {*self.required(), *self.followers} - {self.context.member}
             if any(self._may_still_tell(member, now) for member in others):
                 return None
             self._judge()
