@@ -11,27 +11,23 @@ times NATS. One to one every hop works for one delivery: 150,000, once Mosquitto
 What guards it costs (`--guarded`): tags of datagrams, with a ring of keys, less than 10 % of the chain's CPU, because a tag takes
 2 µs for a datagram of some dozens of messages; TLS about 10 µs for each write to a client, in asyncio, and 2 µs in Mosquitto.
 
-    python -m benchmarks.chain [--seconds 5] [--rounds 2] [--guarded] [--case "one to one"] [--json]
+    python -m benchmarks.chain [--seconds 5] [--rounds 2] [--guarded] [--no-peers] [--case "one to one"] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import cluster, free_port, load, peer
-from cluster.runtime.compiled import BUILD, SWITCH
+from benchmarks.harness import build, builds, cluster, free_port, load, peer
 from registry.keys import add_key, use_key
 from registry.pki import issue, make_authority
 
@@ -53,26 +49,14 @@ async def measure(name: str, ports: list[int], pids: list[int], seconds: float, 
         results[case].setdefault(name, []).append(await load(ports, pids, seconds=seconds, topic=topic, **options))
 
 
-@contextlib.contextmanager
-def build(switch: str) -> Iterator[None]:
-    """The build of the processes that are started within: the one that is there, or plain Python ("0")."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = switch
-    try:
-        yield
-    finally:
-        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})
-
-
-async def one_round(seconds: float, results: Results) -> None:
+async def one_round(seconds: float, results: Results, with_peers: bool = True) -> None:
     """Pixiu, plain Pixiu where this is the compiled one, Mosquitto and NATS in turn."""
-    for name, switch in (
-        ("pixiu", "1" if BUILD.name == "compiled" else "0"),
-        *([("pixiu, plain", "0")] if BUILD.name == "compiled" else []),
-    ):
+    for name, switch in builds():
         with build(switch):
             async with cluster() as running:
                 await measure(name, running.mqtt_ports, running.servers, seconds, "room/{}", results)
+    if not with_peers:
+        return
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         config = Path(folder) / "mosquitto.conf"
@@ -118,13 +102,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--no-peers", action="store_true", help="Pixiu only: the compiled build and plain Python in turn")
     parser.add_argument("--guarded", action="store_true", help="what tags and TLS cost")
     parser.add_argument("--case", choices=tuple(CASES), action="append", help="only this one; may be given again")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results: Results = {case: {} for case in args.case or CASES}
     for _ in range(args.rounds):
-        asyncio.run((guarded_round if args.guarded else one_round)(args.seconds, results))
+        asyncio.run(guarded_round(args.seconds, results) if args.guarded else one_round(args.seconds, results, not args.no_peers))
     if args.json:
         print(json.dumps(results))
     else:

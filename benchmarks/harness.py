@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.runtime.compiled import BUILD, SWITCH
 from registry.up import LocalCluster, UpOptions
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -80,6 +81,22 @@ async def cluster(
             )
         finally:
             await local.stop()
+
+
+def builds() -> list[tuple[str, str]]:
+    """The builds to measure in turn: a name, and what `build` takes. Plain Python too where this is the compiled one."""
+    return [("pixiu", "1"), ("pixiu, plain", "0")] if BUILD.name == "compiled" else [("pixiu", "0")]
+
+
+@contextlib.contextmanager
+def build(switch: str) -> Iterator[None]:
+    """The build of the processes that are started within: the one that is there ("1"), or plain Python ("0")."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = switch
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})
 
 
 @contextlib.contextmanager

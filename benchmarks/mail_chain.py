@@ -14,7 +14,8 @@ clock 57,000, 122,000, 102,000, 107,000; 28,500 and 26,500. Sent to confirmed, p
 are messages of gRPC with ten mails each. With 20 users, who have 64 each on their way, 14,400 and 16,800: windows are full, and
 what comes meanwhile is fetched from Xiu, for 16 to 30 µs a mail.
 
-    python -m benchmarks.mail_chain [--seconds 3] [--window 1000] [--users 100] [--only pixiu rabbitmq jetstream redis] [--json]
+    python -m benchmarks.mail_chain [--seconds 3] [--window 1000] [--users 100] [--rounds 1]
+        [--only pixiu rabbitmq jetstream redis] [--json]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import struct
 import sys
@@ -37,7 +39,7 @@ from rich.table import Table
 import pixiu
 from benchmarks import consumers, peers
 from benchmarks.consumers import Consumer, late_s
-from benchmarks.harness import cluster, cpu_seconds
+from benchmarks.harness import build, builds, cluster, cpu_seconds
 
 BODY_BYTES = 100
 DRAIN_LIMIT_S = 60.0
@@ -125,7 +127,7 @@ async def measure_peer(name: str, served: Served, connect: Connect, args: argpar
     return [Row(name, sent, sent / wall, sent / max(used, 0.01), shares(took), shares(consumer.late_s))]
 
 
-async def measure_pixiu(replicas: int, args: argparse.Namespace) -> list[Row]:
+async def measure_pixiu(name: str, replicas: int, args: argparse.Namespace) -> list[Row]:
     """The whole chain."""
     async with cluster(stores=replicas, relays=1) as running, pixiu.connect(running.registry, client="bench") as px:
         delivered: list[float] = []
@@ -151,14 +153,14 @@ async def measure_pixiu(replicas: int, args: argparse.Namespace) -> list[Row]:
             used = {role: cpu_seconds(running.pids[role]) - before[role] for role in ROLES}
     shown = {role: seconds / sent * 1e6 for role, seconds in used.items()}
     per_cpu = sent / max(sum(used.values()), 0.01)
-    return [Row(f"pixiu x{replicas}", sent, sent / wall, per_cpu, shares(took), shares(delivered), shown)]
+    return [Row(f"{name} x{replicas}", sent, sent / wall, per_cpu, shares(took), shares(delivered), shown)]
 
 
 async def run(args: argparse.Namespace) -> list[Row]:
     """All cases that are asked for, one after the other."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if "rabbitmq" in args.only:
             with peers.rabbitmq(folder / "rabbitmq") as served:
                 rows += await measure_peer("rabbitmq", served, consumers.connect_rabbitmq, args)
@@ -170,8 +172,9 @@ async def run(args: argparse.Namespace) -> list[Row]:
                 with peers.redis(folder / fsync, fsync) as served:
                     rows += await measure_peer(f"redis {fsync}", served, consumers.connect_redis, args)
     if "pixiu" in args.only:
-        for replicas in (1, 2):
-            rows += await measure_pixiu(replicas, args)
+        for replicas, (name, switch) in itertools.product((1, 2), builds() * args.rounds):
+            with build(switch):
+                rows += await measure_pixiu(name, replicas, args)
     return rows
 
 
@@ -181,6 +184,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--window", type=int, default=1000)
     parser.add_argument("--users", type=int, default=100, help="receivers; each has at most 64 mails on the way")
+    parser.add_argument("--rounds", type=int, default=1, help="of Pixiu: the compiled build and plain Python in turn, a row each")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
