@@ -19,8 +19,8 @@ from typing import Final
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Quality
 
-STEPS: Final = (1.0, 0.5, 0.25)
-BOUNDARIES: Final = (2.0, 4.0)
+STEPS: Final[tuple[float, ...]] = (1.0, 0.5, 0.25)
+BOUNDARIES: Final[tuple[float, ...]] = (2.0, 4.0)
 """Relative costs between a step and the next."""
 MARGIN: Final = 0.25
 """Of a boundary: within it nothing changes."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pixiu import errors
 from pixiu.rpc.status import GRPC_STATUS
+from tests.support.builds import COMPILED
 
 
 def test_every_error_is_drawn_and_has_a_status() -> None:
     for error in errors.all_errors():
         assert error.__name__ in (errors.__doc__ or "") or error.__module__ != errors.__name__
         assert error.code in GRPC_STATUS
-        assert error.__doc__
+        assert error.__doc__ or COMPILED  # there a class that derives from one of Python has none
 
 
 def test_a_peers_code_becomes_the_same_error_again() -> None:

@@ -15,7 +15,8 @@ plain_only = pytest.mark.skipif(COMPILED, reason="compiled code has no docstring
 
 
 def skip_what_changes_compiled_modules() -> None:
-    """Leave out a test that sets a name of a compiled module: constants are inlined there, and functions called directly."""
+    """Leave out a test that sets a name of a compiled module, or a method of a compiled object: constants are inlined there, and
+    functions called directly."""
     if not COMPILED:
         return
     compiled, setattr_of = frozenset(names()), pytest.MonkeyPatch.setattr
@@ -24,6 +25,11 @@ def skip_what_changes_compiled_modules() -> None:
         module = target.rpartition(".")[0] if isinstance(target, str) else getattr(target, "__name__", "")
         if (isinstance(target, str | ModuleType)) and module in compiled:
             pytest.skip(f"{module} is compiled")
-        setattr_of(self, target, *rest, **options)
+        try:
+            setattr_of(self, target, *rest, **options)
+        except AttributeError as error:
+            if type(target).__module__ not in compiled:
+                raise
+            pytest.skip(f"{type(target).__module__} is compiled: {error}")
 
     pytest.MonkeyPatch.setattr = checked  # type: ignore[method-assign]
