@@ -61,7 +61,7 @@ grow: $(VENV)/.dev  # every role doubles twice under load: ten minutes; FAULT=ch
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
-native: $(VENV)/.dev  # compiles what messages pass, in place; PIXIU_COMPILE=1 runs it, which whole clusters do not do yet
+native: $(VENV)/.dev  # compiles what messages pass, in place; PIXIU_COMPILE=1 runs it: PIXIU_COMPILE=1 make run
 	PIXIU_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --build-lib . --build-temp build/native
 
 native-test: native  # `make quick` on the compiled build

@@ -7,9 +7,9 @@
 What is compiled lies in a folder of its own, where no import finds it but by this finder, and only if every source is the one
 that was compiled: nothing old ever runs. Compiled modules call one another without looking names up, so it is all or none
 in a process: whoever has imported one of them as Python before keeps to Python. Only `PIXIU_COMPILE=1` asks for what was
-compiled: cores and links were tested so, and whole clusters do not run on it yet.
+compiled; plain Python is the default.
 
-Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md.
+Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md, 0246-whole-clusters-run-compiled.md.
 """
 
 from __future__ import annotations
