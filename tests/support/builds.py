@@ -15,21 +15,24 @@ plain_only = pytest.mark.skipif(COMPILED, reason="compiled code has no docstring
 
 
 def skip_what_changes_compiled_modules() -> None:
-    """Leave out a test that sets a name of a compiled module, or a method of a compiled object: constants are inlined there, and
+    """Leave out a test that sets a name of a compiled module or class, or a method of its object: constants are inlined there, and
     functions called directly."""
     if not COMPILED:
         return
     compiled, setattr_of = frozenset(names()), pytest.MonkeyPatch.setattr
 
     def checked(self: pytest.MonkeyPatch, target: Any, *rest: Any, **options: Any) -> None:
-        module = target.rpartition(".")[0] if isinstance(target, str) else getattr(target, "__name__", "")
-        if (isinstance(target, str | ModuleType)) and module in compiled:
+        if isinstance(target, str):
+            module = target.rpartition(".")[0]
+        else:
+            module = target.__name__ if isinstance(target, ModuleType) else getattr(target, "__module__", "")
+        if module in compiled and isinstance(target, str | ModuleType | type):
             pytest.skip(f"{module} is compiled")
         try:
             setattr_of(self, target, *rest, **options)
         except AttributeError as error:
-            if type(target).__module__ not in compiled:
+            if module not in compiled:
                 raise
-            pytest.skip(f"{type(target).__module__} is compiled: {error}")
+            pytest.skip(f"{module} is compiled: {error}")
 
     pytest.MonkeyPatch.setattr = checked  # type: ignore[method-assign]
