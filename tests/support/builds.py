@@ -14,6 +14,11 @@ COMPILED: Final = BUILD.name == "compiled"
 plain_only = pytest.mark.skipif(COMPILED, reason="compiled code has no docstrings of methods, and no subclasses in Python")
 
 
+def derives_from_compiled(error: Exception) -> bool:
+    """Whether an error says that a class of a test derives from a compiled one."""
+    return COMPILED and isinstance(error, TypeError) and "interpreted classes cannot inherit from compiled" in str(error)
+
+
 def skip_what_changes_compiled_modules() -> None:
     """Leave out a test that sets a name of a compiled module or class, or a method of its object: constants are inlined there, and
     functions called directly."""
