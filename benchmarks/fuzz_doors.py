@@ -1,10 +1,11 @@
 """Every door of a cluster that is guarded (`pixiu up --secure`), with peers that have no login, for minutes each: does anything
-crash, does memory grow, is a traceback in a log, is an honest client served still?
+crash, does memory grow, is a traceback in a log, is an honest client served still? One door after the other, or all at once
+(`--together`: then the gateway's memory is that of three doors, the broker's of two).
 
 Estimate: hundreds of connections a second at each door; memory grows by what is held for connections that have not said who they
 are, some MiB, and stays there.
 
-    python -m benchmarks.fuzz_doors [--minutes 2] [--seed 1] [--doors mqtt,gateway,proxy,cluster,links,http]
+    python -m benchmarks.fuzz_doors [--minutes 2] [--seed 1] [--together] [--doors mqtt,gateway,proxy,cluster,links,http]
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ async def served(cluster: LocalCluster, folder: Path) -> float:
     return time.monotonic() - begin
 
 
-async def measure(minutes: float, seed: int, names: list[str]) -> bool:
-    """Attack each door in turn; whether all went well."""
+async def measure(minutes: float, seed: int, names: list[str], *, together: bool) -> bool:
+    """Attack each door in turn, or all at once; whether all went well."""
     with tempfile.TemporaryDirectory() as name:
         folder, well = Path(name) / "run", True
         make_authority(Path(name) / "strangers")
@@ -67,21 +68,19 @@ async def measure(minutes: float, seed: int, names: list[str]) -> bool:
         await cluster.start()
         try:
             pids = {name: child.process.pid for name, child in cluster.children.items() if child.process is not None}
-            for door in doors(cluster):
-                if door.name not in names:
-                    continue
-                await Attack(door, seed, stranger).run(60 * minutes)
+            chosen = [door for door in doors(cluster) if door.name in names]
+            for group in [chosen] if together else [[door] for door in chosen]:
+                await asyncio.gather(*(Attack(door, seed, stranger).run(60 * minutes) for door in group))
                 took = await served(cluster, folder)
                 now = {name: child.process.pid for name, child in cluster.children.items() if child.process is not None}
                 same, texts = pids == now, {path.name: path.read_text(errors="replace") for path in (folder / "logs").glob("*.log")}
                 tracebacks = [name for name, text in texts.items() if "Traceback" in text]
                 well = well and same and not tracebacks
-                rss = [kb / 1024 for kb in door.rss_kb]
-                half = rss[len(rss) // 2]
+                for door in group:
+                    print(door.told(), flush=True)
                 print(
-                    f"{door.name:<8} RSS {rss[0]:.0f} → {half:.0f} (half) → {rss[-1]:.0f} MiB, most {max(rss):.0f} | "
                     f"{'all alive' if same else 'a process has ended'} | tracebacks: {', '.join(tracebacks) or 'none'} | "
-                    f"served in {took:.2f} s | {dict(sorted(door.said.items()))}",
+                    f"served in {took:.2f} s | logs of {sum(len(text) for text in texts.values()) / 1024:.0f} KiB",
                     flush=True,
                 )
         finally:
@@ -99,9 +98,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--together", action="store_true", help="all doors at once")
     parser.add_argument("--doors", default=",".join(NAMES))
     args = parser.parse_args()
-    return int(not asyncio.run(measure(args.minutes, args.seed, args.doors.split(","))))
+    return int(not asyncio.run(measure(args.minutes, args.seed, args.doors.split(","), together=args.together)))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@ who are connected notice nothing, and it recovers by itself.
 
 Three phases: the callback answers, hangs (stopped) or is gone (killed), answers again. In each half of the logins are of users
 whose answer is remembered, half of users nobody has seen. Meanwhile pairs of clients that are connected send each other messages;
-theirs is the latency that is shown. Callback and load have processes of their own.
+theirs is the latency that is shown. Callback and load have processes of their own. `--how control`: the callback lives in all three
+phases, which shows what the machine does by itself.
 
 Estimate: a login is a connection, a CONNECT and a digest, 150 µs of the gateway: 200 a second are 3 % of a core. A callback that
 hangs holds at most 64 of them for its time-out until five have failed, then nobody asks. p99 of messages as without.
 
-    python -m benchmarks.logins [--how hang|kill] [--seconds 12] [--rate 200]
+    python -m benchmarks.logins [--how hang|kill|control] [--seconds 12] [--rate 200]
 """
 
 from __future__ import annotations
@@ -163,12 +164,13 @@ async def measure(how: str, seconds: float, rate: int) -> int:
             sending = asyncio.create_task(pairs.run(mqtt, tokens))
             await asyncio.sleep(2)
             await phase("before", mqtt, seconds, rate, new, pairs, pids)
-            first.send_signal(signal.SIGSTOP if how == "hang" else signal.SIGKILL)
+            if how != "control":
+                first.send_signal(signal.SIGSTOP if how == "hang" else signal.SIGKILL)
             await phase("during", mqtt, seconds, rate, new, pairs, pids)
             async with contextlib.AsyncExitStack() as stack:
                 if how == "hang":
                     first.send_signal(signal.SIGCONT)
-                else:
+                elif how == "kill":
                     await stack.enter_async_context(service(port))
                 begin = time.monotonic()
                 outcomes.clear()
@@ -186,7 +188,7 @@ async def measure(how: str, seconds: float, rate: int) -> int:
 def main() -> int:
     """Measure and print. Exit code 1 when somebody who was connected was disconnected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--how", choices=("hang", "kill"), default="hang")
+    parser.add_argument("--how", choices=("hang", "kill", "control"), default="hang")
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--rate", type=int, default=200)
     parser.add_argument("--serve", type=int, default=0, help=argparse.SUPPRESS)

@@ -64,7 +64,7 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self._context, self._options = context, context.options
         self._core: Core | None = None
-        self._guard = guard_of(context.options, context.cluster, context.log, context.audit)
+        self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
         self._through_relays = context.cluster.fanout == "relay"

@@ -346,7 +346,9 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
 
 async def _log_in(guard: Guard, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest) -> Session:
-    address = address_of(str(context.peer()))
+    peer = str(context.peer())
+    guard.called(peer)
+    address = address_of(peer)
     identity = await guard.check(grpc_credentials_of(header_of(context), first.hello.client, address, certificate_of(context)))
     identity.check_uin(first.hello.uin)
     access = open_user(guard, identity, address, first.hello.client, stream.login_over)

@@ -70,7 +70,7 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self.options = context.options
         self._context = context
-        self._guard = guard_of(context.options, context.cluster, context.log, context.audit)
+        self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._proofs = bool(proof_keys(context.cluster))
         self._process_proofs = ProcessProofs(context.cluster)

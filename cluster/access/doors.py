@@ -29,8 +29,17 @@ KEYS_S: Final = 1.0
 """How long keys by which processes prove what they are are remembered."""
 
 
-def guard_of(options: ClientRoleOptions, cluster: ClusterOptions, log: FilteringBoundLogger, audit: Audit) -> Guard | None:
-    """The guard of a process's client doors; None where nobody has to log in. Raises `ConfigurationError`."""
+def guard_of(
+    options: ClientRoleOptions,
+    cluster: ClusterOptions,
+    log: FilteringBoundLogger,
+    audit: Audit,
+    called: Callable[[str], None] = lambda _peer: None,
+) -> Guard | None:
+    """The guard of a process's client doors; None where nobody has to log in. Raises `ConfigurationError`.
+
+    called: told of each gRPC call's peer.
+    """
     if not options.access_file:
         return None
     if not proof_keys(cluster):
@@ -38,6 +47,7 @@ def guard_of(options: ClientRoleOptions, cluster: ClusterOptions, log: Filtering
             f"access_file = {options.access_file}: needs [cluster] key_dir or secret_file, by which gateways prove what they are"
         )
     guard = Guard(options.access_file, log, audit)
+    guard.called = called
     if guard.settings.certificate is not None and not options.client_ca:
         raise ConfigurationError(
             f"access_file = {options.access_file}: [certificate] needs client_ca, whose certificates clients are asked for"
@@ -52,7 +62,9 @@ async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[s
     """
     if guard is None:
         return None
-    address = address_of(str(context.peer()))
+    peer = str(context.peer())
+    guard.called(peer)
+    address = address_of(peer)
     identity = await guard.check(credentials_of(header_of(context), client, address, certificate_of(context)))
     return guard.open(identity, address, client, end)
 

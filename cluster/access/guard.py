@@ -173,6 +173,8 @@ class Guard:
         self._spent: dict[Quota, Meters[str]] = {}
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
+        self.called: Callable[[str], None] = lambda _peer: None
+        """Told of each gRPC call's peer, as gRPC names it."""
         self.settings = Settings()
         self._files = _Files(self._path, {})
         self._files.read()

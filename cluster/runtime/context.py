@@ -109,6 +109,8 @@ class Context(Generic[OptionsT_co]):
     """Of clients, for a role that has `ClientDoorOptions`."""
     client_tls: DoorTls | None = None
     """What clients are shown at their doors; None: these do not speak TLS."""
+    client_called: Callable[[str], None] = lambda _peer: None
+    """Told of the peer of each call at the clients' server, as gRPC names it."""
 
     @property
     def servers_of_clients(self) -> tuple[grpc.aio.Server, ...]:

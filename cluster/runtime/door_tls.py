@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -65,12 +66,13 @@ class DoorTls:
         """What a new connection that is not gRPC's is shown."""
         return self._newest().context
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """What a gRPC server shows, which is looked at anew with every connection."""
+    def server_credentials(self, begins: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """What a gRPC server shows, which is looked at anew with every connection. begins: called then, in gRPC's threads."""
         seen = self._newest()
 
         def newest() -> grpc.ServerCertificateConfiguration | None:
             nonlocal seen
+            begins()
             found = self._newest()
             if found is seen:
                 return None

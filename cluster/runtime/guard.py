@@ -127,10 +127,11 @@ class Guard(grpc.aio.ServerInterceptor):
     Args:
         role: of this process.
         tls: whose folder has the file of revoked certificates.
+        called: told of each call's peer, as gRPC names it.
     """
 
-    def __init__(self, role: str, tls: Tls, audit: Audit) -> None:
-        self._role, self._audit = role, audit
+    def __init__(self, role: str, tls: Tls, audit: Audit, called: Callable[[str], None] = lambda _peer: None) -> None:
+        self._role, self._audit, self._called = role, audit, called
         self._revoked_file = tls.folder / "revoked"
         self._revoked: frozenset[int] = frozenset()
         self._revoked_stamp: tuple[int, int] = (0, 0)
@@ -203,6 +204,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._audit.write_limited("revoked_unreadable", "", error=wrong)
 
     async def _check(self, method: str, context: Any) -> None:
+        self._called(str(context.peer()))
         caller = self.caller_of(context)
         if may_call(method, caller.role, self._role):
             return

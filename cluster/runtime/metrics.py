@@ -342,6 +342,10 @@ ALERTS: Final[Mapping[str, str]] = {
     "metrics_failures_total": "Sources of metrics that failed at a scrape. Any increase is a bug: report the line metrics_failed.",
     "metrics_left_out_total": "Scrapes at which one source had more than 8192 samples; what was above is not shown.",
     "loop_errors_total": "Callbacks and tasks that failed unseen. Any increase is a bug: report the line loop_error.",
+    "grpc_handshakes_failed_total": (
+        "TLS handshakes at a gRPC door that came to nothing. Growing: somebody comes with a wrong certificate, or none, or probes "
+        "the port; look for processes and clients whose certificates have ended."
+    ),
     "registry_connected": (
         "1 while ZooKeeper can be reached. 0 for a minute: nobody can join, leave or be promoted; messages go on. "
         "Look at ZooKeeper and at the network to it."

@@ -33,8 +33,10 @@ from cluster.runtime.audit import Audit
 from cluster.runtime.collector import Collector
 from cluster.runtime.compiled import BUILD
 from cluster.runtime.context import Context, Membership, MembershipFactory, Preparing, Service
+from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.guard import Guard
 from cluster.runtime.handler import Handler
+from cluster.runtime.handshakes import Handshakes
 from cluster.runtime.http import HttpServer
 from cluster.runtime.interests import SEES
 from cluster.runtime.layout_notices import LayoutRefresh
@@ -108,20 +110,26 @@ class Process(Generic[OptionsT]):
         self._metrics = Metrics(role, _partition(options))
         self._tls = cluster.tls(role)
         tls.use(self._tls)
-        self._door_tls = options.door_tls()
-        shown = self._door_tls.server_credentials() if self._door_tls is not None else None
-        self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
-        self._client_port = 0
         self._audit = Audit(options.audit_folder, {"role": role, "partition": _partition(options)}, self._audited)
+        self._handshakes = {door: Handshakes(door, self._audit) for door in ("cluster", "clients")}
+        self._door_tls = options.door_tls()
+        shown = self._door_tls.server_credentials(self._handshakes["clients"].begins) if self._door_tls is not None else None
+        self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
+        if shown is not None and isinstance(options, ClientRoleOptions) and options.access_file:
+            self._handshakes["clients"].watches_newest()
+        self._client_port = 0
         self._layout_audited = -1
         self._ring: KeyRing | None = None
-        self._guard = Guard(role, self._tls, self._audit) if self._tls is not None else None
+        cluster_door = self._handshakes["cluster"]
+        self._guard = Guard(role, self._tls, self._audit, cluster_door.called) if self._tls is not None else None
         self._server = Server(
             cluster,
             options.reflection,
             [self._guard] if self._guard is not None else [],
-            self._tls.server_credentials() if self._tls is not None else None,
+            self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
         )
+        if self._tls is not None:
+            cluster_door.watches_newest()
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._handler = Handler(received.note, self._refuses)
@@ -313,6 +321,9 @@ class Process(Generic[OptionsT]):
             client_server = self._client_server
             self._client_port = bind_clients(options, port, client_server)
             self._closers.append(("clients", lambda: client_server.grpc.stop(1.0)))
+        for handshakes in self._handshakes.values():
+            handshakes.start()
+            self._closers.append(("handshakes", handshakes.close))
         endpoint = self._endpoint
         endpoint.tell_waits(self._metrics.histogram("pixiu_link_wait_seconds", LINK_WAIT).add)
         self._metrics.collect_from(lambda: link_samples(*endpoint.stats_by_peer(), self._peer_name))
@@ -342,6 +353,7 @@ class Process(Generic[OptionsT]):
             audit=self._audit,
             client_server=self._client_server.grpc if self._client_server is not None else None,
             client_tls=self._door_tls,
+            client_called=self._handshakes["clients"].called,
             hot_users=self._received.users,
         )
 
@@ -631,6 +643,8 @@ class Process(Generic[OptionsT]):
             "layout_version": view.layout.version,
             "layout_refused": len(self._discovery.refused),
             "audit_failures_total": self._audit.failures,
+            "grpc_handshakes_total{door}": {door: found.begun for door, found in self._handshakes.items()},
+            "grpc_handshakes_failed_total{door}": {door: found.failed for door, found in self._handshakes.items()},
             "calls_refused_total": self._guard.refused if self._guard is not None else 0,
             "certificates_unreadable": int(bool(self._certificate_problem())),
             "settings_version": self._settings.version,

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from pixiu.client.login import REFUSED_LOGIN, raise_for_login
 from pixiu.client.options import ClientOptions
 from pixiu.errors import NotSent
 from pixiu.ids import WORKERS, SnowflakeGenerator, SnowflakeID
@@ -55,6 +56,8 @@ class WorkerLease:
         self._task: asyncio.Task[None] | None = None
         self._call: Lending | None = None
         self._reason = ""
+        self._login = ""
+        """Why the last proxy that was asked refused the login; empty: it did not."""
         self._from_ms = 0
         self._refused = ""
         self._resting = Resting()
@@ -80,11 +83,12 @@ class WorkerLease:
         return self._generator.next()
 
     async def ready(self) -> None:
-        """Wait until an ID can be made. Raises `NotSent` after `publish_timeout_s`."""
+        """Wait until an ID can be made. Raises `NotSent` after `publish_timeout_s`, `NotAuthenticated` where the login is refused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.publish_timeout_s
         if self._task is None:
             self._task = loop.create_task(self._hold(), name="pixiu-worker-number")
+        self._login = ""
         while not self.usable():
             self._lent.clear()
             try:
@@ -95,6 +99,7 @@ class WorkerLease:
                     f"no proxy lent a worker number for message IDs within {self._options.publish_timeout_s:g} s "
                     f"({self._reason or 'no proxy answered'}); check the proxies, and that this machine's clock is right"
                 ) from None
+            raise_for_login([self._login])
 
     async def close(self, timeout_s: float) -> None:
         """Give the number back, waiting at most `timeout_s` for the proxy to take it."""
@@ -140,6 +145,9 @@ class WorkerLease:
                 return
             self._refused = address
             self._reason = f"{address}: {reason}"
+            self._login = reason if reason.startswith(REFUSED_LOGIN) else ""
+            if self._login:
+                self._lent.set()  # who waits is told; a new token may be taken the next time
             if self.lent > before:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())

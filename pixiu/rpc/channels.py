@@ -115,6 +115,7 @@ class Channels:
         self._role, self._authorization, self._tls = role, authorization, tls
         if hold_grpc() != os.getpid():
             raise NotConnected(AFTER_FORK)
+        self._closed = False
         self._channels: dict[str, _Shared] = {}
         self._former: list[_Shared] = []
         """With certificates that this process had before, each until its last user is gone."""
@@ -149,6 +150,8 @@ class Channels:
     async def release(self, address: str, channel: grpc.aio.Channel | None = None) -> None:
         """Give up one use of an address's channel: this one, or the only one."""
         former = next((each for each in self._former if each.channel is channel), None)
+        if former is None and self._closed:
+            return  # whoever still had one is late
         shared = former or self._channels[address]
         shared.users -= 1
         if shared.users:
@@ -160,7 +163,8 @@ class Channels:
         await shared.channel.close()
 
     async def close(self) -> None:
-        """Close all of them, whoever uses them."""
+        """Close all of them, whoever uses them; a release that comes later does nothing."""
+        self._closed = True
         shared = [*self._channels.values(), *self._former]
         self._channels, self._former = {}, []
         for each in shared:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -135,12 +135,16 @@ class Tls:
             raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
         return context
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """What a server shows and whom it trusts; asked for again with every connection. Callers must show a certificate."""
+    def server_credentials(self, begins: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """What a server shows and whom it trusts; asked for again with every connection. Callers must show a certificate.
+
+        begins: called with every connection, in gRPC's threads.
+        """
         seen = self.generation
 
         def newest() -> grpc.ServerCertificateConfiguration | None:
             nonlocal seen
+            begins()
             self.refresh()
             if self.generation == seen:
                 return None

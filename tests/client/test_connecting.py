@@ -261,3 +261,10 @@ async def test_a_token_function_that_fails_for_long_fails_messages_and_not_the_c
         assert tokens.asked > 2
         tokens.failures = 0
         await px.room(1).send(b"hello")
+
+
+async def test_a_channel_may_be_given_up_after_all_were_closed() -> None:
+    channels = Channels()
+    channel = channels.acquire("127.0.0.1:1")
+    await channels.close()
+    await channels.release("127.0.0.1:1", channel)

@@ -300,6 +300,13 @@ async def test_what_is_no_login_is_said_at_once(world: World) -> None:
         with pytest.raises(pixiu.NotAuthenticated, match=r"wants a login|expired"):
             async with pixiu.connect(world.cluster.proxies[0], token=token):
                 pass
+    said = [world.tokens["alice"]]
+    async with pixiu.connect(world.cluster.proxies[0], token=lambda: said[0]) as px:
+        said[0] = world.tokens["expired"]
+        with pytest.raises(pixiu.NotAuthenticated, match="expired"):
+            await px.room(42).send(PAYLOAD)
+        said[0] = world.tokens["alice"]
+        await px.room(42).send(PAYLOAD)
     async with pixiu.connect(world.cluster.target, uin=8, token=world.tokens["alice"]) as px:
         with pytest.raises(pixiu.NotAuthenticated, match="another user's"):
             async with asyncio.timeout(WAIT_S), px.subscribe(room=42):

@@ -110,8 +110,8 @@ async def exchange_everything(machines: GuardedMachines, folder: Path) -> None:
     found = check(history, Limits(sends=50, deliveries=50, acknowledgements=50, faults=0))
     assert not found, report(history, found)
     for result in results:
-        assert not result.verdict.broken, result.verdict
-        assert (result.verdict.lost, result.breaks, result.verdict.failed_logins) == (0, 0, 0)
+        assert not result.verdict.broken, (result.verdict.broken, result.verdict.examples, result.why_broken, result.verdict)
+        assert (result.verdict.lost, result.breaks, result.verdict.failed_logins) == (0, 0, 0), result.why_broken
     await old_are_refused(machines, after.nodes, old_certificates, old_passwords)
     print(
         f"{time.monotonic() - began:.0f} s: {len(machines.exchanged)} exchanges on machines; {len(results)} replays with "

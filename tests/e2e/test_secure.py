@@ -208,6 +208,13 @@ async def test_peers_without_a_login_harm_no_door(cluster: LocalCluster, tmp_pat
     async with pixiu.connect(cluster.target, token=token(cluster), ca=authority(cluster)) as px:
         await px.room(ROOM).send(b"still served")
 
+    def judged() -> bool:
+        return all(counted([processes[role]], "grpc_handshakes_failed_total") for role in ("gateway", "proxy", "xiu"))
+
+    await until(partial(asyncio.to_thread, judged), "handshakes that failed at gRPC's doors are counted")
+    kept = "".join(path.read_text() for path in (cluster.folder / "run").glob("xiu-*/audit/audit.log"))
+    assert '"handshakes_failed"' in kept
+
 
 def test_datagrams_without_a_key_of_the_ring_are_not_answered(cluster: LocalCluster) -> None:
     gateway = cluster.processes("gateway")[0]

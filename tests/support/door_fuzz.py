@@ -24,6 +24,7 @@ READ_S: Final = 0.3
 AT_ONCE: Final = 8
 FROM: Final = "127.0.0.2"
 """The address that attacks come from: an address whose logins fail is not let in for a while, and honest clients have another."""
+REFUSED: Final = "refused or closed"
 METHODS: Final = (
     "/pixiu.v1.Publisher/Publish", "/pixiu.v1.Publisher/Cluster", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Presence/Query",
     "/pixiu.v1.Subscriber/Subscribe", "/pixiu.v1.Replication/Promote", "/grpc.health.v1.Health/Check",
@@ -45,11 +46,23 @@ class Door:
     """Kind of attack → how many there were."""
     rss_kb: list[int] = field(default_factory=list)
     """At the beginning, then once a second."""
+    sent_bytes: int = 0
+    """Before TLS. Of datagrams: that were sent, not that arrived."""
 
     def measure(self) -> None:
         """Note how much memory the process has."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         self.rss_kb.append(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")))
+
+    def told(self) -> str:
+        """A line of figures."""
+        rss = [kb / 1024 for kb in self.rss_kb]
+        shares = [rss[min(part * len(rss) // 4, len(rss) - 1)] for part in range(5)]
+        tried = sum(count for kind, count in self.said.items() if kind != REFUSED)
+        return (
+            f"{self.name:<8} {tried} tried, {self.sent_bytes / 1048576:.1f} MiB | RSS at each quarter "
+            f"{', '.join(f'{mib:.0f}' for mib in shares)} MiB, most {max(rss):.0f} | {dict(sorted(self.said.items()))}"
+        )
 
 
 class Attack:
@@ -82,7 +95,7 @@ class Attack:
                 async with asyncio.timeout(5):
                     await act()
             except (OSError, EOFError, TimeoutError, ssl.SSLError):
-                self._door.said["refused or closed"] += 1
+                self._door.said[REFUSED] += 1
 
     def _kinds(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         if self._door.speaks == "udp":
@@ -122,6 +135,7 @@ class Attack:
                 if reader.at_eof() or writer.transport.is_closing():
                     return
                 writer.write(data[at : at + step])
+                self._door.sent_bytes += min(step, len(data) - at)
                 await writer.drain()
             if self._random.random() < 0.5:
                 async with asyncio.timeout(READ_S):
@@ -149,6 +163,7 @@ class Attack:
                 )
                 data = self._random.choice((head, b"")) + self._bytes(self._random.choice((20, 80, 1400, 9000)))
                 sock.sendto(data, (self._door.host, self._door.port))
+                self._door.sent_bytes += len(data)
         await asyncio.sleep(0.01)
 
     # --- what is said

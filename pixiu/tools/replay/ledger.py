@@ -24,6 +24,7 @@ from pixiu.tools.replay.payload import HEAD, HEAD_BYTES
 
 EARLY_US: Final = 5_000_000
 """A message may reach somebody whose join began within so many microseconds after it was sent: it was on its way."""
+MAX_EXAMPLES: Final = 5
 NOT_YET: Final = -1
 
 
@@ -106,6 +107,8 @@ class Ledger:
         self.outcomes: Counter[Outcome] = Counter()
         self.refusals: Counter[str] = Counter()
         self.expected = 0
+        self.examples: list[str] = []
+        """Of deliveries that nobody should have got, the first few."""
         self.open_messages = 0
         self.open_deliveries = 0
         """Deliveries of open messages that are still owed."""
@@ -200,6 +203,12 @@ class Ledger:
         if not self._expected[position] & bit:
             joined_us = place.joined_us.get(uin)
             if joined_us is None or stamp < joined_us - EARLY_US:
+                if len(self.examples) < MAX_EXAMPLES:
+                    since = (
+                        "had left" if joined_us is None else f"began to join {(joined_us - stamp) / 1e6:.1f} s after it was sent"
+                    )
+                    age_s = (now_us - stamp) / 1e6
+                    self.examples.append(f"message {number} came to {uin} in {room} {age_s:.1f} s after it was sent; he {since}")
                 return Outcome.ALIEN, False
             if (number, uin) in place.early:
                 return Outcome.REPEATED, False

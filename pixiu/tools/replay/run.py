@@ -23,7 +23,7 @@ from pixiu.tools.replay.log import align_rooms, load_log
 from pixiu.tools.replay.options import ReplayOptions
 from pixiu.tools.replay.plan import IDLE_MS, Plan, make_plan
 from pixiu.tools.replay.users import Break
-from pixiu.tools.replay.verdict import Death, Verdict, judge
+from pixiu.tools.replay.verdict import MAX_EXAMPLES, Death, Verdict, judge
 from pixiu.tools.replay.watch import ClusterWatch, process_name
 
 SAMPLE: Final = "sample"
@@ -62,6 +62,9 @@ class Result:
     logins: int
     connections: int
     breaks: int
+    """Connections that broke."""
+    why_broken: tuple[str, ...]
+    """Of the first few."""
     sent_by_sdk: int
     interrupted: bool
 
@@ -138,6 +141,7 @@ async def replay(
         users.logins,
         users.connections,
         len(users.breaks),
+        tuple(f"{found.uin}: {found.reason}" for found in users.breaks[:MAX_EXAMPLES]),
         driver.sent_by_sdk,
         driver.interrupted,
     )

@@ -200,7 +200,7 @@ def judge(
     causes[Cause.LINK_GAP] = len(counted)
     causes[Cause.UNEXPLAINED] = len(rest)
     verdict.causes = {cause.value: causes[cause] for cause in Cause}
-    verdict.examples = [names(missing) for missing in rest[:MAX_EXAMPLES]]
+    verdict.examples = [names(missing) for missing in rest[:MAX_EXAMPLES]] + ledger.examples
     verdict.broken = _broken(verdict, len(rest))
     return verdict
 

@@ -1,0 +1,130 @@
+"""How many TLS handshakes at a gRPC door came to nothing: a wrong certificate, none, no TLS at all.
+
+gRPC tells nobody of a handshake that failed (grpc/grpc#38665; metrics of them are planned, grpc/proposal A118). What it tells:
+
+    a handshake begins        it asks which certificate to show
+    connections that live     channelz lists them
+    a call                    the door hears who calls
+
+What began and is neither among those that live when its time is over, nor has called before it went, came to nothing. gRPC does
+not say from where it came. Counted late while many connect, never too high.
+
+Source: docs/security.md, "Handshakes that fail"; docs/decisions/0242.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Final
+
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from cluster.runtime.audit import Audit
+
+LOOK_S: Final = 10.0
+"""Between two looks at who is connected."""
+SETTLE_S: Final = 2.5
+"""A handshake is over by then, one way or the other: it has `cluster.runtime.server.HANDSHAKE_TIMEOUT_MS`."""
+PAGE: Final = 500
+MAX_LIVE: Final = 50_000
+"""Connections that are listed (3 µs each). Policy: with more at a door nothing is counted as failed."""
+MAX_CALLED: Final = 50_000
+"""Callers that are noted between two looks. Policy: as above, until the next look."""
+HANDSHAKES_FAILED: Final = "handshakes_failed"
+
+
+def newest_server() -> int:
+    """The number that channelz gave to the server that was made last; 0: it numbers none."""
+    found, at = 0, 0
+    while True:
+        page = json.loads(cygrpc.channelz_get_servers(at))
+        numbers = [int(server["ref"]["serverId"]) for server in page.get("server", [])]
+        found = max([found, *numbers])
+        if page.get("end") or not numbers:
+            return found
+        at = found + 1
+
+
+class Handshakes:
+    """Of one door.
+
+    Args:
+        door: what it is called, in the audit log.
+        settle_s: for tests.
+    """
+
+    def __init__(self, door: str, audit: Audit, *, settle_s: float = SETTLE_S) -> None:
+        self._door, self._audit, self._settle_s = door, audit, settle_s
+        self._numbers = itertools.count(1)
+        self.begun = 0
+        """Connections that asked for the certificate, since the start."""
+        self.failed = 0
+        """Those of them that came to nothing."""
+        self._came = 0
+        """Connections that were seen alive, or called."""
+        self._unseen = 0
+        """Handshakes while there were too many connections to look at: they are not judged."""
+        self._server = 0
+        self._live: dict[int, str] = {}
+        self._called: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def begins(self) -> None:
+        """A handshake. Called by gRPC, in threads of its own."""
+        self.begun = next(self._numbers)
+
+    def called(self, peer: str) -> None:
+        """A call came by the connection of this peer, as gRPC names it."""
+        if len(self._called) < MAX_CALLED:
+            self._called.add(peer)
+
+    def watches_newest(self) -> None:
+        """It is the door of the server that was made last in this process; without a server nothing is judged."""
+        self._server = newest_server()
+
+    def start(self) -> None:
+        """Look from now on."""
+        if self._server:
+            self._task = asyncio.get_running_loop().create_task(self._look_again())
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Judge what has begun until now."""
+        begun = self.begun
+        await asyncio.sleep(self._settle_s)
+        live = await asyncio.to_thread(self._list)
+        called, self._called = self._called, set()
+        if live is None or len(called) >= MAX_CALLED:
+            self._unseen, self._live = begun - self._came - self.failed, live or {}
+            return
+        there = {*self._live.values(), *live.values()}
+        self._came += len(live.keys() - self._live.keys()) + len(called - there)
+        self._live = live
+        failed = begun - self._came - self._unseen
+        if failed > self.failed:
+            self._audit.write(HANDSHAKES_FAILED, door=self._door, count=failed - self.failed)
+            self.failed = failed
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    def _list(self) -> dict[int, str] | None:
+        """Connection → peer, of all that are there; None: too many."""
+        found: dict[int, str] = {}
+        while len(found) < MAX_LIVE:
+            page = json.loads(cygrpc.channelz_get_server_sockets(self._server, max(found, default=-1) + 1, PAGE))
+            refs = page.get("socketRef", [])
+            # chttp2 ipv4:10.0.0.7:41000
+            found |= {int(ref["socketId"]): str(ref.get("name", "")).partition(" ")[2] for ref in refs}
+            if page.get("end") or not refs:
+                return found
+        return None
