@@ -83,7 +83,7 @@ class WorkerLease:
         return self._generator.next()
 
     async def ready(self) -> None:
-        """Wait until an ID can be made. Raises `NotSent` after `publish_timeout_s`, `NotAuthenticated` when the login is refused."""
+        """Wait until an ID can be made. Raises `NotSent` after `publish_timeout_s`, `NotAuthenticated` for a refused login."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.publish_timeout_s
         if self._task is None:
