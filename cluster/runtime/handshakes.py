@@ -48,7 +48,7 @@ def newest_server() -> int:
 
 
 class Handshakes:
-    """Of one door.
+    """The handshakes at one gRPC door of this process.
 
     Args:
         door: what it is called, in the audit log.
