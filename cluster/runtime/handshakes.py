@@ -68,6 +68,8 @@ class Handshakes:
         """Handshakes while there were too many connections to look at: they are not judged."""
         self._server = 0
         self._live: dict[int, str] = {}
+        self._short: set[str] = set()
+        """Who had called by the last look and was not listed."""
         self._called: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -104,9 +106,11 @@ class Handshakes:
         if live is None or len(called) >= MAX_CALLED:
             self._unseen, self._live = begun - self._came - self.failed, live or {}
             return
-        there = {*self._live.values(), *live.values()}
-        self._came += len(live.keys() - self._live.keys()) + len(called - there)
-        self._live = live
+        # A connection may have called before channelz lists it: it is counted once.
+        new = sum(number not in self._live and peer not in self._short for number, peer in live.items())
+        short = called - {*self._live.values(), *live.values()}
+        self._came += new + len(short - self._short)
+        self._live, self._short = live, short
         failed = begun - self._came - self._unseen
         if failed > self.failed:
             self._audit.write(HANDSHAKES_FAILED, door=self._door, count=failed - self.failed)
