@@ -35,16 +35,16 @@ MAX_CALLED: Final = 50_000
 HANDSHAKES_FAILED: Final = "handshakes_failed"
 
 
-def newest_server() -> int:
-    """The number that channelz gave to the server that was made last; 0: it numbers none."""
-    found, at = 0, 0
+def servers() -> frozenset[int]:
+    """The numbers of all gRPC servers in this process. channelz numbers what it is asked for, in any order: ask before and after
+    one is made."""
+    found: set[int] = set()
     while True:
-        page = json.loads(cygrpc.channelz_get_servers(at))
-        numbers = [int(server["ref"]["serverId"]) for server in page.get("server", [])]
-        found = max([found, *numbers])
+        page = json.loads(cygrpc.channelz_get_servers(max(found, default=-1) + 1))
+        numbers = {int(server["ref"]["serverId"]) for server in page.get("server", [])}
+        found |= numbers
         if page.get("end") or not numbers:
-            return found
-        at = found + 1
+            return frozenset(found)
 
 
 class Handshakes:
@@ -82,9 +82,10 @@ class Handshakes:
         if len(self._called) < MAX_CALLED:
             self._called.add(peer)
 
-    def watches_newest(self) -> None:
-        """It is the door of the server that was made last in this process; without a server nothing is judged."""
-        self._server = newest_server()
+    def watches(self, before: frozenset[int]) -> None:
+        """It is the door of the server that was made since there were those `before`; without one nothing is judged."""
+        made = servers() - before
+        self._server = max(made) if len(made) == 1 else 0
 
     def start(self) -> None:
         """Look from now on."""
