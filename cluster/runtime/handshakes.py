@@ -15,8 +15,10 @@ Source: docs/security.md, "Handshakes that fail"; docs/decisions/0242.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Final
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -82,10 +84,13 @@ class Handshakes:
         if len(self._called) < MAX_CALLED:
             self._called.add(peer)
 
-    def watches(self, before: frozenset[int]) -> None:
-        """It is the door of the server that was made since there were those `before`; without one nothing is judged."""
+    @contextlib.contextmanager
+    def watching(self, judges: bool = True) -> Iterator[None]:
+        """It is the door of the one server that is made meanwhile; with none, or where it is not to judge, nothing counts as failed."""
+        before = servers()
+        yield
         made = servers() - before
-        self._server = max(made) if len(made) == 1 else 0
+        self._server = max(made) if judges and len(made) == 1 else 0
 
     def start(self) -> None:
         """Look from now on."""

@@ -36,7 +36,7 @@ from cluster.runtime.context import Context, Membership, MembershipFactory, Prep
 from cluster.runtime.doors import ClientRoleOptions
 from cluster.runtime.guard import Guard
 from cluster.runtime.handler import Handler
-from cluster.runtime.handshakes import Handshakes, servers
+from cluster.runtime.handshakes import Handshakes
 from cluster.runtime.http import HttpServer
 from cluster.runtime.interests import SEES
 from cluster.runtime.layout_notices import LayoutRefresh
@@ -114,24 +114,21 @@ class Process(Generic[OptionsT]):
         self._handshakes = {door: Handshakes(door, self._audit) for door in ("cluster", "clients")}
         self._door_tls = options.door_tls()
         shown = self._door_tls.server_credentials(self._handshakes["clients"].begins) if self._door_tls is not None else None
-        before = servers()
-        self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
-        if shown is not None and isinstance(options, ClientRoleOptions) and options.access_file:
-            self._handshakes["clients"].watches(before)
+        logs_in = isinstance(options, ClientRoleOptions) and bool(options.access_file)
+        with self._handshakes["clients"].watching(shown is not None and logs_in):
+            self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
         self._client_port = 0
         self._layout_audited = -1
         self._ring: KeyRing | None = None
         cluster_door = self._handshakes["cluster"]
         self._guard = Guard(role, self._tls, self._audit, cluster_door.called) if self._tls is not None else None
-        before = servers()
-        self._server = Server(
-            cluster,
-            options.reflection,
-            [self._guard] if self._guard is not None else [],
-            self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
-        )
-        if self._tls is not None:
-            cluster_door.watches(before)
+        with cluster_door.watching(self._tls is not None):
+            self._server = Server(
+                cluster,
+                options.reflection,
+                [self._guard] if self._guard is not None else [],
+                self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
+            )
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._handler = Handler(received.note, self._refuses)

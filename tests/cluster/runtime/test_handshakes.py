@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 
 from cluster.runtime.audit import Audit
 from cluster.runtime.guard import Guard
-from cluster.runtime.handshakes import HANDSHAKES_FAILED, Handshakes, servers
+from cluster.runtime.handshakes import HANDSHAKES_FAILED, Handshakes
 from pixiu.rpc import tls
 from pixiu.rpc.tls import Tls, peer_channel
 from registry.pki import issue, make_authority
@@ -39,10 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def door(folder: Path, found: Handshakes, audit: Audit) -> AsyncIterator[str]:
     own = Tls(folder / "own", "xiu")
     others = [grpc.aio.server() for _ in range(3)]  # which nobody has asked channelz for
-    before = servers()
-    server = grpc.aio.server(interceptors=[Guard("xiu", own, audit, found.called)])
+    with found.watching():
+        server = grpc.aio.server(interceptors=[Guard("xiu", own, audit, found.called)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-    found.watches(before)
     port = server.add_secure_port("127.0.0.1:0", own.server_credentials(found.begins))
     await server.start()
     tls.use(Tls(folder / "own", "operator"))
