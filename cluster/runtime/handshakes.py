@@ -86,7 +86,7 @@ class Handshakes:
 
     @contextlib.contextmanager
     def watching(self, judges: bool = True) -> Iterator[None]:
-        """It is the door of the one server that is made meanwhile; with none, or where it is not to judge, nothing counts as failed."""
+        """It is the door of the one server that is made meanwhile; without one, or unless it judges, nothing counts as failed."""
         before = servers()
         yield
         made = servers() - before
