@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.system.run import report
+from tests.support.builds import plain_only
 from tests.support.effort import CI, runs
 
 SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=2, ci=14)
@@ -67,6 +68,7 @@ def test_the_runs_have_faults_in_them() -> None:
     assert {name: happened[name] / number for name, least in LEAST.items() if happened[name] < least * number} == {}
 
 
+@plain_only
 def test_a_seed_runs_alone() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tests.sim.system.run", "3"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
