@@ -38,7 +38,7 @@ check: lint  # what to run before a push: simulations play fewer seeds than in c
 	$(BIN)/python -m pytest $(FILES) -n 3 -m "not (e2e or spark)" --ignore tests/e2e
 
 test: lint  # what continuous integration runs
-	CI=true $(BIN)/python -m pytest $(FILES) -n 6
+	CI=true $(BIN)/python -m pytest $(FILES) -n 5
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600

@@ -17,7 +17,7 @@ from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
 
 GO = shutil.which("go")
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(GO is None, reason="needs Go")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.skipif(GO is None, reason="needs Go")]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "relays", "gateways")]
 STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1"]
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, *command: str) -> None:
     """A step of the build; its output when it fails."""
     environment = {**os.environ, "PIXIU_VECTORS": str(ROOT / "proto/vectors.json")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
