@@ -28,6 +28,7 @@ from pi.doubling import (
     split_in,
 )
 from pi.keys import uin_of
+from pi.learner import SILENT_S
 from pixiu.wire.v1 import pi_replicas_pb2 as pb
 from tests.sim.system.streams import Stream
 
@@ -50,6 +51,7 @@ class Doubler:
         self._attempt = 0
         self._connecting = False
         self._heard: deque[pb.PiLearnReply] = deque()
+        self._heard_at = 0.0
         self._busy = False
         self._told: Record | None = None
         self._gone: set[Stream] = set()
@@ -114,6 +116,8 @@ class Doubler:
         if not self._leads:
             return
         phase = self.record.phase
+        if self._stream is not None and not self._busy and self._process.world.now > self._heard_at + SILENT_S:
+            self._hang_up()  # a parent that was deposed before it wrote the HOLD, say, has forgotten this child
         if phase is Phase.LEARNING and self._stream is None and not self._connecting:
             self._connect()
         elif phase is Phase.CLEANING:
@@ -143,7 +147,7 @@ class Doubler:
             if attempt != self._attempt:
                 stream.leave()
                 return
-            self._connecting, self._stream = False, stream
+            self._connecting, self._stream, self._heard_at = False, stream, process.world.now
             stream.take_reply = lambda reply: self._hear(attempt, reply)
             stream.lost = lost
             learned = self.record.learned
@@ -165,6 +169,7 @@ class Doubler:
 
     def _hear(self, attempt: int, reply: pb.PiLearnReply) -> None:
         if attempt == self._attempt:
+            self._heard_at = self._process.world.now
             self._heard.append(reply)
             self._next()
 
