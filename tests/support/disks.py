@@ -21,3 +21,11 @@ def small_disk(mount: Path, size: str) -> Iterator[Path]:
         yield mount
     finally:
         subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill(file: Path) -> Path:
+    """Take all the space that is left on a file system."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+    return file
