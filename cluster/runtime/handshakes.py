@@ -7,7 +7,8 @@ gRPC tells nobody of a handshake that failed (grpc/grpc#38665; metrics of them a
     a call                    the door hears who calls
 
 What began and is neither among those that live when its time is over, nor has called before it went, came to nothing. gRPC does
-not say from where it came. Counted late while many connect, never too high.
+not say from where it came. Counted late while many connect; too high by one where a caller's port is used
+again between two looks.
 
 Source: docs/security.md, "Handshakes that fail"; docs/decisions/0242.
 """
