@@ -23,11 +23,12 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from cluster.membership.lww_map import MAX_ENTRIES, PURGE_SLICE, TOMBSTONE_S, Applied, Key, LwwMap, Purged, Update
+from cluster.membership.shards import UserCache
 from pixiu.ids import DEVICE_BITS, gateway_instance
 
 DEVICE_MASK: Final = (1 << DEVICE_BITS) - 1
 MAX_CACHED_USERS: Final = 1_000_000
-"""Users whose gateways are kept ready. Policy: all are forgotten and looked up anew."""
+"""Users whose gateways are kept ready. Policy: a 512th of them is forgotten, and looked up anew."""
 MAX_TOGETHER: Final = 100_000
 """Users with several entries that wait to be looked at. Policy: more are not noted."""
 
@@ -103,8 +104,8 @@ class Devices(LwwMap):
     ) -> None:
         super().__init__(max_entries=max_entries, tombstone_s=tombstone_s)
         self._policy = policy
-        self._chat: dict[int, tuple[int, ...]] = {}
-        self._all: dict[int, tuple[int, ...]] = {}
+        self._chat = UserCache(MAX_CACHED_USERS)
+        self._all = UserCache(MAX_CACHED_USERS)
         self._reachable: frozenset[int] | None = None
         self._together: dict[int, None] = {}
 
@@ -120,8 +121,8 @@ class Devices(LwwMap):
         """
         if instances != self._reachable:
             self._reachable = instances
-            self._chat.clear()
-            self._all.clear()
+            self._chat.forget_all()
+            self._all.forget_all()
 
     def is_reachable(self, instance: int) -> bool:
         """Whether a gateway instance is."""
@@ -152,9 +153,7 @@ class Devices(LwwMap):
         if found is None:
             found = tuple(sorted({c.instance for c in self.connections(uin) if c.chat}))
             if found:  # only users with entries: what anybody may invent cannot fill the cache
-                if len(self._chat) >= MAX_CACHED_USERS:
-                    self._chat.clear()
-                self._chat[uin] = found
+                self._chat.put(uin, found)
         return found
 
     def gateways_of(self, uin: int) -> tuple[int, ...]:
@@ -163,9 +162,7 @@ class Devices(LwwMap):
         if found is None:
             found = tuple(sorted({entry.instance for entry in self.entries(uin)}))
             if found:
-                if len(self._all) >= MAX_CACHED_USERS:
-                    self._all.clear()
-                self._all[uin] = found
+                self._all.put(uin, found)
         return found
 
     def rivals(self, change: Update) -> list[Connection]:
@@ -220,10 +217,10 @@ class Devices(LwwMap):
         """Apply updates as `LwwMap.apply`, and keep each user's devices up to date."""
         applied = super().apply(batch, now)
         for change in applied.changes:
-            self._chat.pop(change.group, None)
-            self._all.pop(change.group, None)
+            self._chat.forget(change.group)
+            self._all.forget(change.group)
             # A logout of the same batch may have ended it.
-            entries = sum(map(len, self._groups.get(change.group, {}).values())) if change.login else 0
+            entries = self.members(change.group) if change.login else 0
             if entries > 1 and len(self._together) < MAX_TOGETHER:
                 self._together[change.group] = None
         return applied
@@ -238,6 +235,6 @@ class Devices(LwwMap):
 
     def _forget(self, purged: Purged) -> Purged:
         for key in purged.keys:
-            self._chat.pop(key.group, None)
-            self._all.pop(key.group, None)
+            self._chat.forget(key.group)
+            self._all.forget(key.group)
         return purged

@@ -13,6 +13,8 @@ that matter short:
     group -> (instance, …)                          what a broker reads for every record
     instance -> bucket -> {group, …}                what a purge of one gateway and a listing of one bucket walk
 
+The first two lie in shards by group, so that no dict is large (`cluster.membership.shards`).
+
 Source: PiXiu §5.1.1, §5.2 step 12; docs/memberships.md. Departs from the seed, which compares per gateway, because
 that drops a reordered login of another room.
 """
@@ -28,6 +30,7 @@ from typing import Final, NamedTuple, cast
 
 from cluster.membership import digest as digests
 from cluster.membership.digest import BUCKETS, Digest, Rule, bucket_of
+from cluster.membership.shards import SHARDS, Shard, shard_of
 from pixiu.errors import MalformedData
 from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
@@ -42,7 +45,7 @@ MAX_ENTRIES: Final = 4_000_000
 RESERVE: Final = 16
 """This share of the entries is for what others hold already: replicas that heal, restart or merge. See `LwwMap.without_room`."""
 MAX_TOMBSTONES: Final = 1_000_000
-"""Policy: the oldest tombstone is forgotten early and counted."""
+"""Policy: the oldest tombstone of the shard that gets another one is forgotten early, and counted."""
 SNAPSHOT_CHUNK_BYTES: Final = 4096
 """Entries and tombstones of one snapshot chunk are together at most this long: merging one takes about a millisecond."""
 CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
@@ -59,15 +62,8 @@ VALUED_MESSAGES_A_CONTROL: Final = 24
 """The same for messages with values, which take 9 bytes more."""
 NAMED_MESSAGES_A_CONTROL: Final = 6
 """The same for messages with names, which take at most 124 bytes more."""
-NO_GROUP: Final = -1
-
-
-class _AlwaysTracked(NamedTuple):
-    """An empty tuple of a class of its own, for which the collector keeps the dict that holds it on its list. A dict of plain
-    tuples of numbers goes off it, comes back as young at every insertion, and all of its millions are looked at again."""
-
-
-ALWAYS_TRACKED: Final = _AlwaysTracked()
+NOBODY: Final[dict[int, dict[int, int]]] = {}
+"""The members of a group that has none."""
 INSTANCE_SHIFT: Final = GATEWAY_GENERATION_BITS + GATEWAY_COUNTER_BITS
 
 assert ENTRY.size == ENTRY_BYTES
@@ -186,18 +182,17 @@ class LwwMap:
     """
 
     __slots__ = (
+        "_buried",
         "_floors",
-        "_gateways",
-        "_groups",
         "_groups_of",
         "_highest",
         "_live",
         "_max_entries",
         "_max_tombstones",
         "_purges",
+        "_shards",
         "_tombstone_s",
-        "_tombstones",
-        "_values",
+        "_valued",
         "counters",
         "digest",
     )
@@ -208,14 +203,13 @@ class LwwMap:
         self._max_entries = max_entries
         self._max_tombstones = max_tombstones
         self._tombstone_s = tombstone_s
-        self._groups: dict[int, dict[int, dict[int, int]]] = {}
-        self._gateways: dict[int, tuple[int, ...]] = {NO_GROUP: ALWAYS_TRACKED}
+        self._shards = [Shard() for _ in range(SHARDS)]
         self._groups_of: dict[int, dict[int, set[int]]] = {}
-        # (id, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end.
-        self._tombstones: dict[Key, tuple[int, float]] = {}
+        self._buried = 0
+        """Tombstones."""
         self._floors: dict[int, int] = {}
-        self._values: dict[Key, int] = {}
-        """Of live entries, where it is not 0."""
+        self._valued = False
+        """Whether an entry ever had a value."""
         self._highest: dict[int, int] = {}
         """Instance → the highest GatewayMsgID of a login since it has had entries."""
         self._purges: deque[Iterator[Dropped]] = deque()
@@ -231,7 +225,7 @@ class LwwMap:
     @property
     def groups(self) -> int:
         """Groups that have members."""
-        return len(self._groups)
+        return sum(len(shard.groups) for shard in self._shards)
 
     def is_nearly_full(self, more: int = 1) -> bool:
         """Whether so many new logins of gateways might have no room."""
@@ -240,20 +234,20 @@ class LwwMap:
     @property
     def tombstones(self) -> int:
         """Logouts that are remembered."""
-        return len(self._tombstones)
+        return self._buried
 
     def gateways(self, group: int) -> tuple[int, ...]:
         """The gateway instances with members in a group, ascending; kept ready, so a call costs one look-up."""
-        return self._gateways.get(group, ())
+        return self._shards[shard_of(group)].gateways.get(group, ())
 
     def members(self, group: int) -> int:
         """Members of a group; a user on two gateways counts twice."""
-        return sum(map(len, self._groups.get(group, {}).values()))
+        return sum(map(len, self._of(group).values()))
 
     def live_keys(self, group: int) -> list[Key]:
         """The keys of a group's live entries."""
         found: list[Key] = []
-        for instance, members in self._groups.get(group, {}).items():
+        for instance, members in self._of(group).items():
             floor = self._rising(instance)
             found += [Key(group, member, instance) for member, id_ in members.items() if id_ >= floor]
         return found
@@ -276,15 +270,15 @@ class LwwMap:
 
     def get(self, group: int, member: int, instance: int) -> tuple[int, bool] | None:
         """(GatewayMsgID, live) of one register, or None."""
-        found = self._groups.get(group, {}).get(instance, {}).get(member)
+        found = self._of(group).get(instance, {}).get(member)
         if found is not None:
             return found, True
-        tombstone = self._tombstones.get(Key(group, member, instance))
+        tombstone = self._shards[shard_of(group)].tombstones.get(Key(group, member, instance))
         return (tombstone[0], False) if tombstone is not None else None
 
     def value(self, group: int, member: int, instance: int) -> int:
         """What a live entry holds; 0 where it holds nothing, or is not there."""
-        return self._values.get(Key(group, member, instance), 0)
+        return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)
 
     def without_room(self, batch: Iterable[Update]) -> list[Update]:
         """The logins of a batch that would be new keys beyond what gateways may fill: all entries but a sixteenth, so that a
@@ -295,7 +289,7 @@ class LwwMap:
         for change in batch:
             instance = change.id >> INSTANCE_SHIFT
             key = (change.group, change.member, instance)
-            if change.login and key not in new and change.member not in self._groups.get(change.group, {}).get(instance, ()):
+            if change.login and key not in new and change.member not in self._of(change.group).get(instance, ()):
                 if len(new) < free:
                     new.add(key)
                 else:
@@ -316,7 +310,8 @@ class LwwMap:
                 counters.malformed += 1
                 continue
             instance = id_ >> INSTANCE_SHIFT
-            members = self._groups.get(group, {}).get(instance)
+            shard = self._shards[shard_of(group)]
+            members = shard.groups.get(group, NOBODY).get(instance)
             live = members.get(member) if members is not None else None
             known = live if live is not None else self._tombstone_id(group, member, instance)
             if id_ <= known or id_ < self._floors.get(instance, 0):
@@ -329,9 +324,10 @@ class LwwMap:
                 if self._add(group, member, instance, id_, live is None):
                     groups[group] = None
                 if value:
-                    self._values[Key(group, member, instance)] = value
-                elif self._values:
-                    self._values.pop(Key(group, member, instance), None)
+                    self._valued = True
+                    shard.values[Key(group, member, instance)] = value
+                elif shard.values:
+                    shard.values.pop(Key(group, member, instance), None)
             else:
                 if live is not None and self._remove(group, member, instance):
                     groups[group] = None
@@ -367,7 +363,8 @@ class LwwMap:
             listed.add((group, member))
             key = Key(group, member, id_ >> INSTANCE_SHIFT)
             if own_word and id_ <= self._tombstone_id(*key) <= listing.as_of and key.instance == listing.instance:
-                del self._tombstones[key]
+                del self._shards[shard_of(group)].tombstones[key]
+                self._buried -= 1
         if listing.as_of:
             for group, member, id_ in self.bucket_entries(listing.rule, listing.instance, listing.bucket, listing.first):
                 if listing.end is not None and (group, member) >= listing.end:
@@ -389,7 +386,7 @@ class LwwMap:
         want, floor = rule.partition % rule.partitions, self._rising(instance)
         groups = self._groups_of.get(instance, {}).get(bucket, ())
         for group in sorted(group for group in groups if group >= first[0] and group % rule.partitions == want):
-            for member, id_ in sorted(self._groups.get(group, {}).get(instance, {}).items()):
+            for member, id_ in sorted(self._of(group).get(instance, {}).items()):
                 if (group, member) >= first and id_ >= floor:
                     yield group, member, id_
 
@@ -402,7 +399,7 @@ class LwwMap:
         gone = [
             Update(as_of, group, member, False)
             for group in groups
-            for member, id_ in self._groups.get(group, {}).get(instance, {}).items()
+            for member, id_ in self._of(group).get(instance, {}).items()
             if id_ <= as_of
         ]
         return self.apply(gone, now)
@@ -422,9 +419,9 @@ class LwwMap:
         values: list[bytes] = []
         for group, instance in self._walk(rule):
             floor = self._rising(instance)
-            found = [(member, id_) for member, id_ in self._groups.get(group, {}).get(instance, {}).items() if id_ >= floor]
+            found = [(member, id_) for member, id_ in self._of(group).get(instance, {}).items() if id_ >= floor]
             entries.extend([pack(group, member, id_) for member, id_ in found])
-            if self._values:
+            if self._valued:
                 values.extend([VALUE.pack(self.value(group, member, instance)) for member, _ in found])
             if len(values) < len(entries) and values:
                 # The first value came while the snapshot was being made.
@@ -436,14 +433,15 @@ class LwwMap:
                 at += limit
             del entries[:at], values[:at]
         dead: list[bytes] = []
-        for key in list(self._tombstones):
-            found_dead = self._tombstones.get(key)
-            if found_dead is None or key.group % rule.partitions != rule.partition:
-                continue
-            if len(entries) + len(dead) == limit:
-                yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
-                entries, dead, values = [], [], []
-            dead.append(pack(key.group, key.member, found_dead[0]))
+        for shard in self._shards:
+            for key in list(shard.tombstones):
+                found_dead = shard.tombstones.get(key)
+                if found_dead is None or key.group % rule.partitions != rule.partition:
+                    continue
+                if len(entries) + len(dead) == limit:
+                    yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
+                    entries, dead, values = [], [], []
+                dead.append(pack(key.group, key.member, found_dead[0]))
         yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
 
     def _walk(self, rule: Rule) -> Iterator[tuple[int, int]]:
@@ -457,12 +455,15 @@ class LwwMap:
     def expire(self, now: float, limit: int = 10_000) -> list[Key]:
         """Forget tombstones whose time is over, at most `limit` in one call; returns their keys."""
         gone: list[Key] = []
-        for key, (_, until) in self._tombstones.items():
-            if until > now or len(gone) >= limit:
-                break
-            gone.append(key)
-        for key in gone:
-            del self._tombstones[key]
+        for shard in self._shards:
+            before = len(gone)
+            for key, (_, until) in shard.tombstones.items():
+                if until > now or len(gone) >= limit:
+                    break
+                gone.append(key)
+            for key in gone[before:]:
+                del shard.tombstones[key]
+        self._buried -= len(gone)
         self.counters.tombstones_expired += len(gone)
         return gone
 
@@ -504,13 +505,13 @@ class LwwMap:
         """
         keys: list[Key] = []
         groups: list[int] = []
-        for group in [group for group in self._groups if group % partitions == partition % partitions]:
-            before = self._gateways[group]
+        for group in [group for shard in self._shards for group in shard.groups if group % partitions == partition % partitions]:
+            before = self.gateways(group)
             for key in self.live_keys(group):
                 if key not in keep:
                     self._remove(*key)
                     keys.append(key)
-            if self._gateways.get(group, ()) != before:
+            if self.gateways(group) != before:
                 groups.append(group)
         self.counters.purged += len(keys)
         return Purged(keys, groups)
@@ -555,26 +556,43 @@ class LwwMap:
 
     def _leave(self, group: int, instance: int, floor: int) -> Iterator[Dropped]:
         """Drop the members of a group on an instance that are below a floor, one by one: they may change between two of them."""
-        for member in list(self._groups.get(group, {}).get(instance, ())):
-            id_ = self._groups.get(group, {}).get(instance, {}).get(member)
+        for member in list(self._of(group).get(instance, ())):
+            id_ = self._of(group).get(instance, {}).get(member)
             if id_ is not None and id_ < floor:
                 gone = self._remove(group, member, instance)
                 yield Dropped(Key(group, member, instance), group if gone else None)
 
+    def _of(self, group: int) -> dict[int, dict[int, int]]:
+        """Instance → the members of a group there; not to be changed."""
+        return self._shards[shard_of(group)].groups.get(group, NOBODY)
+
     def _tombstone_id(self, group: int, member: int, instance: int) -> int:
-        found = self._tombstones.get(Key(group, member, instance))
+        found = self._shards[shard_of(group)].tombstones.get(Key(group, member, instance))
         return found[0] if found is not None else 0
 
     def _bury(self, key: Key, id_: int, now: float) -> None:
-        self._tombstones.pop(key, None)
-        if len(self._tombstones) >= self._max_tombstones:
-            del self._tombstones[next(iter(self._tombstones))]
-            self.counters.tombstones_forgotten += 1
-        self._tombstones[key] = (id_, now + self._tombstone_s)
+        tombstones = self._shards[shard_of(key.group)].tombstones
+        if tombstones.pop(key, None) is not None:
+            self._buried -= 1
+        if self._buried >= self._max_tombstones:
+            self._forget_oldest(tombstones)
+        tombstones[key] = (id_, now + self._tombstone_s)
+        self._buried += 1
+
+    def _forget_oldest(self, tombstones: dict[Key, tuple[int, float]]) -> None:
+        """Of a shard that has any; each has had about as many as another."""
+        if not tombstones:
+            tombstones = min(
+                (shard.tombstones for shard in self._shards if shard.tombstones), key=lambda each: next(iter(each.values()))[1]
+            )
+        del tombstones[next(iter(tombstones))]
+        self._buried -= 1
+        self.counters.tombstones_forgotten += 1
 
     def _add(self, group: int, member: int, instance: int, id_: int, new: bool) -> bool:
         """Returns whether the group's list of instances changed."""
-        by_instance = self._groups.setdefault(group, {})
+        shard = self._shards[shard_of(group)]
+        by_instance = shard.groups.setdefault(group, {})
         members = by_instance.get(instance)
         if members is not None:
             if not new:
@@ -583,41 +601,44 @@ class LwwMap:
         else:
             by_instance[instance] = {member: id_}
             self._groups_of.setdefault(instance, {}).setdefault(bucket_of(group), set()).add(group)
-            self._gateways[group] = tuple(sorted(by_instance))
+            shard.gateways[group] = tuple(sorted(by_instance))
         if id_ > self._highest.get(instance, 0):
             self._highest[instance] = id_
         self.digest.add(group, member, instance, id_)
         if new:
             self._live += 1
-            self._tombstones.pop(Key(group, member, instance), None)
+            if shard.tombstones and shard.tombstones.pop(Key(group, member, instance), None) is not None:
+                self._buried -= 1
         return members is None
 
     def _remove(self, group: int, member: int, instance: int) -> bool:
         """Returns whether the group's list of instances changed."""
-        members = self._groups[group][instance]
+        shard = self._shards[shard_of(group)]
+        members = shard.groups[group][instance]
         if len(members) == 1:
             self._drop(group, instance)
             return True
         self.digest.remove(group, member, instance, members.pop(member))
-        if self._values:
-            self._values.pop(Key(group, member, instance), None)
+        if shard.values:
+            shard.values.pop(Key(group, member, instance), None)
         self._live -= 1
         return False
 
     def _drop(self, group: int, instance: int) -> list[Key]:
         """Remove all members of a group on one instance."""
-        by_instance = self._groups[group]
+        shard = self._shards[shard_of(group)]
+        by_instance = shard.groups[group]
         members = by_instance.pop(instance)
         self._live -= len(members)
         for member, id_ in members.items():
             self.digest.remove(group, member, instance, id_)
-            if self._values:
-                self._values.pop(Key(group, member, instance), None)
+            if shard.values:
+                shard.values.pop(Key(group, member, instance), None)
         if by_instance:
-            self._gateways[group] = tuple(sorted(by_instance))
+            shard.gateways[group] = tuple(sorted(by_instance))
         else:
-            del self._groups[group]
-            del self._gateways[group]
+            del shard.groups[group]
+            del shard.gateways[group]
         buckets, bucket = self._groups_of[instance], bucket_of(group)
         buckets[bucket].discard(group)
         if not buckets[bucket]:

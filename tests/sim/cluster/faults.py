@@ -75,7 +75,7 @@ class HastyFeedback(Watched):
         instance = gateway_instance(as_of)
         gone = []
         for room in rooms:
-            for uin in list(self._groups.get(room, {}).get(instance, {})):
+            for uin in list(self._of(room).get(instance, {})):
                 self._remove(room, uin, instance)
                 gone.append(Update(as_of, room, uin, False))
         return Applied(gone, list(rooms))

@@ -65,13 +65,13 @@ class Watched(LwwMap):
         return super()._remove(room, uin, instance)
 
     def _drop(self, room: int, instance: int) -> list[Key]:
-        for uin in self._groups[room][instance]:
+        for uin in self._of(room)[instance]:
             self._check(Key(room, uin, instance))
         return super()._drop(room, instance)
 
     def _check(self, key: Key) -> None:
         if self.watching:
-            id_ = self._groups[key.group][key.instance][key.member]
+            id_ = self._of(key.group)[key.instance][key.member]
             assert not self.is_true(key, id_), f"{key} was removed although its gateway has it"
 
 
