@@ -144,6 +144,9 @@ def main() -> None:
     try:
         code = app(prog_name="pixiu", standalone_mode=False)
     except typer.Abort:
+        asked = sys.stdin is not None and sys.stdin.isatty()
+        why = "" if asked else ": nobody answered; say --yes where nobody can be asked"
+        sys.stderr.write(f"\npixiu: nothing was done{why}\n")
         sys.exit(EXIT_ABORTED)
     except Exception as error:
         from pixiu.cli.wrong_use import is_wrong_use, sentence_of  # what most command lines do not need

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from pixiu.cli.main import main
 
@@ -69,3 +71,17 @@ def test_what_is_asked_for_is_exit_code_0(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer(arguments, monkeypatch, capsys) == (0, "")
+
+
+def test_where_nobody_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def asks() -> None:
+        typer.confirm("Promote it?", abort=True)
+
+    monkeypatch.setattr("pixiu.cli.main.application", lambda _: app)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    code, shown = answer([], monkeypatch, capsys)
+    assert code == 1
+    assert shown.endswith("pixiu: nothing was done: nobody answered; say --yes where nobody can be asked\n")
