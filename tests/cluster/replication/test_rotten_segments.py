@@ -123,6 +123,24 @@ def test_a_leader_has_an_old_segment_read_beside_its_work_before_it_sends_from_i
     assert got == list(range(13, leader.log.last.counter + 1))
 
 
+def test_a_follower_has_an_old_segment_read_beside_its_work_before_it_compares(tmp_path: Path) -> None:
+    written(tmp_path / "log")
+    follower = OnDisk(tmp_path / "log")
+    follower.scans = False
+    old = follower.log._segments[:-2]  # type: ignore[attr-defined]
+    said = follower.append(5, B, (1, 12), entries(1, 13, 16), end=END)
+    assert ev.ScanSegment(12) in said
+    (answer,) = sent(said, Appended)
+    assert (answer.epoch, answer.matched, answer.sent_at) == (5, 0, follower.now), "the leader keeps its lease"
+    assert not any(segment.scanned for segment in old)
+    follower.scan(12)
+    assert [each.matched for each in sent(follower.append(5, B, (1, 12), entries(1, 13, 14), end=END), Appended)] == [14]
+    said = follower.append(5, B, (1, 14), entries(1, 15, 40), end=END)
+    (scan,) = [effect for effect in said if isinstance(effect, ev.ScanSegment)]
+    assert scan.counter == 40, "where the entries end"
+    assert [each.matched for each in sent(said, Appended)] == [14]
+
+
 def test_a_segment_that_is_trimmed_while_it_is_read_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "log")
     log = OnDisk(tmp_path / "log").log
