@@ -252,7 +252,7 @@ class Session:
             lane = self.lanes[plan.lane]
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
-                answer = next(records, None) if msg_id else ev.Missing.GONE
+                answer = next(records, ev.Missing.FULL) if msg_id else ev.Missing.GONE
                 if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
                     continue
                 if isinstance(answer, bytes):
@@ -263,7 +263,7 @@ class Session:
                 else:
                     record = b""
                     stopped = answer is not ev.Missing.GONE
-                    if stopped and answer is not None:
+                    if stopped and answer is not ev.Missing.FULL:
                         lane.blocked_until = now + self._pause_s(lane.failures)
                         lane.failures += 1
                 if stopped:

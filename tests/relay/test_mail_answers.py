@@ -56,9 +56,10 @@ def test_results() -> None:
 
 def test_records_and_why_there_are_none() -> None:
     found = {1: ("", b"one"), 2: ("NOT_YET", b""), 3: ("GONE", b""), 4: ("STORE_DAMAGED", b""), 5: ("WRONG_PARTITION", b"")}
-    ((asked, answers),) = records_of([(ASKED, [1, 2, 3, 4, 5, 6])], found)
+    found[7] = ("OVERLOADED", b"")
+    ((asked, answers),) = records_of([(ASKED, [1, 2, 3, 4, 5, 6, 7])], found)
     assert asked == ASKED
-    assert answers == [b"one", ev.Missing.NOT_YET, ev.Missing.GONE, ev.Missing.LATER, ev.Missing.LATER, ev.Missing.LATER]
+    assert answers == [b"one", ev.Missing.NOT_YET, ev.Missing.GONE, *[ev.Missing.LATER] * 3, ev.Missing.FULL]
 
 
 def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:

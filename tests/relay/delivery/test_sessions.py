@@ -464,14 +464,15 @@ def test_what_is_gone_is_told_by_a_marker() -> None:
     assert bench.table.counters.gaps == 1
 
 
-def test_an_answer_that_was_full_is_asked_for_again_from_there() -> None:
+@pytest.mark.parametrize("rest", [[], [ev.Missing.FULL, ev.Missing.FULL]])
+def test_an_answer_that_was_full_is_asked_for_again_from_there(rest: list[bytes | ev.Missing]) -> None:
     bench = Bench()
     bench.inbox[1] = [1, 2, 3]
     bench.log_in()
     bench.answer_open()
     bench.answer_read()
     asked, _ = bench.take(ev.FetchMessages).items[0]
-    bench.tell(ev.Fetched([(asked, [record(1)])]))
+    bench.tell(ev.Fetched([(asked, [record(1), *rest])]))
     bench.answer_read()
     bench.answer_fetch()
     assert bench.seqs() == [1, 2, 3]
