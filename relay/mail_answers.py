@@ -10,13 +10,15 @@ from typing import Final
 
 from pixiu.errors import Gone, NotYet, OldSession, Overloaded, UnknownDevice
 from pixiu.ids import msg_lane, msg_partition
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, Code
 from pixiu.wire.record import MIN_SIZE, SIZE_FIELD
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 
 MAX_NOTICES: Final = 4096
 """In one batch of a proxy."""
+MAX_READS: Final = 64
+"""In one request. A Pi reads them in one turn of its event loop, of inboxes that are perhaps not in memory: some pages each."""
 _CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
 _MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE, Overloaded.code: ev.Missing.FULL}
 
@@ -25,7 +27,8 @@ FetchItem = tuple[ev.Asked, Sequence[int]]
 
 
 def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
-    """Reads of one partition, as many in a request as Pi answers in full: what is cut off would be taken for the inbox's end."""
+    """Reads of one partition, as many in a request as `MAX_READS` and as Pi answers in full: what is cut off would be taken for the
+    inbox's end."""
     part: list[ReadItem] = []
     reads = entries = 0
     for item in items:
