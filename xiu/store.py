@@ -256,8 +256,8 @@ class Store:
         self.head = head or self.head
 
     def adopt(self, other: Store) -> Path:
-        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed. Returns its folder, to be
-        removed."""
+        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed. Returns the folder of
+        the old one, to be removed."""
         old, folder = self._db, self.folder
         self._db, self.folder = other._db, other.folder
         self.head, self.flushed = other.head, other.flushed
