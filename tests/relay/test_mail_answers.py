@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pixiu.wire import inbox_operations as op
 from pixiu.wire.inbox_operations import MAX_READ_ENTRIES
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
@@ -75,3 +77,21 @@ def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:
             broken.ClearField(name)  # type: ignore[arg-type]
             broken.MergeFrom(delivery_pb2.NoticeBatch(**{name: value}))  # type: ignore[arg-type]
         assert notices_of(broken) is None
+
+
+def test_the_records_of_a_batch_are_copied_once_however_many_notices_it_has() -> None:
+    copies: list[int] = []
+
+    class Counted:
+        """A batch as protobuf has it, which makes a copy of its bytes whenever they are asked for."""
+
+        uins, seqs, msg_ids, sizes = [7] * 100, range(1, 101), [1 << 54] * 100, [len(RECORD)] * 100
+
+        @property
+        def records(self) -> bytes:
+            copies.append(1)
+            return RECORD * 100
+
+    batch: Any = Counted()
+    assert len(notices_of(batch) or ()) == 100
+    assert len(copies) == 1
