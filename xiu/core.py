@@ -226,7 +226,7 @@ class Core:
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """Now while a new leader reads its log, else `NEVER`: a full disk is tried again when replication gives the entries again."""
+        """Now while a new leader reads its log, else `NEVER`: a full disk is tried again when replication gives entries again."""
         return -math.inf if self._catches_up else NEVER
 
     def replaced(self) -> None:
