@@ -115,6 +115,10 @@ def run(uins: int, batch: int) -> str:
 class NoInboxes:
     """Nobody reads."""
 
+    def stored(self, msg_id: int, uin: int) -> int:
+        """Never asked."""
+        raise NotImplementedError
+
     def may_read(self) -> bool:
         """Never asked."""
         return True

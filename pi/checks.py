@@ -48,6 +48,21 @@ def writers_of(payload: bytes, found: Sequence[Span]) -> list[Writer]:
     return [writer_at(payload, begin) for op, begin, _ in found if op in (_APPENDS, _FANOUT)]
 
 
+def appends_of(payload: bytes, found: Sequence[Span]) -> list[tuple[int, int]] | None:
+    """(MsgID, UIN) of each append, in the order of their results; None where there are other operations."""
+    pairs: list[tuple[int, int]] = []
+    for op, begin, end in found:
+        begin += WRITER.size
+        if op == _APPENDS:
+            pairs += APPEND.iter_unpack(memoryview(payload)[begin:end])
+        elif op == _FANOUT:
+            msg_id, *receivers = _numbers(payload, begin, (end - begin) // U64.size)
+            pairs += [(msg_id, uin) for uin in receivers]
+        else:
+            return None
+    return pairs
+
+
 NOBODY: Final = -1
 """Instead of a partition: one that serves no user."""
 

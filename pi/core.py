@@ -19,11 +19,12 @@ from typing import Final, Protocol
 from cluster.replication.events import Accepted, Persisted
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, Tick
 from pi import events as ev
-from pi.checks import NOBODY, check, check_users, writers_of
+from pi.checks import NOBODY, appends_of, check, check_users, writers_of
 from pi.doubling import Phase, Record, served
 from pi.reading import Read, Refusal
 from pi.state import Results
 from pixiu.errors import (
+    DiskFull,
     InvalidArgument,
     NotLeader,
     OldSession,
@@ -77,6 +78,9 @@ class Inboxes(Protocol):
         devices: bool = False,
     ) -> Read:  # fmt: skip
         """Entries of an inbox. Raises Refusal, StateDamaged."""
+
+    def stored(self, msg_id: int, uin: int) -> int:
+        """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
 
 
 @dataclass(slots=True)
@@ -135,6 +139,8 @@ class Core:
         self._held: deque[tuple[float, ev.Requested]] = deque()
         """(until when, what was asked) of a child that learns, in order."""
         self._held_bytes = 0
+        self._copies = 0
+        """Of the last entry that was applied."""
         self._ended: dict[int, dict[int, int]] = {}
         """By stream: worker → the generation of its appends that ended with a refusal; `WORKERS` at most, others are malformed."""
         self._events: EventTable[ev.Effect] = EventTable()
@@ -300,9 +306,33 @@ class Core:
             self._clock_at = now + CLOCK_AGAIN_S - self._clock_interval_s
             self._limits_said = False
         for waiting in turn or ():
+            if event.code != DiskFull.code or not self._confirm_stored(waiting, out):
+                self._waiting_bytes -= len(waiting.payload)
+                self._end_writers(waiting.stream, waiting.writers)
+                self._refuse(waiting.stream, waiting.request, (event.code, event.text), out)
+
+    def _confirm_stored(self, waiting: _Waiting, out: list[ev.Effect]) -> bool:
+        """There is no space. What of a request's appends is stored is confirmed all the same, since whoever sends it again would
+        take it for lost; False: nothing is, or the request is of something else."""
+        pairs = appends_of(waiting.payload, spans(waiting.payload))
+        if not pairs:
+            return False
+        try:
+            results = [self._inboxes.stored(msg_id, uin) for msg_id, uin in pairs]
+        except StateDamaged:
+            results = []
+        if not results or (not all(results) and (any(self._logged.values()) or not self._inboxes.may_read())):
             self._waiting_bytes -= len(waiting.payload)
             self._end_writers(waiting.stream, waiting.writers)
-            self._refuse(waiting.stream, waiting.request, (event.code, event.text), out)
+            unknown = Unavailable("there is no space, and some of it may be stored already: send it again")
+            self._refuse(waiting.stream, waiting.request, unknown, out)
+            return True
+        if not any(results):
+            return False
+        if not all(results):
+            self._end_writers(waiting.stream, waiting.writers)
+        out.append(self._answered(waiting, [result or -Code.DISK_FULL for result in results], self._copies))
+        return True
 
     def _on_persisted(self, event: Persisted, now: float, out: list[ev.Effect]) -> None:
         while self._to_persist and self._to_persist[0] <= event.counter:
@@ -313,7 +343,7 @@ class Core:
         out += [self._answered(waiting) for waiting in turn if waiting.level is level and not waiting.answered]
 
     def _on_applied(self, event: ev.EntryApplied, now: float, out: list[ev.Effect]) -> None:
-        self.committed = max(self.committed, event.counter)
+        self.committed, self._copies = max(self.committed, event.counter), event.copies
         turn = self._logged.pop(event.counter, None)
         if turn is None:
             return

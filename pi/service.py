@@ -39,6 +39,7 @@ from pi.work import work_of
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, StateDamaged
+from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import export_pb2_grpc, pi_pb2, pi_pb2_grpc, pi_replicas_pb2_grpc
@@ -184,6 +185,10 @@ class Service(RoleShell):
             self._machine.damaged = str(damage)
             self.repairer.damaged(str(damage))
             raise
+
+    def stored(self, msg_id: int, uin: int) -> int:
+        """The InboxSeq of a MsgID in a user's inbox; 0: it is not there. Raises StateDamaged."""
+        return self._machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
     def may_read(self) -> bool:
         """Whether what was just read is the newest there is."""

@@ -23,6 +23,7 @@ NEXT_LEADER: Final = frozenset({
 """What another leader may take."""
 STALE_WRITER: Final = -1
 INBOX_FULL: Final = -2
+DISK_FULL: Final = -10
 """Results of Pi."""
 _FULL_TEXT: Final = "the inbox is at its limit and refuses more (pi.inbox_full); the user must acknowledge some first"
 
@@ -31,6 +32,8 @@ def why_not(result: int) -> tuple[str, str]:
     """What a sender is told of an append that Pi refused."""
     if result == INBOX_FULL:
         return errors.InboxFull.code, _FULL_TEXT
+    if result == DISK_FULL:
+        return errors.DiskFull.code, "Pi has no space; free some, writes then continue without a restart"
     return errors.InvalidArgument.code, f"Pi refused it ({result})"
 
 

@@ -35,6 +35,8 @@ from proxy.permits import Foreseeing, permitted
 from proxy.store_links import StoreLink
 
 MAX_CLIENT_BYTES: Final = 128
+MAX_UNTOLD: Final = 16_384
+"""Results that wait for a writer that does not read them, beside those of a window. Policy: its mail is not read before it does."""
 FINISH_TIMEOUT_S: Final = 30.0
 """How long a writer that has said its last word is still answered."""
 CONFIRM: Final = "From taking a writer's batch of mail until its first record is confirmed; one batch at a time is timed."
@@ -93,8 +95,7 @@ class WriterStream:
                 committed=triple.committed,
             )  # fmt: skip
         self.unconfirmed = answer.unconfirmed_bytes
-        if self.unconfirmed < self._window:
-            self._room.set()
+        self._look_for_room()
         self._wake()
 
     def say(self, reply: mail_pb2.MailReply) -> None:
@@ -116,6 +117,7 @@ class WriterStream:
     def give(self) -> mail_pb2.MailReply | None:
         """The next reply: all that has come while the one before was written."""
         reply, self._reply = self._reply, mail_pb2.MailReply()
+        self._look_for_room()
         if reply.ByteSize():
             return reply
         if self.ended:
@@ -123,6 +125,12 @@ class WriterStream:
         if not self.unconfirmed:
             self._all_said.set()
         return None
+
+    def _look_for_room(self) -> None:
+        if self.ended or (self.unconfirmed < self._window and len(self._reply.results) < MAX_UNTOLD):
+            self._room.set()
+        else:
+            self._room.clear()
 
     def _wake(self) -> None:
         self._all_said.clear()

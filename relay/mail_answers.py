@@ -8,23 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from pixiu.errors import Gone, NotYet, OldSession, UnknownDevice
-from pixiu.ids import msg_lane
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS, Code
+from pixiu.errors import Gone, NotYet, OldSession, Overloaded, UnknownDevice
+from pixiu.ids import msg_lane, msg_partition
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, Code
 from pixiu.wire.record import MIN_SIZE, SIZE_FIELD
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 
 MAX_NOTICES: Final = 4096
 """In one batch of a proxy."""
+MAX_READS: Final = 64
+"""In one request. A Pi reads them in one turn of its event loop, of inboxes that are perhaps not in memory: some pages each."""
 _CODES: Final = {UnknownDevice.code: ev.Failure.REFUSED, OldSession.code: ev.Failure.FENCED}
-_MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE}
+_MISSING: Final = {NotYet.code: ev.Missing.NOT_YET, Gone.code: ev.Missing.GONE, Overloaded.code: ev.Missing.FULL}
 
 ReadItem = tuple[ev.Asked, int, Sequence[ev.Read]]
+FetchItem = tuple[ev.Asked, Sequence[int]]
 
 
 def read_requests(items: Sequence[ReadItem]) -> Iterator[Sequence[ReadItem]]:
-    """Reads of one partition, as many in a request as Pi answers in full: what is cut off would be taken for the inbox's end."""
+    """Reads of one partition, as many in a request as `MAX_READS` and as Pi answers in full: what is cut off would be taken for the
+    inbox's end."""
     part: list[ReadItem] = []
     reads = entries = 0
     for item in items:
@@ -83,8 +87,16 @@ def numbers_of(count: int, reply: pi_pb2.PiReply | None) -> list[int | ev.Failur
     return [result if result >= 0 else fenced if result == -Code.OLD_SESSION else refused for result in reply.results]
 
 
+def fetches_of(items: Sequence[FetchItem]) -> list[list[FetchItem]]:
+    """What may be fetched apart: a partition of Xiu that does not answer holds up those alone who have mail there."""
+    apart: dict[frozenset[int], list[FetchItem]] = {}
+    for item in items:
+        apart.setdefault(frozenset(map(msg_partition, item[1])), []).append(item)
+    return list(apart.values())
+
+
 def records_of(
-    items: Sequence[tuple[ev.Asked, Sequence[int]]], found: Mapping[int, tuple[str, bytes]]
+    items: Sequence[FetchItem], found: Mapping[int, tuple[str, bytes]]
 ) -> list[tuple[ev.Asked, Sequence[bytes | ev.Missing] | ev.Failure]]:
     """The answers to a fetch. What could not be had now, or is damaged and may be repaired, is asked for again."""
     return [(asked, [_record(found.get(each)) for each in msg_ids]) for asked, msg_ids in items]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import grpc.aio
@@ -28,7 +28,7 @@ from relay.delivery import events as dv
 from relay.delivery.limits import Limits
 from relay.delivery.sessions import Deliveries
 from relay.gateway_streams import GatewayStreams
-from relay.mail_answers import notices_of, records_of
+from relay.mail_answers import FetchItem, fetches_of, notices_of, records_of
 from relay.mail_core import MailCore
 from relay.mail_devices import MailDevices, Place, TrackedDevices
 from relay.mail_stores import PiLinks
@@ -82,7 +82,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         effects.on(ev.AskPi, self._ask_pi)
         effects.on(ev.OpenStreams, self._open_streams)
         effects.on(ev.KeepStreams, lambda effect: self._gateways.keep(effect.gateways))
-        effects.on(dv.FetchMessages, lambda effect: self.spawn(self._fetch(effect)))
+        effects.on(dv.FetchMessages, self._fetch_all)
         effects.on(dv.Deliver, self._deliver)
         effects.on(dv.ConfirmNotices, self._confirmed.append)
 
@@ -203,6 +203,10 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         if not self._gateways.deliver(effect.gateway, effect.chunks):
             self.runner.step(dv.StreamBroken(effect.gateway))
 
-    async def _fetch(self, effect: dv.FetchMessages) -> None:
-        found = await self._fetcher.fetch((each for _, msg_ids in effect.items for each in msg_ids), FETCH_S)
-        self.runner.step(dv.Fetched(records_of(effect.items, found)))
+    def _fetch_all(self, effect: dv.FetchMessages) -> None:
+        for items in fetches_of(effect.items):
+            self.spawn(self._fetch(items))
+
+    async def _fetch(self, items: Sequence[FetchItem]) -> None:
+        found = await self._fetcher.fetch([msg_ids for _, msg_ids in items], FETCH_S)
+        self.runner.step(dv.Fetched(records_of(items, found)))

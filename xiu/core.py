@@ -12,16 +12,18 @@ Source: PiXiu §6.1.1; docs/promises.md, docs/architecture.md, docs/stores.md.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, Protocol
 
 from cluster.links.api import Outcome
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import NEVER, EventTable, Settle
+from cluster.runtime.contract import NEVER, EventTable, Settle, Tick
 from pixiu import errors
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
@@ -39,6 +41,10 @@ from xiu.state import DEDUPE, Blocked, Decision, Head, Kind, Ruling, State, Verd
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
 """Of the log, read at a time."""
+SLICE_BYTES: Final = 1 << 20
+"""Of the log, that a new leader decides in one turn of the event loop, or `READ_ENTRIES`. Policy: until it is through it refuses
+with OVERLOADED."""
+CATCHING_UP: Final = "the new leader reads what stands in its log; send again in a moment"
 RETRY_S: Final = 1.0
 """After a full disk."""
 RETRY_BUSY_S: Final = 0.02
@@ -185,6 +191,10 @@ class Core:
         self._state = State(settings.partition, store, store.head)
         self._decided: deque[Decision] = deque()
         """Not written yet. As many as replication lets wait for their commit."""
+        self._owed: list[Block] = []
+        """Committed, and not in the store while that takes nothing; in order."""
+        self._catches_up = False
+        """This leader has not decided all that stood in its log when it took office."""
         self.layout_version, self._partitions = 0, 0
         self._addresses: tuple[str, ...] = ()
         self._copies = 0
@@ -209,19 +219,21 @@ class Core:
         self._events.on(Persisted, self._on_persisted)
         self._events.on(Leading, self._on_leading)
         self._events.on(Deposed, self._on_deposed)
+        self._events.on(Tick, self._on_tick)
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take one event; `now` is monotonic seconds. Raises StorageError when the store is broken."""
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
-        """`NEVER`: a full disk is tried again when replication gives the entries again."""
-        return NEVER
+        """Now while a new leader reads its log, else `NEVER`: a full disk is tried again when replication gives entries again."""
+        return -math.inf if self._catches_up else NEVER
 
     def replaced(self) -> None:
         """The store and the log hold another state: a snapshot was loaded."""
         self._state.forget(self._store.head)
         self._decided.clear()
+        self._owed = []
         self.damaged, self.stuck = "", False
         self.committed = self._written = self._store.head.applied.counter
 
@@ -251,6 +263,12 @@ class Core:
     def met_damage(self, text: str) -> None:
         """The shell found the store damaged."""
         self.damaged = text
+
+    def owed(self, sequence: int) -> Block | None:
+        """The block that a sequence lies in, if it is committed and the store has no space for it."""
+        at = bisect_right(self._owed, sequence, key=lambda block: block.first)
+        block = self._owed[at - 1] if at else None
+        return block if block is not None and sequence <= block.last else None
 
     @property
     def why_not(self) -> str:
@@ -339,16 +357,22 @@ class Core:
         return counted(self._state.head.doubling, self._partitions)
 
     def doubling_entry(self, change: Change) -> tuple[int, bytes]:
-        """The entry (kind, payload) that takes a doubling a step on; to be appended in this turn. Raises NotLeader, StoreDamaged,
-        InvalidArgument."""
-        if not self.epoch:
-            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
-        self._decide_to(self._log.last.counter)
+        """The entry (kind, payload) that takes a doubling a step on; to be appended in this turn. Raises NotLeader, Overloaded,
+        StoreDamaged, InvalidArgument."""
+        self._catch_up_now()
         if self.stuck:
             raise errors.StoreDamaged("the store is damaged and is to be repaired first")
         if problem := problem_of(self._state.head.doubling, change, self.settings.partition):
             raise errors.InvalidArgument(problem)
         return int(Kind.DOUBLING), change.encode()
+
+    def _catch_up_now(self) -> None:
+        """Decide what stands in the log, for an operator's entry. Raises NotLeader, Overloaded."""
+        if not self.epoch:
+            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
+        if self._catches_up:
+            raise errors.Overloaded(CATCHING_UP)
+        self._decide_to(self._log.last.counter)
 
     def known(self, wanted: Sequence[tuple[int, bool]]) -> list[tuple[int, int] | None]:
         """See `State.known`."""
@@ -423,6 +447,8 @@ class Core:
             return errors.StaleStream.code, f"the leader is in epoch {self.epoch}: send again, in order, what is not confirmed"
         if self.stuck:
             return errors.StoreDamaged.code, "the store is damaged and takes nothing before it is repaired from another replica"
+        if self._catches_up:
+            return errors.Overloaded.code, CATCHING_UP
         if self.full:
             return errors.DiskFull.code, self.full
         head = self._state.head
@@ -448,11 +474,9 @@ class Core:
     # --- operators
 
     def restore_entry(self, step: Step, blocks: Sequence[Block] = ()) -> tuple[int, bytes]:
-        """The entry (kind, payload) that takes a restore a step on; to be appended in this turn. Raises NotLeader, StoreDamaged,
-        DiskFull, Unavailable, InvalidArgument."""
-        if not self.epoch:
-            raise errors.NotLeader(REJECTIONS[Rejection.NOT_LEADER][1])
-        self._decide_to(self._log.last.counter)
+        """The entry (kind, payload) that takes a restore a step on; to be appended in this turn. Raises NotLeader, Overloaded,
+        StoreDamaged, DiskFull, Unavailable, InvalidArgument."""
+        self._catch_up_now()
         if self.stuck:
             raise errors.StoreDamaged("the store is damaged and is to be repaired first")
         if self.full:
@@ -491,11 +515,19 @@ class Core:
 
     def _on_leading(self, event: Leading, now: float, out: list[ev.Effect]) -> None:
         self.epoch = event.epoch
-        self._decide_to(self._log.last.counter)
+        self._catches_up = True
+        self._on_tick(Tick(), now, out)
+
+    def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
+        """A new leader decides some more of what it found in its log."""
+        if self._catches_up:
+            last = self._log.last.counter
+            self._decide_some(last, SLICE_BYTES)
+            self._catches_up = not self.stuck and self._state.head.applied.counter < last
 
     def _on_deposed(self, event: Deposed, now: float, out: list[ev.Effect]) -> None:
         """What was not answered may commit or not: its writers ask the next leader, with the same IDs."""
-        self.epoch = 0
+        self.epoch, self._catches_up = 0, False
         lost = [
             *self._asking.drop(),
             *self._proposed.values(),
@@ -517,7 +549,8 @@ class Core:
         out.append(self._answer(batch.stream, [*batch.refused, *results]))
 
     def _on_accepted(self, event: Accepted, now: float, out: list[ev.Effect]) -> None:
-        self._decide_to(event.last)
+        if not self._catches_up:
+            self._decide_to(event.last)
         batch = self._proposed.pop(event.token, None)
         if batch is None:
             return
@@ -572,15 +605,24 @@ class Core:
         while self._committing and self._committing[0][0] <= last:
             batch = self._committing.popleft()[1]
             out.append(self._answer(batch.stream, batch.results))
-        out.append(Settle(Outcome.TAKEN if self._write(first - 1, event.entries, now) else Outcome.NOT_TAKEN))
+        written = self._write(first - 1, event.entries, now)
+        if not written and self.full:  # a store that was opened again may have gone back
+            self._decide_to(last)
+        committed = takewhile(lambda decision: decision.head.applied.counter <= last, () if written else self._decided)
+        self._owed = [decision.block for decision in committed if decision.block is not None]
+        out.append(Settle(Outcome.TAKEN if written else Outcome.NOT_TAKEN))
 
     # --- the state
 
     def _decide_to(self, counter: int) -> None:
         """Decide what stands in the log up to here; not while that needs what is damaged."""
         while not self.stuck and self._state.head.applied.counter < counter:
-            after = self._state.head.applied.counter
-            self._decide(self._log.read(after, min(READ_ENTRIES, counter - after), READ_BYTES))
+            self._decide_some(counter, READ_BYTES)
+
+    def _decide_some(self, counter: int, max_bytes: int) -> None:
+        after = self._state.head.applied.counter
+        if after < counter:
+            self._decide(self._log.read(after, min(READ_ENTRIES, counter - after), max_bytes))
 
     def _decide(self, entries: Sequence[Entry]) -> None:
         try:
@@ -629,7 +671,7 @@ class Core:
         self._retry_at, self._retries = 0.0, 0
         if self.enough_space:
             self.full = ""
-        if self.epoch:
+        if self.epoch and not self._catches_up:
             self._decide_to(self._log.last.counter)
         return True
 
@@ -656,7 +698,7 @@ class Core:
         self._table.persisted(decision.block.first for decision in decisions if decision.block is not None)
 
     def _on_trim_due(self, event: ev.TrimDue, now: float, out: list[ev.Effect]) -> None:
-        if not self.epoch or self.stuck:
+        if not self.epoch or self.stuck or self._catches_up:
             return
         head = self._store.head
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry
-from cluster.runtime.contract import Settle
+from cluster.runtime.contract import Settle, Tick
 from pixiu.ids import MAX_MSG_SEQUENCE
 from pixiu.wire.levels import Level, Triple
 
@@ -80,7 +80,7 @@ class ParentAnswered:
 
 Event = (
     StoreReceived | LayoutChanged | SpaceChanged | TrimDue | EntriesCommitted | ParentAnswered
-    | Accepted | Rejected | Persisted | Leading | Deposed
+    | Accepted | Rejected | Persisted | Leading | Deposed | Tick
 )  # fmt: skip
 
 

@@ -258,11 +258,12 @@ class Machine:
             shutil.rmtree(final, ignore_errors=True)
             raise
 
-        def adopt() -> None:
-            store.adopt(new)
+        def adopt() -> Path:
+            given_up = store.adopt(new)
             on_adopted()
+            return given_up
 
-        in_loop(adopt)
+        shutil.rmtree(in_loop(adopt), ignore_errors=True)  # here, beside the event loop: it may be large
         return taken
 
     def _build(self, folder: Path, cursor: Cursor, head: Head, peer: Callable[[bytes], Iterator[Row]]) -> int:

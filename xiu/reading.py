@@ -1,6 +1,6 @@
 """Reading what was stored: by MsgID, and in order.
 
-    MsgID above the last that is in the state       NOT_YET
+    MsgID above the last that is in the state       NOT_YET; what is committed and has no room in the store is read from memory
     one that a restore may bring back               NOT_YET
     below the floor, or of an epoch that was cut    GONE
     in the table, else in RocksDB                   the record, its block's CRC checked
@@ -13,7 +13,7 @@ Source: PiXiu §6.1.2; docs/stores.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from pixiu.errors import Gone, NotYet, StoreDamaged, WrongPartition
@@ -79,10 +79,13 @@ class Reading:
         partition: of this Xiu.
         store: RocksDB.
         table: on /dev/shm.
+        owed: the block of a sequence that is committed and not in the store, which has no space.
     """
 
-    def __init__(self, partition: int, store: StoredBlocks, table: RecentBlocks) -> None:
-        self._partition = partition
+    def __init__(
+        self, partition: int, store: StoredBlocks, table: RecentBlocks, owed: Callable[[int], Block | None] = lambda _: None
+    ) -> None:
+        self._partition, self._owed = partition, owed
         self._store = store
         self._table = table
         self.damaged = 0
@@ -125,10 +128,13 @@ class Reading:
         return found
 
     def _recent(self, sequence: int) -> Block | None:
-        """The block of a sequence that is in the state, if the table has it."""
+        """The block of a sequence that is committed, if it is in memory."""
         head = self._store.head
         if sequence > head.last:
-            raise NotYet("no such message so far")
+            owed = self._owed(sequence)
+            if owed is None:
+                raise NotYet("no such message so far")
+            return owed
         if sequence < head.floor:
             raise Gone("trimmed")
         if head.restored < sequence < head.below:

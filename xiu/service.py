@@ -22,6 +22,7 @@ from cluster.replication.model import Entry
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
 from cluster.runtime.context import Context
+from cluster.runtime.contract import Tick
 from cluster.runtime.role import RoleShell, Runner, totals
 from cluster.runtime.shared_memory import folder_name
 from pixiu.discovery.node import Node
@@ -122,7 +123,7 @@ class Service(RoleShell):
         """A layout that no doubling led to."""
         self._not_repaired = ""
         """Why the last repair failed, as it was logged."""
-        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now))
+        self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=Tick()))
         self._runner.effects.on(ev.Answer, self.streams.answer)
         self._runner.effects.on(ev.EndStream, self.streams.end)
         self._runner.effects.on(Propose, self._propose)
@@ -152,7 +153,7 @@ class Service(RoleShell):
             await_restore=options.await_restore,
         )
         self._runner.core = self.core = Core(settings, self._replica.log, store, table)
-        self.reading = Reading(options.partition, store, table)
+        self.reading = Reading(options.partition, store, table, self.core.owed)
         self._runner.step(self._layout)
         self._watch_space()
         return node

@@ -255,14 +255,15 @@ class Store:
         self._write(batch)
         self.head = head or self.head
 
-    def adopt(self, other: Store) -> None:
-        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed."""
+    def adopt(self, other: Store) -> Path:
+        """Hold what another store holds, which is open and durable. Readers of the old one end undisturbed. Returns the folder of
+        the old one, to be removed."""
         old, folder = self._db, self.folder
         self._db, self.folder = other._db, other.folder
         self.head, self.flushed = other.head, other.flushed
         with contextlib.suppress(Exception):  # it is given up because it is damaged
             old.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        return folder
 
     def replace(self, other: Path) -> None:
         """Hold what another store's folder holds, which is moved here. Blocking. Raises StorageError."""

@@ -38,7 +38,7 @@ from xiu.state import Head
 MAX_FETCH: Final = 1000
 MAX_BATCH_RECORDS: Final = 65_536
 MAX_WAITING_BATCHES: Final = 4096
-"""Of one stream. Policy: it is not read until some are answered."""
+"""Of one stream, and so many answers that it does not read. Policy: it is not read until some are answered, and read."""
 REPAIR_TRIES: Final = 3
 STEPS: Final = frozenset(map(int, Step))
 """Of a restore."""
@@ -111,9 +111,15 @@ class Stream:
         self._answers.append(answer)
         if self._waiting:
             self._bytes -= self._waiting.popleft()
-        if self._bytes < self._window and len(self._waiting) < MAX_WAITING_BATCHES:
-            self._room.set()
+        self._look_for_room()
         self._duplex.wake()
+
+    def _look_for_room(self) -> None:
+        batches = max(len(self._waiting), len(self._answers))
+        if self._bytes < self._window and batches < MAX_WAITING_BATCHES:
+            self._room.set()
+        else:
+            self._room.clear()
 
     def end(self, problem: str = "") -> None:
         """Nothing more is taken; what is answered still leaves."""
@@ -128,14 +134,14 @@ class Stream:
         self._waiting.append(len(request.batch))
         self._bytes += len(request.batch)
         self._all_answered.clear()
-        if self._bytes >= self._window or len(self._waiting) >= MAX_WAITING_BATCHES:
-            self._room.clear()
+        self._look_for_room()
         self._service.take(self, request)
         return None if self._room.is_set() else self._room.wait()
 
     def _give(self) -> xiu_pb2.StoreReply | None:
         """All answers that wait, in one reply."""
         answers, self._answers = self._answers, []
+        self._look_for_room()
         if answers:
             return self._service.reply(answers)
         if not self._waiting:

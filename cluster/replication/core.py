@@ -358,11 +358,25 @@ class Core:
             context.promise_epoch(state.epoch, out)
         if self._force is not None:
             self._seek_by_force(out, now)
+        elif self.state is State.FOLLOWING and state is not None and self._went_back(state, out):
+            self._change(Cause.UNCLEAN, now, out)
         elif self.state is State.LEAVING:
             self._leave(read, now, out)
         elif self.state is State.DAMAGED and (state is None or state.in_sync != {context.member}):
             self._change(Cause.OTHERS_IN_SYNC, now, out)
         self._look(now, out)
+
+    def _went_back(self, state: PartitionState, out: list[Effect]) -> bool:
+        """Whether this replica led in a later life than the folder knows of: then it is an older copy of the folder, and what was
+        acknowledged since is missing."""
+        context, last = self.context, self.context.log.last
+        if state.leader != context.member or state.incarnation <= context.incarnation:
+            return False
+        reason = f"it led as incarnation {state.incarnation} and is {context.incarnation}: its folder went back in time"
+        self.damage = Damage(last, last, reason)
+        context.log.set_unclean(True)
+        context.sync(out)
+        return True
 
     def _leave(self, read: Versioned, now: float, out: list[Effect]) -> None:
         """An unclean replica leaves the in-sync set before anything else."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from cluster.replication.context import Context
-from cluster.replication.events import Effect, InstallSnapshot, Send, SnapshotReceived
+from cluster.replication.events import Effect, InstallSnapshot, ScanSegment, Send, SnapshotReceived
 from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Entry, MemberID, Position
 from pixiu.errors import DiskFull
@@ -54,6 +54,8 @@ class Follower:
         context, log = self.context, self.context.log
         if message.entries and not _dense(message.previous, message.entries):
             return
+        if message.end < context.committed and not self._is_ready(context.committed, out):
+            return  # the leader says it again
         self.check_end(message)
         if message.epoch > self.epoch:
             self.epoch, self.matched, self._needed, self._leader_committed = message.epoch, 0, None, 0
@@ -66,7 +68,9 @@ class Follower:
         if self._needed is None and log.unclean:
             self._needed = message.end
         self._leader_committed = max(self._leader_committed, message.committed)
-        previous = message.previous
+        previous, entries = message.previous, message.entries
+        if previous is not None and not self._can_look(previous, entries, out):
+            previous = None  # it is answered as a heartbeat meanwhile
         if previous is None:
             reached = self.matched
         elif not self._has(previous):
@@ -78,16 +82,16 @@ class Follower:
                 out.append(Send(message.sender, reply))
             return
         else:
-            reached = previous.counter + len(message.entries)
+            reached = previous.counter + len(entries)
             try:
-                changed = self._take(message.entries)
+                changed = self._take(entries)
             except DiskFull:
                 self.full = True
                 context.sync(out)  # something may have been cut off
                 if context.promise <= context.synced:
                     self._acknowledge(message.sender, message.sent_at, now, out)
                 return
-            self.full = self.full and not message.entries and reached < message.end
+            self.full = self.full and not entries and reached < message.end
             if changed:
                 context.sync(out)
         if context.issued == context.synced:
@@ -99,11 +103,26 @@ class Follower:
         if context.issued == context.synced or (not message.entries and context.promise <= context.synced):
             self._acknowledge(message.sender, message.sent_at, now, out)
 
+    def _can_look(self, previous: Position, entries: Sequence[Entry], out: list[Effect]) -> bool:
+        """Whether what a message stands on, and what of it may be here, can be compared without reading a whole segment."""
+        log = self.context.log
+        if not log.first.counter <= previous.counter < log.last.counter:
+            return True
+        return self._is_ready(previous.counter, out) and self._is_ready(min(previous.counter + len(entries), log.last.counter), out)
+
+    def _is_ready(self, counter: int, out: list[Effect]) -> bool:
+        if self.context.log.is_ready(counter):
+            return True
+        out.append(ScanSegment(counter))
+        return False
+
     def check_end(self, message: Append) -> None:
         """Every leader has what was committed in lower epochs. Raises Contradiction; a late message of this epoch is none."""
         context = self.context
+        if message.end >= context.committed:
+            return
         epoch = context.log.epoch_at(context.committed)
-        if message.end < context.committed and epoch is not None and epoch < message.epoch:
+        if epoch is not None and epoch < message.epoch:
             raise Contradiction(
                 f"the leader's log ends at {message.end}, {context.committed} are committed here: a forced promotion gave up some "
                 "that this replica has. Move its folder away to have it follow, or promote it by force to keep them"

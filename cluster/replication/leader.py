@@ -523,4 +523,7 @@ class Leader:
         """The log after this counter is needed by a live follower (within the limit)."""
         log = self.context.log
         live = [p.matched for m, p in self.followers.items() if m in self.context.live and p.mode is Mode.STREAMING]
-        return max(min(live, default=log.last.counter), log.last.counter - self.context.options.max_kept)
+        options, needed = self.context.options, min(live, default=log.last.counter)
+        if needed == log.last.counter:
+            return needed
+        return max(needed, log.last.counter - options.max_kept, log.kept_within(options.max_kept_bytes))

@@ -315,6 +315,17 @@ class SegmentedLog:
             with self._guard():
                 after += len(self._segment_of(after + 1).read(after, 4096, 1 << 20))
 
+    def kept_within(self, max_bytes: int) -> int:
+        """The last counter before the segments, the newest ones, that have so many bytes together, or the newest alone."""
+        with self._lock:
+            after, size = self.last.counter, 0
+            for segment in reversed(self._segments):
+                size += segment.size
+                if size > max_bytes and after != self.last.counter:
+                    break
+                after = segment.base.counter
+            return after
+
     def sealed_segments(self) -> list[tuple[Path, Position, int]]:
         """The file, the base and the last counter of every segment that is written no more."""
         with self._lock:

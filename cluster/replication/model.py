@@ -133,6 +133,9 @@ class Log(Protocol):
     def is_ready(self, counter: int) -> bool:
         """Whether an entry and what follows it can be looked at without reading a whole file."""
 
+    def kept_within(self, max_bytes: int) -> int:
+        """A counter behind which the log has at most so many bytes, or a little more; the lowest that is cheap to find."""
+
     def start_of_epoch(self, counter: int) -> int:
         """A counter kept, at most this one, from which on all entries have this one's epoch; the lowest that is cheap to find."""
 

@@ -55,6 +55,8 @@ class ReplicationOptions:
     """A snapshot of which nothing was taken for so long is begun again."""
     max_kept: int = 10_000_000
     """Entries that a live follower holds back from being trimmed. Policy: beyond it takes a snapshot."""
+    max_kept_bytes: int = 8 << 30
+    """Bytes of the log that it holds back. Policy: the same."""
 
     def validate(self) -> None:
         """Raise ConfigurationError naming the key at fault."""
@@ -66,6 +68,14 @@ class ReplicationOptions:
             raise ConfigurationError(f"silence_s = {self.silence_s}: must be above lease_s ({self.lease_s})")
         if not 0 < self.rejoin_s <= self.max_rejoin_s:
             raise ConfigurationError(f"max_rejoin_s = {self.max_rejoin_s}: must be at least rejoin_s ({self.rejoin_s}), above 0")
-        for key in ("min_in_sync", "max_uncommitted", "max_append_entries", "max_append_bytes", "max_unacknowledged", "max_kept"):
+        for key in (
+            "min_in_sync",
+            "max_uncommitted",
+            "max_append_entries",
+            "max_append_bytes",
+            "max_unacknowledged",
+            "max_kept",
+            "max_kept_bytes",
+        ):
             if getattr(self, key) < 1:
                 raise ConfigurationError(f"{key} = {getattr(self, key)}: must be at least 1")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import grpc.aio
 
 from pixiu.discovery.view import View
-from pixiu.errors import MalformedData, NotYet, Unavailable
+from pixiu.errors import MalformedData, NotYet, Overloaded, Unavailable
 from pixiu.ids import msg_partition
 from pixiu.rpc.channels import STREAM_ERRORS, Channels
 from pixiu.rpc.tls import generation
@@ -23,7 +23,11 @@ from pixiu.wire.v1 import xiu_pb2, xiu_pb2_grpc
 MAX_FETCH: Final = 1000
 """MsgIDs of one call."""
 MAX_BYTES: Final = 16 << 20
-"""Of the records that one `fetch` brings. Policy: the others are not fetched, and have no answer."""
+"""Of the records that one `fetch` brings from one partition. Policy: the others are not fetched, and are `FULL`."""
+SHARE_BYTES: Final = 1 << 20
+"""Of these, for one of those who ask, but for what comes in one answer. Policy: the same for the rest of his."""
+FULL: Final = Overloaded.code
+"""Of what was not asked for, and may be at once."""
 CALL_S: Final = 1.0
 """For one call."""
 
@@ -47,22 +51,44 @@ class Fetcher:
         """By address. Bounded by the replicas of Xiu."""
         self._turn = itertools.count()
 
-    async def fetch(self, msg_ids: Iterable[int], timeout_s: float) -> dict[int, tuple[str, bytes]]:
-        """MsgID → (a code of `pixiu.errors`, b"") or ("", the record). What nobody answered in time is not in it."""
+    async def fetch(self, wanted: Sequence[Sequence[int]], timeout_s: float) -> dict[int, tuple[str, bytes]]:
+        """MsgID → (a code of `pixiu.errors`, b"") or ("", the record). What nobody answered in time is not in it.
+
+        Args:
+            wanted: MsgIDs of each who asks, his first ones before the later ones of others.
+        """
+        askers: dict[int, list[int]] = {}
+        for turn in itertools.zip_longest(*wanted):
+            for asker, each in enumerate(turn):
+                if each is not None:
+                    askers.setdefault(each, []).append(asker)
         partitions: dict[int, list[int]] = {}
-        for each in dict.fromkeys(msg_ids):
+        for each in askers:
             partitions.setdefault(msg_partition(each), []).append(each)
         found: dict[int, tuple[str, bytes]] = {}
+        took = [0] * len(wanted)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(self._partition(partition, ids, found) for partition, ids in partitions.items()))
+                await asyncio.gather(*(self._partition(one, ids, askers, took, found) for one, ids in partitions.items()))
         except TimeoutError:
             pass  # what came in time counts
         return found
 
-    async def _partition(self, partition: int, msg_ids: list[int], found: dict[int, tuple[str, bytes]]) -> None:
+    async def _partition(
+        self,
+        partition: int,
+        msg_ids: list[int],
+        askers: Mapping[int, Sequence[int]],
+        took: list[int],
+        found: dict[int, tuple[str, bytes]],
+    ) -> None:
         taken = 0
-        while msg_ids and taken < MAX_BYTES:
+        while msg_ids:
+            over = [each for each in msg_ids if taken >= MAX_BYTES or min(took[one] for one in askers[each]) >= SHARE_BYTES]
+            if over:
+                found.update(dict.fromkeys(over, (FULL, b"")))
+                msg_ids = [each for each in msg_ids if each not in found]
+                continue
             async with self._looking.setdefault(partition, asyncio.Lock()):
                 address = await self._leader(partition)
             if not address:
@@ -74,8 +100,11 @@ class Fetcher:
                 return
             if any(code == NotYet.code for code, _ in answers):
                 self._leaders.pop(partition, None)  # it may be a former leader, which learns late what is committed
-            found.update(zip(msg_ids, answers, strict=False))
-            taken += sum(len(record) for _, record in answers)
+            for each, answer in zip(msg_ids, answers, strict=False):
+                found[each] = answer
+                taken += len(answer[1])
+                for one in askers[each]:
+                    took[one] += len(answer[1])
             msg_ids = msg_ids[len(answers) :]
 
     async def _ask(self, address: str, msg_ids: list[int]) -> list[tuple[str, bytes]]:

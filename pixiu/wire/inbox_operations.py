@@ -97,6 +97,7 @@ class Code(IntEnum):
     TOO_MANY_RECEIVERS = 7
     INVALID_ARGUMENT = 8
     TOO_MANY_DELETIONS = 9
+    DISK_FULL = 10
 
 
 class Limits(NamedTuple):

@@ -88,6 +88,7 @@ class Missing(Enum):
     NOT_YET = "not yet"
     GONE = "gone"
     LATER = "not now"
+    FULL = "not asked for: others had their turn"
 
 
 class Failure(Enum):

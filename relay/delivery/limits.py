@@ -44,6 +44,9 @@ class Limits:
     """A gateway whose stream broke gets nothing for so long, or until the stream is there again."""
     poll_s: float = 60.0
     """Pi is asked so long after the last read, in case that a notify was lost."""
+    seen_s: float = 12 * 3600.0
+    """A device that acknowledged nothing for so long is told of to Pi all the same, by its cursor: else one that is connected and
+    gets no mail would no longer count after a month."""
     reread_s: float = 0.5
     """Pi is asked once more so long after a notify without a number: its entry may have been on its way to the inbox."""
     settle_s: float = 3.0

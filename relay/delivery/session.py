@@ -87,6 +87,8 @@ class Session:
         self._asked: list[ev.Read] = []
         self._plans: list[Plan] = []
         self._resend_at = self._poll_at = self._reread_at = NEVER
+        self._seen_at = 0.0
+        """When Pi heard of the device last."""
         self._resends = 0
 
     def make_lane(self) -> Lane:
@@ -195,7 +197,7 @@ class Session:
     def _opened(self, number: int, now: float) -> None:
         """Read all lanes from the stored cursors."""
         self.number = number
-        self._failures = 0
+        self._failures, self._seen_at = 0, now
         self._read(None, now)
 
     def _read(self, what: object, now: float) -> None:
@@ -252,7 +254,7 @@ class Session:
             lane = self.lanes[plan.lane]
             for seq, msg_id in plan.items:
                 # Fewer answers than MsgIDs: the answer was full, and the rest is asked for again at once.
-                answer = next(records, None) if msg_id else ev.Missing.GONE
+                answer = next(records, ev.Missing.FULL) if msg_id else ev.Missing.GONE
                 if lane.cursor.has(seq):  # sent before, and acknowledged meanwhile
                     continue
                 if isinstance(answer, bytes):
@@ -263,7 +265,7 @@ class Session:
                 else:
                     record = b""
                     stopped = answer is not ev.Missing.GONE
-                    if stopped and answer is not None:
+                    if stopped and answer is not ev.Missing.FULL:
                         lane.blocked_until = now + self._pause_s(lane.failures)
                         lane.failures += 1
                 if stopped:
@@ -350,7 +352,12 @@ class Session:
 
     def _poll(self, what: object, now: float) -> None:
         """Ask Pi whether there is more."""
-        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
+        limits = self._host.limits
+        self._poll_at = now + limits.poll_s * self._jitter(self.token)
+        if now >= self._seen_at + limits.seen_s and self.lanes[0].known:
+            self._seen_at = now
+            cursor = self.lanes[0].cursor
+            self._host.save(ev.Acknowledgement(self.uin, self.device, self.number, 0, cursor.up_to, cursor.bits), now)
         for lane in self.lanes:
             lane.unread = True
         self._look(now)
@@ -371,7 +378,7 @@ class Session:
         if lane.acknowledge(item.up_to, item.bits):
             cursor = lane.cursor
             self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
-            self._resends = 0
+            self._resends, self._seen_at = 0, now
             self._resend_at = NEVER
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)

@@ -209,6 +209,8 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_needs_no_restart(role
         rest = fill(folder / "rest")
         (node,) = await roles.running("pi-0")
         await until_firing({}, {"pi-0": node}, "PixiuDiskFull")
+        reply = await client.ask(appends(epoch, (message(1), UIN), (message(1 << 40), UIN), worker=2))
+        assert (reply.code, list(reply.results)) == ("", [1, -Code.DISK_FULL])  # what is there is confirmed all the same
         assert list((await client.read(UIN, session, start=known - 5)).seqs)[:5] == list(range(known - 4, known + 1))
         ballast.unlink()
         rest.unlink()

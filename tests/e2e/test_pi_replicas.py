@@ -169,8 +169,8 @@ async def test_a_leader_hands_over_at_once_while_requests_keep_coming(roles: Rol
         client = PiClient(node.address)
         try:
             while True:
-                await client.ask(OpenSessions(USER_DEVICE.pack(which + 1, 0)))
-                asked[which] += 1
+                reply = await client.ask(OpenSessions(USER_DEVICE.pack(which + 1, 0)))
+                asked[which] += not reply.code
         except Lost:
             return
         finally:
@@ -178,7 +178,7 @@ async def test_a_leader_hands_over_at_once_while_requests_keep_coming(roles: Rol
 
     asking = [asyncio.create_task(ask(which)) for which in range(len(asked))]
     await until(lambda: min(asked) > 10, "everybody is answered")
-    began = time.monotonic()
+    began, before = time.monotonic(), sum(asked)
     roles.send_signal(leader, signal.SIGTERM)
     (other,) = set(NAMES) - {leader}
 
@@ -186,7 +186,9 @@ async def test_a_leader_hands_over_at_once_while_requests_keep_coming(roles: Rol
         return await leader_of(roles, other) == other
 
     await until(other_leads, "the other replica leads")
-    print(f"another replica led {time.monotonic() - began:.2f} s after SIGTERM, {sum(asked)} requests")
+    print(f"another replica led {time.monotonic() - began:.2f} s after SIGTERM, {sum(asked) - before} requests")
+    # One that takes more until for a moment nothing is under way took 800 to 7,000 here, this one up to 70.
+    assert sum(asked) - before < 500
     assert await roles.ended(leader) == 0
     await asyncio.gather(*asking)
 

@@ -169,6 +169,39 @@ def test_the_refusal_of_every_writer_of_a_stream_is_remembered() -> None:
     assert {pi.code(appends(5, (message(1), 7), worker=worker, generation=2)) for worker in refused[:100]} == {""}
 
 
+def test_without_space_what_is_stored_is_confirmed_to_whoever_sends_it_again() -> None:
+    pi = Pi()
+    pi.shelf.numbers = {(message(1), 7): 4, (message(2), 7): 5, (message(2), 9): 1}
+    pi.ask(appends(5, (message(1), 7), (message(2), 7)), Fanout(Writer(1, 1, 5), message(2), U64.pack(9)), request=1)
+    pi.ask(appends(5, (message(1), 7), (message(3), 7), worker=2), request=2)
+    pi.ask(appends(5, (message(3), 7), worker=3), request=3)
+    pi.ask(appends(5, (message(1), 7), worker=4), acknowledges(7, 1, 1), request=4)
+    pi.turn()
+    repeated, mixed, new, other = pi.reject("DISK_FULL", "full")
+    assert (repeated.code, list(repeated.results)) == ("", [4, 5, 1])
+    assert (mixed.code, list(mixed.results)) == ("", [4, -Code.DISK_FULL])
+    assert (new.code, list(new.results)) == ("DISK_FULL", [])
+    assert (other.code, list(other.results)) == ("DISK_FULL", [])
+    assert [pi.code(appends(5, (message(4), 7), worker=worker)) for worker in (1, 2, 3)] == ["", "STALE_WRITER", "STALE_WRITER"]
+
+
+def test_without_space_nothing_is_refused_for_good_that_may_be_in_the_log() -> None:
+    pi = Pi()
+    pi.shelf.numbers = {(message(1), 7): 4, (message(8), 7): -1}
+    pi.ask(appends(5, (message(2), 7)))
+    pi.turn()
+    pi.accept(100)  # and not committed yet
+    for number, code in ((2, "UNAVAILABLE"), (1, ""), (8, "UNAVAILABLE")):
+        pi.ask(appends(5, (message(number), 7), worker=10 + number))
+        pi.turn()
+        assert [reply.code for reply in pi.reject("DISK_FULL", "full")] == [code]
+    pi.apply(100, [[5]])
+    pi.shelf.lease = False  # another leader's entries may be on their way
+    pi.ask(appends(5, (message(3), 7), worker=5))
+    pi.turn()
+    assert [reply.code for reply in pi.reject("DISK_FULL", "full")] == ["UNAVAILABLE"]
+
+
 def test_a_replica_that_does_not_lead_says_who_does() -> None:
     (reply,) = Pi(0).ask(appends(5, (message(1), 7)))
     assert (reply.code, reply.server) == ("NOT_LEADER", (1, 2, "other:1"))

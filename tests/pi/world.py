@@ -19,6 +19,16 @@ class Shelf:
 
     lease = True
 
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, int], int] = {}
+        """(MsgID, UIN) → the InboxSeq of what is stored; -1: it cannot be read."""
+
+    def stored(self, msg_id: int, uin: int) -> int:
+        number = self.numbers.get((msg_id, uin), 0)
+        if number < 0:
+            raise StateDamaged("broken")
+        return number
+
     def may_read(self) -> bool:
         return self.lease
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.runtime.contract import END_OF_TURN, NEVER, TICK
 from pixiu.errors import Unavailable, all_errors
 from pixiu.ids import MAX_ID, msg_id, snowflake
-from pixiu.wire.inbox_operations import APPEND, Appends, Fanout, decode
+from pixiu.wire.inbox_operations import APPEND, Appends, Code, Fanout, decode
 from pixiu.wire.inbox_operations import Writer as PiWriter
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
@@ -293,14 +293,15 @@ def test_an_answer_without_results_from_another_epoch_confirms_nothing() -> None
     assert [end.code for end in pipeline.take(ev.EndWriter)] == ["STALE_STREAM"]
 
 
-def test_a_full_inbox_refuses_its_own_mail_alone() -> None:
+@pytest.mark.parametrize(("result", "code"), [(-Code.INBOX_FULL, "INBOX_FULL"), (-Code.DISK_FULL, "DISK_FULL")])
+def test_a_full_inbox_or_disk_refuses_its_own_mail_alone(result: int, code: str) -> None:
     pipeline = Pipeline()
     pipeline.mail(record(1, 7), record(2, 8), record(3, 9), position=1)
     pipeline.store_all()
-    pipeline.appended(pipeline.one_append()[0], [1, -2, 1])
-    assert [(result.position, result.count, result.code) for result in pipeline.results()] == [
+    pipeline.appended(pipeline.one_append()[0], [1, result, 1])
+    assert [(each.position, each.count, each.code) for each in pipeline.results()] == [
         (1, 1, ""),
-        (2, 1, "INBOX_FULL"),
+        (2, 1, code),
         (3, 1, ""),
     ]
     (grown,) = pipeline.take(ev.InboxesGrew)

@@ -7,7 +7,7 @@ import asyncio
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import mail_pb2
 from proxy import mail_events as ev
-from proxy.mail_service import WriterStream
+from proxy.mail_service import MAX_UNTOLD, WriterStream
 
 
 def confirmed(position: int, unconfirmed: int) -> ev.Answer:
@@ -45,6 +45,22 @@ async def test_a_stream_that_ends_while_a_reply_is_sent_says_the_rest() -> None:
     last = stream.give()
     assert last is not None
     assert last.draining
+
+
+async def test_a_writer_that_does_not_read_its_answers_is_not_read_from() -> None:
+    stream = WriterStream(1, 1000)
+    position, waits = 0, stream.room()
+    while waits is None:
+        position += 1
+        stream.took(position, 10)
+        stream.answered(confirmed(position, 0))
+        assert position <= MAX_UNTOLD
+        waits = stream.room()
+    asyncio.ensure_future(waits).cancel()
+    reply = stream.give()
+    assert reply is not None
+    assert len(reply.results) == position
+    assert stream.room() is None
 
 
 async def test_a_writer_with_a_full_window_is_not_read_from() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pixiu.wire import inbox_operations as op
-from pixiu.wire.inbox_operations import MAX_READ_ENTRIES, MAX_READS
+from pixiu.wire.inbox_operations import MAX_READ_ENTRIES
 from pixiu.wire.v1 import delivery_pb2, pi_pb2
 from relay.delivery import events as ev
 from relay.mail_answers import ReadItem, listings_of, notices_of, numbers_of, read_requests, reads_of, records_of
@@ -18,7 +20,7 @@ def test_reads_are_split_where_pi_would_cut_them_off() -> None:
     assert [item for part in requests for item in part] == items
     assert len(requests) > 1
     for part in requests:
-        assert len(reads_of(part)) <= MAX_READS
+        assert len(reads_of(part)) <= 64, "in a turn of Pi's event loop, perhaps from the disk"
         assert sum(read.num for read in reads_of(part)) <= MAX_READ_ENTRIES
     assert list(read_requests([])) == []
 
@@ -56,9 +58,10 @@ def test_results() -> None:
 
 def test_records_and_why_there_are_none() -> None:
     found = {1: ("", b"one"), 2: ("NOT_YET", b""), 3: ("GONE", b""), 4: ("STORE_DAMAGED", b""), 5: ("WRONG_PARTITION", b"")}
-    ((asked, answers),) = records_of([(ASKED, [1, 2, 3, 4, 5, 6])], found)
+    found[7] = ("OVERLOADED", b"")
+    ((asked, answers),) = records_of([(ASKED, [1, 2, 3, 4, 5, 6, 7])], found)
     assert asked == ASKED
-    assert answers == [b"one", ev.Missing.NOT_YET, ev.Missing.GONE, ev.Missing.LATER, ev.Missing.LATER, ev.Missing.LATER]
+    assert answers == [b"one", ev.Missing.NOT_YET, ev.Missing.GONE, *[ev.Missing.LATER] * 3, ev.Missing.FULL]
 
 
 def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:
@@ -74,3 +77,21 @@ def test_notices_are_taken_apart_and_malformed_ones_are_not_believed() -> None:
             broken.ClearField(name)  # type: ignore[arg-type]
             broken.MergeFrom(delivery_pb2.NoticeBatch(**{name: value}))  # type: ignore[arg-type]
         assert notices_of(broken) is None
+
+
+def test_the_records_of_a_batch_are_copied_once_however_many_notices_it_has() -> None:
+    copies: list[int] = []
+
+    class Counted:
+        """A batch as protobuf has it, which makes a copy of its bytes whenever they are asked for."""
+
+        uins, seqs, msg_ids, sizes = [7] * 100, range(1, 101), [1 << 54] * 100, [len(RECORD)] * 100
+
+        @property
+        def records(self) -> bytes:
+            copies.append(1)
+            return RECORD * 100
+
+    batch: Any = Counted()
+    assert len(notices_of(batch) or ()) == 100
+    assert len(copies) == 1

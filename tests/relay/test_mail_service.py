@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc.aio
 import pytest
 
+from pixiu.ids import EndpointID, msg_id
 from pixiu.wire.envelope import GAP, REDELIVERED, encode
 from pixiu.wire.v1 import delivery_pb2
-from relay import mail_core
+from relay import mail_core, mail_events
+from relay.delivery.events import Asked, Fetched, FetchMessages
 from tests.relay.mail_world import GATEWAY, RELAY, UIN, World
 from tests.support.waiting import until
 
@@ -83,6 +86,36 @@ async def test_notices_are_sent_on_as_they_are_and_answered(world: World) -> Non
     await seen(world, 4)
     await saved(world, 4)
     await world.channel.close()
+
+
+async def test_a_partition_of_xiu_that_does_not_answer_holds_up_no_mail_of_another(world: World) -> None:
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1")
+    port = silent.sockets[0].getsockname()[1]
+    beside = replace(world.view.nodes[1], partition=1, port=port, endpoint=EndpointID(202))
+    assert beside.role == "xiu"
+    world.view = replace(world.view, nodes=(*world.view.nodes, beside))
+    (_, number, record), missing = world.store(), msg_id(1, 64, 1)
+    answers: list[Fetched] = []
+
+    class Listening:
+        """The core, and what it is told of fetches."""
+
+        next_deadline = world.service.core.next_deadline
+
+        @staticmethod
+        def step(event: mail_events.Event, now: float) -> list[mail_events.Effect]:
+            answers.extend([event] if isinstance(event, Fetched) else [])
+            return world.service.core.step(event, now)
+
+    world.service.runner.core = Listening()
+    world.service.runner.effects.performs[FetchMessages](FetchMessages([(Asked(7, 1, 1), [number]), (Asked(8, 1, 2), [missing])]))
+
+    async def answered() -> bool:
+        return len(answers) > 0
+
+    await until(answered, "an answer")
+    assert answers[0].answers == [(Asked(7, 1, 1), [record])]
+    silent.close()
 
 
 async def test_other_relays_users_and_malformed_notices(world: World) -> None:

@@ -13,8 +13,10 @@ import secrets
 import signal
 import struct
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -109,8 +111,20 @@ async def expire(zookeeper: ZooKeeper) -> None:
 
 
 def pause(server: EmbeddedZooKeeper) -> None:
-    """Stop a server as a hung machine would."""
+    """Stop a server as a hung machine would; when this returns none of its threads answers any more."""
     os.killpg(server.pid, signal.SIGSTOP)
+    limit = time.monotonic() + 10.0
+    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{server.pid}/task").iterdir()):
+        assert time.monotonic() < limit, "the server does not stop"
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    """Of a thread, one letter; "X" for one that has gone."""
+    try:
+        return (task / "stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "X"
 
 
 def resume(server: EmbeddedZooKeeper) -> None:

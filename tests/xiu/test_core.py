@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from cluster.replication.events import Propose, Rejection
 from cluster.replication.model import Entry
-from cluster.runtime.contract import NEVER
+from cluster.runtime.contract import NEVER, Tick
 from cluster.runtime.role import totals
-from pixiu.errors import NotLeader
+from pixiu.errors import NotLeader, Overloaded
 from pixiu.ids import msg_id
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Flag, Kind, encode
-from tests.xiu.parts import NOW_MS, NOW_US, mail
+from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
 from tests.xiu.world import Xiu, codes, first, only, results, user
 from xiu import events as ev
 from xiu.batch import check
 from xiu.block import MAX_BLOCK_BYTES
+from xiu.core import READ_ENTRIES
+from xiu.reading import Reading
+from xiu.restoring import Step
 from xiu.state import LAST_COUNTER, Blocked, Head
 from xiu.state import Kind as EntryKindOfXiu
 
@@ -210,6 +215,51 @@ def test_a_full_store_refuses_nothing_for_good_that_is_on_its_way_into_it() -> N
     assert codes(xiu.send(user(1), position=2)) == ["UNAVAILABLE"]
     xiu.commit()
     assert codes(xiu.send(user(1), position=3)) == [""]
+
+
+def test_what_is_committed_and_has_no_room_in_the_store_is_read_all_the_same() -> None:
+    xiu = Xiu()
+    reading = Reading(1, cast(Any, xiu.store), NoTable(), xiu.core.owed)
+    ids = [msg_id(1, 64, first(number)) for number in range(1, 5)]
+    xiu.store.blocked = Blocked("no space", full=True)
+    xiu.accept(xiu.send(user(1), user(2)))
+    assert [found.code for found in reading.fetch(ids)] == ["NOT_YET"] * 4
+    xiu.accept(xiu.send(user(3), position=3))
+    assert codes(xiu.commit(2)) == [""]  # whether the third stays is not known yet
+    assert reading.fetch(ids) == [("", user(1)), ("", user(2)), ("NOT_YET", b""), ("NOT_YET", b"")]
+    for _ in range(3):
+        xiu.now += 2
+        xiu.commit(2)
+    assert xiu.store.reopened == 1  # with nothing in it, as nothing was flushed
+    assert reading.fetch(ids[:2]) == [("", user(1)), ("", user(2))]
+    xiu.store.blocked = None
+    xiu.now += 2
+    xiu.commit()
+    assert xiu.core.owed(first(1)) is None
+    assert reading.fetch(ids[:3]) == [("", user(1)), ("", user(2)), ("", user(3))]
+
+
+def test_a_new_leader_decides_a_long_log_in_slices() -> None:
+    xiu = Xiu(lead=False)
+    xiu.log.entries += [store(number, user(number - 1), epoch=2) for number in range(1, 1001)]
+    xiu.elected(3)
+    assert 0 < xiu.core.waiting <= READ_ENTRIES
+    assert codes(xiu.send(user(2))) == ["OVERLOADED"]
+    with pytest.raises(Overloaded):
+        xiu.core.restore_entry(Step.BEGIN)
+    xiu.space(False)
+    assert codes(xiu.send(user(2))) == ["OVERLOADED"]  # what its log has is not called new, and so not refused for good
+    xiu.space(True)
+    xiu.commit(300)
+    turns = 0
+    while xiu.core.next_deadline() < NEVER:
+        before = xiu.core.waiting
+        assert xiu.step(Tick()) == []
+        assert xiu.core.waiting - before <= READ_ENTRIES
+        turns += 1
+    assert turns >= 2
+    xiu.commit()
+    assert codes(xiu.accept(xiu.send(user(2))) + xiu.commit()) == [""]
 
 
 def test_a_store_that_stays_closed_is_opened_again_and_filled_from_the_log() -> None:

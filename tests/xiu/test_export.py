@@ -18,7 +18,7 @@ from pixiu.ids import msg_id, snowflake, snowflake_time_ms
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.record import STAMP, Flag, Kind, Record, decode, encode
 from pixiu.wire.v1 import export_pb2
-from tests.xiu.parts import NOW_MS, NOW_US, mail, store
+from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
 from xiu import export as export_module
 from xiu.block import KEY
 from xiu.export import Export, advance, bounds
@@ -30,11 +30,6 @@ from xiu.store import Store
 
 PARTITION = 3
 assert KEY.size == 8
-
-
-class NoTable:
-    def get(self, _sequence: int) -> None:
-        return None
 
 
 class Stored:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +32,17 @@ async def opened(folder: Path) -> Machine:
 
 
 async def test_the_disk_is_watched_and_writes_go_on_when_a_store_that_was_built_anew_took_the_old_ones_place(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    removed: list[tuple[Path, bool]] = []
+    remove = shutil.rmtree
+
+    def noted(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.exists():
+            removed.append((folder, threading.current_thread() is threading.main_thread()))
+        remove(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
     machine = await opened(tmp_path)
     state = State(0, machine.store, machine.store.head)
     for counter in (1, 2):
@@ -39,6 +50,7 @@ async def test_the_disk_is_watched_and_writes_go_on_when_a_store_that_was_built_
     adopted = asyncio.Event()
     assert await machine.rebuild(lambda _: nobody, lambda _: True, adopted.set) == 0
     assert adopted.is_set()
+    assert removed == [(tmp_path / "store", False)], "the old store, and not by the event loop"
     assert machine.free_bytes() > 0
     assert (machine.applied, machine.flushed) == (2, 2)
     machine.store.write([state.decide(store(3, mail(3)))])

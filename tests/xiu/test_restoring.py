@@ -11,7 +11,7 @@ from cluster.replication.model import Entry
 from pixiu.errors import Gone, InvalidArgument, MalformedData, NotLeader, NotYet, Unavailable
 from pixiu.ids import msg_id
 from pixiu.wire.record import Flag
-from tests.xiu.parts import NOW_MS, NOW_US
+from tests.xiu.parts import NOW_MS, NOW_US, NoTable
 from tests.xiu.world import Xiu, codes, first, results, user
 from xiu.block import Block
 from xiu.core import Settings
@@ -23,13 +23,6 @@ from xiu.state import DAY_US, Head, Kind
 
 EARLIER_US = NOW_US - 5_000_000
 LONG_AGO_MS = NOW_MS - 3 * 24 * 3_600_000
-
-
-class NoTable:
-    """What was restored is read from the store."""
-
-    def get(self, sequence: int) -> None:
-        return None
 
 
 def reading_of(xiu: Xiu) -> Reading:

@@ -9,7 +9,7 @@ import pytest
 from cluster.replication.model import MemberID
 from pixiu.errors import StorageError, StoreDamaged
 from pixiu.ids import msg_id
-from tests.xiu.parts import mail, store
+from tests.xiu.parts import NoTable, mail, store
 from xiu.block import Block, encode
 from xiu.reading import Reading
 from xiu.state import Blocked, State
@@ -18,13 +18,6 @@ from xiu.table import Table
 
 MIB = 1 << 20
 BODY = bytes(range(256)) * 4
-
-
-class NoTable:
-    """Everything is read from RocksDB."""
-
-    def get(self, sequence: int) -> None:
-        return None
 
 
 class Xiu:

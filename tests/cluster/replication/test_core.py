@@ -443,6 +443,31 @@ def test_a_damaged_replica_leaves_the_set_before_it_takes_anything() -> None:
     assert not replica.disk.image.unclean
 
 
+def test_a_leader_whose_folder_went_back_in_time_leaves_the_set_and_takes_what_it_lacks() -> None:
+    replica = Replica(A, entries(1, 1, 3))  # an image of the machine was put back; it led as incarnation 4 after that
+    replica.present(B)
+    said = replica.read(5, state(1, A, A, B, incarnation=4)) + replica.wait(20.0)
+    assert not [effect for effect in said if isinstance(effect, ev.CompareAndSet)]
+    states = [replica.core.state]
+    assert replica.disk.image.unclean
+    leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B, incarnation=4)))
+    assert leave.state == state(1, NOBODY, B, incarnation=0)
+    replica.step(ev.Swapped(leave.token, ev.Outcome.OK))
+    report = only(ev.ReportDamage, replica.read(7, state(2, B, B)))
+    assert "went back in time" in report.damage.reason
+    replica.append(2, B, (1, 3), entries(2, 4, 9), end=9)
+    states.append(replica.core.state)
+    assert states == [State.LEAVING, State.FOLLOWING]
+
+
+def test_the_only_replica_whose_folder_went_back_in_time_waits_for_an_operator() -> None:
+    replica = Replica(A, entries(1, 1, 3))
+    replica.read(5, state(1, A, A, incarnation=4))
+    assert only(ev.ReportDamage, replica.read(5, state(1, A, A, incarnation=4))).sole
+    assert replica.wait(20.0)
+    assert replica.core.state is State.DAMAGED
+
+
 def test_a_damaged_leader_gives_the_office_away_with_its_membership() -> None:
     replica = Replica(A, entries(1, 1, 3), damage=DAMAGE)
     leave = only(ev.CompareAndSet, replica.read(5, state(1, A, A, B)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cluster.replication.core import Core
 from cluster.replication.log import SegmentedLog
 from cluster.replication.messages import Append, Appended, Mismatch
 from cluster.replication.model import Position, Presence
+from cluster.replication.options import ReplicationOptions
 from cluster.replication.scrub import Scrub
 from cluster.replication.segment import Segment
 from cluster.replication.states import State
@@ -51,11 +53,11 @@ class OnDisk(Replica):
 
     scans = True
 
-    def __init__(self, folder: Path, flushed: int = END) -> None:
+    def __init__(self, folder: Path, flushed: int = END, options: ReplicationOptions = OPTIONS) -> None:
         super().__init__(A)
         self.log = log = DiskLog(folder, segment_bytes=250, verify_from=flushed)  # type: ignore[assignment]
         assert log.damage is None
-        self.core = Core(member=A, incarnation=1, log=log, options=OPTIONS, applied=flushed, now=self.now)
+        self.core = Core(member=A, incarnation=1, log=log, options=options, applied=flushed, now=self.now)
         self.step(ev.SessionStarted(1, 1))
         self.step(ev.PresenceChanged((Presence(1, A, 1),)))
 
@@ -80,8 +82,8 @@ def leader(tmp_path: Path) -> OnDisk:
     return leading(tmp_path / "log")
 
 
-def leading(folder: Path) -> OnDisk:
-    replica = OnDisk(folder)
+def leading(folder: Path, options: ReplicationOptions = OPTIONS) -> OnDisk:
+    replica = OnDisk(folder, options=options)
     replica.read(5, state(1, B, A))
     replica.wait(3.0)
     replica.step(ev.Swapped(1, ev.Outcome.OK))
@@ -121,6 +123,39 @@ def test_a_leader_has_an_old_segment_read_beside_its_work_before_it_sends_from_i
     said = leader.appended(B, 12)
     got = [entry.counter for message in sent(said, Append) for entry in message.entries]
     assert got == list(range(13, leader.log.last.counter + 1))
+
+
+def test_a_follower_has_an_old_segment_read_beside_its_work_before_it_compares(tmp_path: Path) -> None:
+    written(tmp_path / "log")
+    follower = OnDisk(tmp_path / "log")
+    follower.scans = False
+    old = follower.log._segments[:-2]  # type: ignore[attr-defined]
+    said = follower.append(5, B, (1, 12), entries(1, 13, 16), end=END)
+    assert ev.ScanSegment(12) in said
+    (answer,) = sent(said, Appended)
+    assert (answer.epoch, answer.matched, answer.sent_at) == (5, 0, follower.now), "the leader keeps its lease"
+    assert not any(segment.scanned for segment in old)
+    follower.scan(12)
+    assert [each.matched for each in sent(follower.append(5, B, (1, 12), entries(1, 13, 14), end=END), Appended)] == [14]
+    said = follower.append(5, B, (1, 14), entries(1, 15, 40), end=END)
+    (scan,) = [effect for effect in said if isinstance(effect, ev.ScanSegment)]
+    assert scan.counter == 40, "where the entries end"
+    assert [each.matched for each in sent(said, Appended)] == [14]
+
+
+def test_a_follower_that_lags_holds_back_so_many_bytes_of_the_log_and_no_more(tmp_path: Path) -> None:
+    files = written(tmp_path / "log")
+    leader = leading(tmp_path / "log", replace(OPTIONS, max_kept_bytes=600))
+    leader.present(B)
+    leader.wait(1.0)
+    leader.step(ev.Received(Mismatch(leader.core.epoch, B, 1, 12, leader.now)))
+    leader.appended(B, 12)  # it takes what is sent to it, and does not acknowledge it
+    leader.step(ev.Flushed(END))
+    assert 12 < leader.log.first.counter < END
+    kept = sum(path.stat().st_size for path in files if path.exists())
+    assert 250 < kept <= 600 + 250, "a segment more at most"
+    said = leader.wait(3.0) + leader.appended(B, 12) + leader.wait(2.0)
+    assert [effect.member for effect in said if isinstance(effect, ev.SendSnapshot)] == [B]
 
 
 def test_a_segment_that_is_trimmed_while_it_is_read_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

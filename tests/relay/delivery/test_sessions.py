@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -464,14 +465,15 @@ def test_what_is_gone_is_told_by_a_marker() -> None:
     assert bench.table.counters.gaps == 1
 
 
-def test_an_answer_that_was_full_is_asked_for_again_from_there() -> None:
+@pytest.mark.parametrize("rest", [[], [ev.Missing.FULL, ev.Missing.FULL]])
+def test_an_answer_that_was_full_is_asked_for_again_from_there(rest: list[bytes | ev.Missing]) -> None:
     bench = Bench()
     bench.inbox[1] = [1, 2, 3]
     bench.log_in()
     bench.answer_open()
     bench.answer_read()
     asked, _ = bench.take(ev.FetchMessages).items[0]
-    bench.tell(ev.Fetched([(asked, [record(1)])]))
+    bench.tell(ev.Fetched([(asked, [record(1), *rest])]))
     bench.answer_read()
     bench.answer_fetch()
     assert bench.seqs() == [1, 2, 3]
@@ -528,6 +530,24 @@ def test_a_lost_notify_is_found_by_a_poll() -> None:
     bench.answer_read()
     bench.answer_fetch()
     assert bench.seqs() == [1]
+
+
+def test_a_device_that_is_there_and_gets_no_mail_is_told_of_to_pi_now_and_then() -> None:
+    bench = Bench(replace(LIMITS, seen_s=600.0))
+    bench.online()
+    told: list[float] = []
+    end = bench.now + 2000.0
+    while bench.now < end:
+        bench.tick()
+        if not bench.none(ev.ReadInboxes):
+            bench.answer_read()
+        if not bench.none(ev.SaveCursors):
+            save = bench.take(ev.SaveCursors)
+            assert save.items == [ev.Acknowledgement(UIN, 0, 1, 0, 0, 0)]
+            bench.tell(ev.Saved(save.number, [None]))
+            told.append(bench.now)
+    assert len(told) == 3
+    assert bench.state() is State.SENDING
 
 
 @pytest.mark.slow

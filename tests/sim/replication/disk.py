@@ -148,6 +148,9 @@ class MemoryLog:
             return self._now.first.epoch
         return self._now.entries[index - 1].epoch if 0 < index <= len(self._now.entries) else None
 
+    def kept_within(self, max_bytes: int) -> int:
+        return self.first.counter
+
     def start_of_epoch(self, counter: int) -> int:
         epoch = self.epoch_at(counter)
         while counter - 1 > self.first.counter and self.epoch_at(counter - 1) == epoch:

@@ -14,6 +14,7 @@ from cluster.runtime.contract import END_OF_TURN, TICK
 from pi.reading import Read
 from pi.streams import level_of, message_of, reads_of
 from pixiu import errors
+from pixiu.ids import msg_lane
 from pixiu.wire.inbox_operations import ENTRY_KIND, Limits
 from pixiu.wire.v1 import pi_pb2
 from tests.pi.memory import MemoryStore
@@ -168,6 +169,10 @@ class PiProcess(Unlinked):
     ) -> Read:
         """See `pi.core.Inboxes`."""
         return self.machine.state.read(uin, number, lane, session, start, count, before, devices=devices)
+
+    def stored(self, msg_id: int, uin: int) -> int:
+        """See `pi.core.Inboxes`."""
+        return self.machine.state.inboxes.number_of(uin, msg_lane(msg_id), msg_id)
 
     def may_read(self) -> bool:
         """See `pi.core.Inboxes`."""

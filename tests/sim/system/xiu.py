@@ -12,7 +12,7 @@ from cluster.links.api import Outcome
 from cluster.replication import events as ev
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import Settle
+from cluster.runtime.contract import Settle, Tick
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import xiu_pb2
 from tests.sim.replication.disk import Disk
@@ -196,10 +196,12 @@ class XiuProcess(Unlinked):
 
     def deadline(self) -> float | None:
         """See `Process`."""
-        return self.replica.deadline()
+        return min(self.replica.deadline(), self.core.next_deadline())
 
     def tick(self) -> None:
         """See `Process`."""
+        if self.core.next_deadline() < self.world.now:
+            self.step(Tick())
         self.replica.tick()
 
     def drain(self, done: Callable[[], None]) -> None:
