@@ -80,7 +80,7 @@ def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tup
     ring, secret = cluster.key_ring(), cluster.secret()
     if ring is None:
         return () if secret is None else (secret,)
-    numbers = [ring.signing, *(number for number in ring.keys if number != ring.signing)]
+    numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
     return tuple(ring.derive(number, *purpose) for number in numbers)
 
 
