@@ -172,10 +172,12 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher`."""
+    """The gRPC service `pixiu.v1.Publisher`, at one of a proxy's doors."""
 
-    def __init__(self, host: PublisherHost) -> None:
+    def __init__(self, host: PublisherHost, *, of_cluster: bool) -> None:
         self._host = host
+        self._of_cluster = of_cluster
+        """Whether it is at the cluster's door: at that of clients nobody is a gateway by his name."""
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
@@ -248,7 +250,8 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        self._host.named(number, hello.client)
+        if self._of_cluster:
+            self._host.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if hello.lend_worker and publisher.worker is None:
             loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access))

@@ -112,7 +112,8 @@ class Service(RoleShell):
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
         for server in context.servers_of_clients:
-            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), server)
+            of_cluster = server is context.server
+            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self, of_cluster=of_cluster), server)
             wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram

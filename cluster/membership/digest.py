@@ -209,11 +209,11 @@ class Digest:
 
     @property
     def first(self) -> Sums:
-        """By the key to ask others by."""
+        """The sums by the key to ask others by."""
         return self._all[0]
 
     def of(self, number: int) -> Sums | None:
-        """By the key that a message names; None: there are none, or not yet."""
+        """The sums by the key that a message names; None: there are none, or not yet."""
         return next((sums for sums in self._all if sums.key.number == number), None)
 
     @property
