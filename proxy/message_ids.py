@@ -37,6 +37,7 @@ class MessageIDs:
 
     def __init__(self, cluster: ClusterOptions, checks: bool, now: Callable[[], float]) -> None:
         self._keys, self._checks, self._now = ProofKeys(cluster, LOANS), checks, now
+        self._last: tuple[bytes, ...] = ()
         self._not_before = 0.0
         """Loans without a proof may be in use until then."""
         self.proofs_refused = 0
@@ -63,13 +64,18 @@ class MessageIDs:
 
     def prove(self, loan: Loan, session: Session | None) -> bytes:
         """The proof of a loan; empty where nobody needs one."""
-        keys = self._keys.newest()
+        keys = self._newest()
         return prove(keys[0], loan, owner_of(session.identity)) if keys and session is not None and loan.until_ms else b""
 
     def show(self, lent: Lent, proofs: Sequence[bytes]) -> None:
         """A client shows proofs."""
         if proofs:
-            self.proofs_refused += lent.show(self._keys.newest(), proofs)
+            self.proofs_refused += lent.show(self._newest(), proofs)
+
+    def _newest(self) -> tuple[bytes, ...]:
+        """The keys; those before while a folder cannot be read, as a proof is shown once to a stream."""
+        self._last = self._keys.newest() or self._last
+        return self._last
 
     def permitted(
         self, data: bytes, count: int, session: Session, lent: Lent, more: Mapping[int, Sequence[int]] | None = None

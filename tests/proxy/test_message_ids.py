@@ -46,6 +46,10 @@ def test_what_a_proxy_lent_another_one_takes_also_after_the_ring_has_another_key
     other.show(lent, [proof])
     assert (lent.covers_writer(5, 0), other.proofs_refused) == (True, 0)
     assert one.prove(LOAN, None) == b""
+    (tmp_path / "3.key").write_bytes(b"short")
+    other._keys._until = -1.0
+    assert other.prove(LOAN, session)  # type: ignore[arg-type]
+    (tmp_path / "3.key").unlink()
     (tmp_path / "1.key").unlink()
     late = MessageIDs(ClusterOptions(key_dir=str(tmp_path)), True, lambda: 0.0)
     late.show(Lent(MessageIDs.owner(session), False), [proof])  # type: ignore[arg-type]
