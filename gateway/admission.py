@@ -3,9 +3,9 @@
         accept ──▶ pending ──(says who it is)──▶ connected
                      │  too many: the oldest goes      └─ too many, or too fast: refused, and told when to come again
 
-A pending connection costs a socket and nothing else. The oldest goes first, because an honest client says who it is within
-a round trip, and whoever only holds connections open has the oldest ones. New connections beyond a rate are refused:
-what costs is the joining of rooms that follows.
+A pending connection costs a socket and nothing else. The oldest of the address that has the most goes first, because an honest
+client says who it is within a round trip, and whoever only holds connections open has the oldest ones. One address can take a
+share of the places, never all. New connections beyond a rate are refused: what costs is the joining of rooms that follows.
 
 Source: docs/promises.md, "Failure rules" 2 and 4; PiXiu §2.5.
 """
@@ -27,15 +27,23 @@ class Admission:
         rate_per_s, burst: new connections; a rate of 0 is no limit.
         max_pending: connections that have not said who they are.
         max_connections: those that have.
+        address_percent: how many of these one address may have.
         now: monotonic seconds.
     """
 
-    def __init__(self, *, rate_per_s: float, burst: float, max_pending: int, max_connections: int, now: float) -> None:
+    def __init__(
+        self, *, rate_per_s: float, burst: float, max_pending: int, max_connections: int, now: float, address_percent: int = 100
+    ) -> None:
         self._bucket = TokenBucket(rate_per_s, burst, now) if rate_per_s else None
         self._max_pending = max_pending
+        self._address_percent = address_percent
         self._max_connections = max_connections
-        self._pending: dict[int, None] = {}
-        self._connected: set[int] = set()
+        self._pending: dict[int, str] = {}
+        """Connection → its address."""
+        self._pending_of: dict[str, dict[int, None]] = {}
+        """Address → its pending connections, the oldest first."""
+        self._connected: dict[int, str] = {}
+        self._connected_of: dict[str, int] = {}
         self.evicted = 0
         self.refused = 0
 
@@ -54,31 +62,51 @@ class Admission:
         """Connections that have identified themselves."""
         return len(self._connected)
 
-    def arrived(self, number: int) -> int | None:
-        """A connection was accepted. Returns the pending one that must go for it."""
-        self._pending[number] = None
+    def arrived(self, number: int, address: str = "") -> int | None:
+        """A connection was accepted. Returns the pending one that must go for it. `address`: empty where it is not known."""
+        self._pending[number] = address
+        self._pending_of.setdefault(address, {})[number] = None
         if len(self._pending) <= self._max_pending:
             return None
         self.evicted += 1
-        oldest = next(iter(self._pending))
-        del self._pending[oldest]
+        most = max(self._pending_of.values(), key=len)
+        oldest = next(iter(most if len(most) > 1 else self._pending))
+        self._forget_pending(oldest)
         return oldest
 
     def connect(self, number: int, now: float) -> float:
         """A pending connection said who it is. 0 when it may stay; else the seconds after which it may come again."""
         wait_s = 0.0
-        if len(self._connected) >= self._max_connections:
+        address = self._pending.get(number, "")
+        if len(self._connected) >= self._max_connections or self._is_full(address):
             wait_s = FULL_RETRY_S
         elif self._bucket is not None:
             wait_s = self._bucket.take(1, now)
         if wait_s:
             self.refused += 1
             return wait_s
-        self._pending.pop(number, None)
-        self._connected.add(number)
+        self._forget_pending(number)
+        self._connected[number] = address
+        self._connected_of[address] = self._connected_of.get(address, 0) + 1
         return 0.0
 
     def gone(self, number: int) -> None:
         """Count a connection that ended."""
-        self._pending.pop(number, None)
-        self._connected.discard(number)
+        self._forget_pending(number)
+        address = self._connected.pop(number, None)
+        if address is not None:
+            self._connected_of[address] -= 1
+            if not self._connected_of[address]:
+                del self._connected_of[address]
+
+    def _is_full(self, address: str) -> bool:
+        most = max(self._max_connections * self._address_percent // 100, 1)
+        return bool(address) and self._address_percent < 100 and self._connected_of.get(address, 0) >= most
+
+    def _forget_pending(self, number: int) -> None:
+        address = self._pending.pop(number, None)
+        if address is not None:
+            of = self._pending_of[address]
+            del of[number]
+            if not of:
+                del self._pending_of[address]

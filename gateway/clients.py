@@ -184,6 +184,7 @@ class Clients:
             max_pending=options.max_pending_connections,
             max_connections=options.max_connections,
             now=now(),
+            address_percent=options.address_connections_percent,
         )
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
         self._holders: dict[int, Holder] = {}
@@ -232,11 +233,12 @@ class Clients:
             TokenBucket(options.client_joins_per_s, options.client_joins_burst, self.now()) if options.client_joins_per_s else None
         )
 
-    def arrived(self, connection: Pending) -> int:
-        """A number for a new connection, which has not said who it is yet. An older one may have to go for it."""
+    def arrived(self, connection: Pending, address: str) -> int:
+        """A number for a new connection, which has not said who it is yet. An older one may have to go for it. `address`: of its
+        machine, empty where it is not known."""
         number = next(self._numbers)
         self._pending[number] = connection
-        oldest = self._admission.arrived(number)
+        oldest = self._admission.arrived(number, address)
         if oldest is not None:
             self._pending.pop(oldest).evict()
         return number
@@ -249,7 +251,7 @@ class Clients:
         if wait_s:
             # Those that are refused together must not come back together.
             retry_ms = int(random.uniform(0.5, 1.5) * max(wait_s, RETRY_SPREAD_S) * 1000)
-            text = "too many clients connect to this gateway, or are connected (gateway.connect_rate_per_s, max_connections)"
+            text = "too many clients connect or are connected (gateway.connect_rate_per_s, max_connections), or of one address"
             raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
         self._pending.pop(connection.id, None)
 
@@ -412,3 +414,9 @@ class Clients:
 
     def _dropped(self, messages: int) -> None:
         self.counters.slow_consumer_dropped += messages
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the machine at the other end; empty where it is not known any more."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Final
 
 from cluster.links.api import Outcome
+from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import VALUED_MESSAGES_A_CONTROL, Update
 from cluster.runtime.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from gateway import events as ev
@@ -162,6 +163,7 @@ class Core:
         table.on(ev.Replaced, self._on_replaced)
         table.on(ev.HealingReceived, self._on_healing)
         table.on(ev.FenceReceived, self._on_fence)
+        table.on(DigestKeysChanged, self._on_digest_keys)
         table.on(ev.MailStreamOpened, self.mail.opened)
         table.on(ev.MailStreamClosed, self.mail.ended)
         table.on(ev.MailArrived, self.mail.arrived)
@@ -176,15 +178,22 @@ class Core:
         """
         return self._table.step(event, now)
 
-    def heartbeat(self, partition: int, partitions: int, *, relay: bool | None = False) -> control_pb2.SubscriptionState:
-        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps.
+    def _on_digest_keys(self, event: DigestKeysChanged, now: float, out: list[ev.Effect]) -> None:
+        for reporter in (self.rooms, self.users):
+            reporter.own.set_digest_keys(event.keys)
+
+    def heartbeat(
+        self, partition: int, partitions: int, *, relay: bool | None = False, key: int = 0
+    ) -> control_pb2.SubscriptionState:
+        """The answer to a router's or relay's heartbeat: what is on this gateway of the rooms or users that it keeps, by the
+        key for digests that it names.
 
         `relay` None: it may be either; of what the other keeps it would believe that it is all there is.
         """
         if relay is None:
             return control_pb2.SubscriptionState(subscribed=True)
         return control_pb2.SubscriptionState(
-            subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions)
+            subscribed=True, digest=(self.users if relay else self.rooms).digest(partition, partitions, key)
         )
 
     def next_deadline(self) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import Update
 from cluster.runtime.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
@@ -203,6 +204,7 @@ class PacketsAcknowledged:
 
 Event = (
     RoutersChanged
+    | DigestKeysChanged
     | RelaysChanged
     | ProxiesChanged
     | Opened

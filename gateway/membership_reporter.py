@@ -231,10 +231,14 @@ class MembershipReporter:
         """Whether a process is one of the replicas."""
         return peer in self._partition_of
 
-    def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
-        """The digest for the answer to a replica's heartbeat; None when its rule makes no sense."""
+    def digest(self, partition: int, partitions: int, key: int = 0) -> control_pb2.Digest | None:
+        """The digest for the answer to a replica's heartbeat; None when its rule makes no sense, and for a key without sums.
+
+        Those of a new key are made in slices, one at each heartbeat."""
+        if self.own.digest.building:
+            self.own.build_digest()
         rule = rule_of(partition, partitions)
-        return self.source.digest(rule, self._as_of()) if rule is not None else None
+        return self.source.digest(rule, self._as_of(), key) if rule is not None else None
 
     def answer(self, peer: EndpointID, control: control_pb2.Control) -> list[SendControl]:
         """A replica asks what is here."""

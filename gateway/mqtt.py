@@ -18,7 +18,7 @@ from cluster.access.identity import Credentials
 from gateway import events as ev
 from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
-from gateway.clients import Clients
+from gateway.clients import Clients, host_of
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mqtt_publishing import Publishing
 from pixiu.errors import PixiuError
@@ -97,7 +97,7 @@ class MQTTConnection(asyncio.Protocol):
         """Called by asyncio when the client has connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.id = self._clients.arrived(self)
+        self.id = self._clients.arrived(self, host_of(transport))
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)

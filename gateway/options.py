@@ -32,6 +32,8 @@ class Options(ClientRoleOptions):
     """Whether MQTT clients may log in from other machines without TLS."""
     max_connections: int = bounded(20_000, 1, 10_000_000)
     """Client connections of all protocols at one time; more are refused."""
+    address_connections_percent: int = bounded(75, 1, 100)
+    """How many per cent of max_connections one address may have. 100: all, as behind a balancer, whose address all have."""
     max_subscriptions: int = bounded(1000, 1, 1_000_000)
     """Rooms and topics of one connection."""
     connection_buffer_bytes: int = bounded(2 << 20, 16 << 10, 1 << 30)

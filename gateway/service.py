@@ -18,6 +18,8 @@ from cluster.access.doors import guard_of, proof_keys
 from cluster.access.process_login import prove
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.digest import Digest, Rule
+from cluster.membership.digest_keys import KEYS_S, DigestKeys
+from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import encode_messages
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK, RecordsReceived, Settled
@@ -64,6 +66,7 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self._context, self._options = context, context.options
         self._core: Core | None = None
+        self._digest_keys = DigestKeys(context.cluster)
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = KickRequests(context.zookeeper, context.root, self._kick)
         self._vrooms = VRooms(*context.cluster.big_rooms)
@@ -161,6 +164,7 @@ class Service(RoleShell):
             self._kicks.start()
         for listener in self._listeners:
             await listener.start()
+        self.every(KEYS_S, self._look_at_digest_keys)
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and tell the routers that they left."""
@@ -208,6 +212,7 @@ class Service(RoleShell):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
         self._publishers.set_proxies(tuple(node.address for node in view.running("proxy")))
         self._peers_changed()
+        self._look_at_digest_keys()
 
     # What the links call.
 
@@ -246,7 +251,8 @@ class Service(RoleShell):
             rule = control_pb2.BrokerSubscription.FromString(attachment)
         except DecodeError:
             return b""
-        return self._core.heartbeat(rule.partition, rule.partitions, relay=self._is_relay(peer)).SerializeToString()
+        state = self._core.heartbeat(rule.partition, rule.partitions, relay=self._is_relay(peer), key=rule.key)
+        return state.SerializeToString()
 
     # Effects of the core.
 
@@ -283,6 +289,10 @@ class Service(RoleShell):
         keys = proof_keys(self._context.cluster)
         return prove(keys[0], "gateway", self._context.endpoint_id, time.time()) if keys else ""
 
+    def _look_at_digest_keys(self) -> None:
+        if self._core is not None:
+            self._runner.step(DigestKeysChanged(self._digest_keys.newest(self._context.view.nodes)))
+
     def _open_signal_table(self, mqtt_port: int) -> SignalTable:
         options = self._options
         name = options.signal_table_name or folder_name(self._context.root, options.mqtt_host, mqtt_port)
@@ -302,7 +312,7 @@ class Service(RoleShell):
         partitions = self._context.view.layout.partitions(role)
         core = self._core
         sums = (core.rooms if role == "router" else core.users).own.digest if core is not None else Digest()
-        return {str(partition): str(sums.total(Rule(partition, partitions))) for partition in range(partitions)}
+        return {str(partition): sums.first.shown(Rule(partition, partitions)) for partition in range(partitions)}
 
     def _is_relay(self, peer: EndpointID) -> bool | None:
         """None: it is not in the view, or not yet."""

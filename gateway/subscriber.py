@@ -64,8 +64,8 @@ class _Stream:
 
     packets = False
 
-    def __init__(self, clients: Clients) -> None:
-        self.id = clients.arrived(self)
+    def __init__(self, clients: Clients, address: str) -> None:
+        self.id = clients.arrived(self, address)
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[tuple[int, bytes | None]] = set()
         self.joins = clients.join_rate()
@@ -227,7 +227,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
     ) -> None:
         """One connection of one user."""
         handler: GrpcHandler[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = GrpcHandler(context)
-        stream = _Stream(self._clients)
+        stream = _Stream(self._clients, address_of(str(context.peer())))
 
         def over() -> None:
             self._clients.slow_consumers.discard(stream)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.runtime.door_tls import DoorTls
-from gateway.clients import Clients
+from gateway.clients import Clients, host_of
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
@@ -59,7 +59,7 @@ class TlsHandshake(asyncio.Protocol):
         # What it does not take at once waits above TLS, where it is counted.
         transport.set_write_buffer_limits(high=0)
         self._transport = transport
-        self.id = self._clients.arrived(self)
+        self.id = self._clients.arrived(self, host_of(transport))
         self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
 
     def evict(self) -> None:

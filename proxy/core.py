@@ -41,7 +41,7 @@ from proxy import events as ev
 from proxy.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.destinations import NOBODY, Destinations, Target
 from proxy.offline_notices import OfflineNotices
-from proxy.permits import NOT_ALLOWED, NOT_ALLOWED_TEXT
+from proxy.permits import REFUSALS
 from proxy.rates import PublisherRates, Rates
 from proxy.signals import AwaitedSignals
 from proxy.topic_keys import with_rooms
@@ -489,8 +489,8 @@ class Core:
         to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
         if kind == SIGNAL and to_room and self._vrooms.is_big(key):
             return errors.InvalidArgument, "a big room takes messages, not signals"
-        if kind == NOT_ALLOWED:
-            return errors.NotAllowed, NOT_ALLOWED_TEXT
+        if kind in REFUSALS:
+            return errors.NotAllowed, REFUSALS[kind]
         if kind not in (ROOM, CHAT, SIGNAL):
             return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"

@@ -19,7 +19,7 @@ from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level
 from pixiu.wire.record import HEADER_SIZE, MAIL, MIN_SIZE, ROUTE, SIZE_FIELD, Flag
 from proxy import mail_events as ev
-from proxy.permits import NOT_ALLOWED, NOT_ALLOWED_TEXT
+from proxy.permits import REFUSALS
 
 BATCH_BYTES: Final = 256 << 10
 """A batch that has as much takes no more records."""
@@ -222,8 +222,8 @@ def _refusal(kind: int, size: int, max_size: int) -> tuple[str, str]:
     if size > max_size:
         limit = max_size + SIZE_FIELD
         return errors.RecordTooLarge.code, f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {limit}"
-    if kind == NOT_ALLOWED:
-        return errors.NotAllowed.code, NOT_ALLOWED_TEXT
+    if kind in REFUSALS:
+        return errors.NotAllowed.code, REFUSALS[kind]
     if kind != MAIL:
         return errors.InvalidArgument.code, f"a record of kind {kind}; mail has kind {MAIL}"
     return errors.InvalidArgument.code, "mail goes to users: UINs are from 1 to 2^63-1"

@@ -14,6 +14,7 @@ import grpc.aio
 
 from cluster.access.doors import enter
 from cluster.access.guard import Guard, Session
+from cluster.access.loans import Lent
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.histogram import OneAtATime
@@ -29,6 +30,7 @@ from pixiu.wire.levels import Level
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc
 from proxy import mail_events as ev
 from proxy.mail import MailCore
+from proxy.message_ids import MessageIDs
 from proxy.notice_links import NoticeLinks
 from proxy.options import Options
 from proxy.permits import Foreseeing, permitted
@@ -59,6 +61,8 @@ class WriterStream:
         self.opened = False
         self.access: Session | None = None
         """Of a writer that has logged in; None: nobody has to."""
+        self.lent: Lent | None = None
+        """The message IDs that it may use; None: any, as nobody has to log in."""
         self.finish: Callable[[], None] = lambda: None
         """Called when all is said of a stream that has ended."""
         self._all_said = asyncio.Event()
@@ -142,11 +146,12 @@ class MailService(mail_pb2_grpc.MailerServicer):
 
     Args:
         context: of the process.
+        ids: which message IDs writers may use.
         guard: asks writers who they are; None: nobody has to log in.
     """
 
-    def __init__(self, context: Context[Options], guard: Guard | None = None) -> None:
-        self._context, self._guard = context, guard
+    def __init__(self, context: Context[Options], ids: MessageIDs, guard: Guard | None = None) -> None:
+        self._context, self._ids, self._guard = context, ids, guard
         options = context.options
         self._window = options.publisher_window_bytes
         self._max_writers = options.max_publishers
@@ -216,6 +221,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
         stream.finish = duplex.finish
         try:
             stream.access = await enter(self._guard, context, "", stream.login_over)
+            stream.lent = None if stream.access is None else self._ids.of(stream.access)
         except PixiuError as refused:
             await handler.refuse(refused)
         try:
@@ -261,6 +267,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
         if stream.ended:
             return None
         try:
+            if stream.lent is not None:
+                self._ids.show(stream.lent, request.loans)
             if request.HasField("hello") and not stream.opened:
                 self._hello(stream, request.hello)
                 stream.opened = True
@@ -278,15 +286,16 @@ class MailService(mail_pb2_grpc.MailerServicer):
     def _hello(self, stream: WriterStream, hello: mail_pb2.MailHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES or hello.worker >= WORKERS or not 0 < hello.generation <= MAX_GENERATION:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes, a worker is below {WORKERS}")
+        if stream.access is not None and stream.lent is not None:
+            self._ids.check_writer(stream.access, stream.lent, hello.worker, hello.generation)
         stream.say(mail_pb2.MailReply(window_bytes=self._window))
         self.runner.step(ev.WriterOpened(stream.number, hello.worker, hello.generation))
 
     def _take(self, stream: WriterStream, request: mail_pb2.MailRequest) -> None:
         more = _more(request)
         level, data, access = Level.from_wire(request.level) or Level.REPLICATED, request.batch, stream.access
-        if access is not None:
-            uin = None if access.permissions.may_impersonate else access.identity.uin
-            data = permitted(data, request.count, access, uin, more)
+        if access is not None and stream.lent is not None:
+            data = self._ids.permitted(data, request.count, access, stream.lent, more)
         self._confirming.begin((stream.number, request.position), self._context.now())
         stream.took(request.position + request.count - 1, len(request.batch))
         self.runner.step(ev.MailReceived(stream.number, data, request.count, request.position, level, more))

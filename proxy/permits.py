@@ -1,7 +1,7 @@
 """What a login may publish: each record of a batch is checked, and its sender is who has logged in. Pure.
 
-A record that may not be published gets the kind `NOT_ALLOWED`, which the cores refuse like any other that they do not take: its
-position fails, the others go on. The header is outside of a record's CRC, so that both changes leave the body as it is.
+A record that may not be published gets the kind `NOT_ALLOWED` or `NOT_LENT`, which the cores refuse like any other that they do not
+take: its position fails, the others go on. The header is outside of a record's CRC, so that both changes leave the body as it is.
 
 Source: docs/security.md, "What is checked where".
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from cluster.access.guard import Session
+from cluster.access.loans import WORKER_MASK, Lent
 from cluster.access.rules import MAIL as MAY_MAIL
 from cluster.access.rules import PUBLISH, Target
 from cluster.access.rules import SIGNAL as MAY_SIGNAL
@@ -28,6 +29,15 @@ KIND_AT: Final = 4
 NOT_ALLOWED: Final = 0
 """No kind of a record: one that its publisher may not publish."""
 NOT_ALLOWED_TEXT: Final = "this login may not publish it (`pixiu acl test` says which rule decides)"
+NOT_LENT: Final = 255
+"""Likewise: one whose SnowflakeID is not of a worker number that its publisher was lent."""
+NOT_LENT_TEXT: Final = (
+    "its SnowflakeID is not of a worker number that this login was lent and has shown the proof of, or is a derived one, which is "
+    'for services and who may `impersonate`; was the client made for an older version? (docs/security.md, "IDs of messages")'
+)
+REFUSALS: Final = {NOT_ALLOWED: NOT_ALLOWED_TEXT, NOT_LENT: NOT_LENT_TEXT}
+NO_REFUSAL: Final = -1
+DERIVED_ID: Final = int(Flag.DERIVED_ID)
 
 assert HEAD.size == HEADER_SIZE
 
@@ -51,20 +61,29 @@ class Foreseeing:
         return True
 
 
-def permitted(data: bytes, count: int, access: Access, uin: int | None, more: Mapping[int, Sequence[int]] | None = None) -> bytes:
+def permitted(
+    data: bytes,
+    count: int,
+    access: Access,
+    uin: int | None,
+    more: Mapping[int, Sequence[int]] | None = None,
+    lent: Lent | None = None,
+) -> bytes:
     """A batch as its publisher may publish it.
 
     Args:
         data: `count` records end to end; what is malformed is left to who routes it.
         uin: of the login, which every record's sender becomes; None: senders are left as they are.
         more: index of a mail → its receivers beside its key.
+        lent: the IDs that its publisher may use; None: any.
     """
     changed: bytearray | None = None
     unpack, end, at = HEAD.unpack_from, len(data), 0
+    worker, low, high = (lent.worker, lent.low, lent.high) if lent is not None else (0, 0, 0)
     for index in range(count):
         if at + HEADER_SIZE > end:
             break
-        size, kind, flags, extension, _, _, key, sender = unpack(data, at)
+        size, kind, flags, extension, _, snowflake, key, sender = unpack(data, at)
         after = at + SIZE_FIELD + size
         if size < MIN_SIZE or after > end:
             break
@@ -72,13 +91,21 @@ def permitted(data: bytes, count: int, access: Access, uin: int | None, more: Ma
         allowed = _is_allowed(data, at, after, kind, flags, extension, key, access) and (
             not more or all(access.allows(MAY_MAIL, -other) for other in more.get(index, ()))
         )
-        if wrong_sender or not allowed:
+        refused = NO_REFUSAL if allowed else NOT_ALLOWED
+        if (
+            lent is not None
+            and (flags & DERIVED_ID or snowflake & WORKER_MASK != worker or not low <= snowflake < high)
+            and not (lent.may_derive if flags & DERIVED_ID else lent.covers(snowflake))
+        ):
+            lent.refused += 1
+            refused = NOT_LENT
+        if wrong_sender or refused != NO_REFUSAL:
             if changed is None:
                 changed = bytearray(data)
             if wrong_sender:
                 SENDER.pack_into(changed, at + SENDER_AT, uin)
-            if not allowed:
-                changed[at + KIND_AT] = NOT_ALLOWED
+            if refused != NO_REFUSAL:
+                changed[at + KIND_AT] = refused
         at = after
     return data if changed is None else bytes(changed)
 

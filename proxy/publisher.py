@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from cluster.access.guard import Session
+from cluster.access.loans import Lent, Loan
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.rpc.duplex import Duplex
 from pixiu.rpc.grpc_streams import GrpcHandler
@@ -22,6 +23,7 @@ from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.record import HEADER_SIZE
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from proxy import events as ev
+from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.permits import Foreseeing, permitted
 from proxy.worker_leases import Lender
@@ -39,6 +41,7 @@ class PublisherHost(Protocol):
 
     options: Options
     lender: Lender
+    ids: MessageIDs
 
     def admit(self, publisher: PublisherStream) -> int:
         """A number for a new publisher. Raises `Overloaded` or `Draining`."""
@@ -89,6 +92,8 @@ class PublisherStream:
         self._all_resolved.set()
         self.access: Session | None = None
         """Of a publisher that has logged in; None: nobody has to, or it is a gateway."""
+        self.lent: Lent | None = None
+        """The message IDs that it may use; None: any, as nobody has to log in, or it is a gateway."""
         self.over = ""
         """Why its login is over."""
         self.cut: Callable[[str], None] = lambda _text: None
@@ -167,10 +172,12 @@ def _failure_of(failure: ev.Failure) -> wire_pb2.PublishFailure:
 
 
 class PublisherService(wire_pb2_grpc.PublisherServicer):
-    """The gRPC service `pixiu.v1.Publisher`."""
+    """The gRPC service `pixiu.v1.Publisher`, at one of a proxy's doors."""
 
-    def __init__(self, host: PublisherHost) -> None:
+    def __init__(self, host: PublisherHost, *, of_cluster: bool) -> None:
         self._host = host
+        self._of_cluster = of_cluster
+        """Whether it is at the cluster's door: at that of clients nobody is a gateway by his name."""
 
     async def Cluster(
         self, request: wire_pb2.ClusterRequest, context: grpc.aio.ServicerContext[wire_pb2.ClusterRequest, wire_pb2.ClusterReply]
@@ -193,6 +200,8 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         gateway = self._host.proven(context)
         try:
             publisher.access = None if gateway else await self._host.enter(context, publisher.login_over)
+            if publisher.access is not None:
+                publisher.lent = self._host.ids.of(publisher.access)
             number = self._host.admit(publisher)
         except PixiuError as error:
             publisher.close()
@@ -221,9 +230,11 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def _request(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
         if request.HasField("hello"):
             await self._hello(number, publisher, request.hello)
+        if publisher.lent is not None:
+            self._host.ids.show(publisher.lent, request.loans)
         if request.renew_worker and publisher.worker is not None:
             loan = self._host.lender.renew(publisher.worker, _now_ms())
-            publisher.say(wire_pb2.PublishReply(worker=loan.worker, worker_from_ms=loan.from_ms, worker_until_ms=loan.until_ms))
+            publisher.say(self._lent(publisher, loan))
         if request.last_used_ms and publisher.worker is not None:
             self._host.lender.give_back(publisher.worker, request.last_used_ms)
             publisher.worker = None
@@ -239,13 +250,22 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
     async def _hello(self, number: int, publisher: PublisherStream, hello: wire_pb2.PublishHello) -> None:
         if len(hello.client.encode()) > MAX_CLIENT_BYTES:
             raise InvalidArgument(f"a client's name has at most {MAX_CLIENT_BYTES} bytes")
-        self._host.named(number, hello.client)
+        if self._of_cluster:
+            self._host.named(number, hello.client)
         reply = wire_pb2.PublishReply(window_bytes=self._host.options.publisher_window_bytes)
         if hello.lend_worker and publisher.worker is None:
-            loan = await self._host.lender.lend(_now_ms())
+            loan = await self._host.lender.lend(_now_ms(), self._host.ids.owner(publisher.access))
             publisher.worker = loan.worker
-            reply.worker, reply.worker_from_ms, reply.worker_until_ms = loan.worker, loan.from_ms, loan.until_ms
+            reply.MergeFrom(self._lent(publisher, loan))
         publisher.say(reply)
+
+    def _lent(self, publisher: PublisherStream, loan: Loan) -> wire_pb2.PublishReply:
+        return wire_pb2.PublishReply(
+            worker=loan.worker,
+            worker_from_ms=loan.from_ms,
+            worker_until_ms=loan.until_ms,
+            loan=self._host.ids.prove(loan, publisher.access),
+        )
 
     def _take(self, number: int, publisher: PublisherStream, request: wire_pb2.PublishRequest) -> None:
         data, count, position = request.batch, request.count, request.position
@@ -256,8 +276,8 @@ class PublisherService(wire_pb2_grpc.PublisherServicer):
         publisher.expected += count
         publisher.took(position + count - 1, len(data))
         access = publisher.access
-        if access is not None:
-            request.batch = permitted(data, count, access, None if access.permissions.may_impersonate else access.identity.uin)
+        if access is not None and publisher.lent is not None:
+            request.batch = self._host.ids.permitted(data, count, access, publisher.lent)
         self._host.publish(number, request)
 
 

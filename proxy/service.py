@@ -35,6 +35,7 @@ from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
 from proxy.mail_service import MailService
+from proxy.message_ids import MessageIDs
 from proxy.options import Options
 from proxy.presence import PresenceService
 from proxy.publisher import PublisherService, PublisherStream
@@ -98,6 +99,7 @@ class Service(RoleShell):
         holder = f"proxy-{context.endpoint_id:016x}"
         self._leases = WorkerLeases(context.zookeeper, context.router_root, holder, workers=WORKERS_TO_LEND)
         self.lender = Lender(self._acquire_worker, self._held_until_ms, context.options.max_lent_workers)
+        self.ids = MessageIDs(cluster, options.check_message_ids, context.now)
         self._publishers: dict[int, PublisherStream] = {}
         self._names: dict[int, str] = {}
         """What publishers say they are called, until the registry says that they are gateways."""
@@ -106,11 +108,12 @@ class Service(RoleShell):
         self._draining = False
         self._weights = Weights()
         self._presence = PresenceService(lambda: context.view, self._guard)
-        self.mail = MailService(context, self._guard)
+        self.mail = MailService(context, self.ids, self._guard)
         self.run(self.mail.runner)
         self.run(self.mail.notices.runner)
         for server in context.servers_of_clients:
-            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), server)
+            of_cluster = server is context.server
+            wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self, of_cluster=of_cluster), server)
             wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, server)
         context.metrics.collect_from(self._samples)
         histogram = context.metrics.histogram
@@ -166,6 +169,7 @@ class Service(RoleShell):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.protocol_max) for node in nodes)
         self._replicas_changed()
         self._exempt_gateways(view)
+        self.ids.on_proxies(view.of_role("proxy"))
         self.mail.on_view(view)
 
     # What the links call.
@@ -345,6 +349,7 @@ class Service(RoleShell):
             "publishers": len(self._publishers),
             "parcels_under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
+            "loan_proofs_refused_total": self.ids.proofs_refused,
             "traces_begun_total": self._traced_before + (self._sampler.marked if self._sampler is not None else 0),
         }
         samples |= self.mail.samples()

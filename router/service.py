@@ -25,5 +25,6 @@ class Service(ReplicaService):
             poll_interval_s=options.poll_interval_s,
             gone_gateway_s=options.gone_gateway_s,
             membership=LwwMap(max_entries=options.max_entries),
+            guests=cluster.guests,
         )
         super().__init__(context, core, options.store_mb, others=("broker",))

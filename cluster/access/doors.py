@@ -69,35 +69,52 @@ async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[s
     return guard.open(identity, address, client, end)
 
 
-def proof_keys(cluster: ClusterOptions) -> tuple[bytes, ...]:
-    """The keys by which gateways prove to proxies what they are, the one that signs first; none without a key ring or a secret."""
+CALLS: Final = ("gateway", "proxy, calls")
+"""Keys by which gateways prove to proxies what they are."""
+LOANS: Final = ("proxy", "proxy, loans")
+"""Keys by which proxies prove to proxies that they lent a worker number."""
+
+
+def proof_keys(cluster: ClusterOptions, purpose: tuple[str, str] = CALLS) -> tuple[bytes, ...]:
+    """The keys of a purpose, the one that signs first; none without a key ring or a secret. Raises `ConfigurationError`."""
     ring, secret = cluster.key_ring(), cluster.secret()
     if ring is None:
         return () if secret is None else (secret,)
-    numbers = [ring.signing, *(number for number in ring.keys if number != ring.signing)]
-    return tuple(ring.derive(number, "gateway", "proxy, calls") for number in numbers)
+    numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
+    return tuple(ring.derive(number, *purpose) for number in numbers)
+
+
+class ProofKeys:
+    """The keys of a purpose as they are now. They are read again every `KEYS_S`, however often strangers make a process look."""
+
+    def __init__(self, cluster: ClusterOptions, purpose: tuple[str, str], now: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._purpose, self._now = cluster, purpose, now
+        self._keys: tuple[bytes, ...] = ()
+        self._until = 0.0
+
+    def newest(self) -> tuple[bytes, ...]:
+        """The one that signs first; none while they cannot be read: /health says what is wrong with a key folder."""
+        if self._now() >= self._until:
+            try:
+                self._keys = proof_keys(self._cluster, self._purpose)
+            except ConfigurationError:
+                self._keys = ()
+            self._until = self._now() + KEYS_S
+        return self._keys
 
 
 class ProcessProofs:
-    """Knows calls of the cluster's processes by what they prove. Keys are read again every `KEYS_S`: strangers can ask, too."""
+    """Knows calls of the cluster's processes by what they prove."""
 
     def __init__(self, cluster: ClusterOptions, now: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._now = cluster, now
-        self._keys: tuple[bytes, ...] = ()
-        self._until = 0.0
+        self._keys = ProofKeys(cluster, CALLS, now)
 
     def is_process(self, context: Any, role: str) -> bool:
         """Whether a call is one of a process that has this role. Nobody's is while the keys cannot be read."""
         header = header_of(context)
         if not header.startswith(SCHEME):
             return False
-        if self._now() >= self._until:
-            try:
-                self._keys = proof_keys(self._cluster)
-            except ConfigurationError:  # /health says what is wrong with a key folder, and the caller may be anybody
-                self._keys = ()
-            self._until = self._now() + KEYS_S
-        return any(proven(key, header, time.time()) == role for key in self._keys)
+        return any(proven(key, header, time.time()) == role for key in self._keys.newest())
 
 
 def header_of(context: Any) -> str:

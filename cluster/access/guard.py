@@ -109,6 +109,10 @@ class Session:
         self.permissions.foreseen.clear()
         await asyncio.gather(*(self._guard.ask(self, *question) for question in foreseen))
 
+    def not_lent(self, ids: int) -> None:
+        """The client used so many message IDs that it may not; `ids` above 0."""
+        self._guard.not_lent(self, ids)
+
     def spend(self, messages: int, size: int) -> float:
         """The client published. Returns the seconds for which it is not to be read from."""
         return self._guard.spend(self.identity, messages, size)
@@ -340,6 +344,12 @@ class Guard:
                 "denied", f"{user} {action}", user=user, address=session.address, action=action, target=name_of(target)
             )
 
+    def not_lent(self, session: Session, ids: int) -> None:
+        """A session used message IDs that it may not."""
+        self.counts["ids_refused"] += ids
+        user = session.identity.user
+        self._audit.write_limited("ids_refused", f"{user} {session.address}", user=user, address=session.address, ids=ids)
+
     def kick(self, who: str) -> int:
         """End the sessions of a user, by name or UIN. Returns how many."""
         if not who:
@@ -407,7 +417,7 @@ class Guard:
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
         found: dict[str, object] = {"access_sessions": len(self._sessions)}
-        for name in ("logins", "refused", "denied", "expired", "kicked", "files_wrong"):
+        for name in ("logins", "refused", "denied", "ids_refused", "expired", "kicked", "files_wrong"):
             found[f"access_{name}_total"] = self.counts[name]
         if self._callback is not None:
             found |= {"access_callback_asked_total": self._callback.asked, "access_callback_failed_total": self._callback.failed}

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.membership.digest import BUCKET, BUCKETS, Rule, Sum
+from cluster.membership.digest import BUCKET, BUCKETS, Rule, Sum, Sums
 from cluster.membership.lww_map import ENTRY, INSTANCE_SHIFT, VALUE, Applied, Listing, LwwMap, Purged
 from pixiu.errors import MalformedData
 from pixiu.ids import INSTANCES, MAX_ID, EndpointID, gateway_generation
@@ -109,11 +109,14 @@ class Source:
         self._as_of = as_of
         self.pages_sent = 0
 
-    def digest(self, rule: Rule, as_of: int = 0) -> control_pb2.Digest:
-        """What the answer to a heartbeat carries."""
-        total = self._membership.digest.total(rule)
+    def digest(self, rule: Rule, as_of: int = 0, key: int = 0) -> control_pb2.Digest | None:
+        """What the answer to a heartbeat carries; None where there are no sums by this key."""
+        sums = self._membership.digest.of(key)
+        if sums is None:
+            return None
+        total = sums.total(rule)
         return control_pb2.Digest(
-            partition=rule.partition, partitions=rule.partitions, root=total.xor, count=total.entries, as_of=as_of
+            partition=rule.partition, partitions=rule.partitions, root=total.xor, count=total.entries, as_of=as_of, key=key
         )
 
     def answer(self, control: control_pb2.Control) -> list[bytes]:
@@ -121,17 +124,19 @@ class Source:
         if control.HasField("digest_request"):
             asked = control.digest_request
             rule = rule_of(asked.partition, asked.partitions)
-            if rule is None:
+            sums = self._membership.digest.of(asked.key)
+            if rule is None or sums is None:
                 return []
             if asked.instances:
-                return [self._buckets(rule, instance) for instance in asked.instances[:MAX_ASKED] if instance < INSTANCES]
-            return self._roots(rule)
+                return [self._buckets(sums, rule, instance) for instance in asked.instances[:MAX_ASKED] if instance < INSTANCES]
+            return self._roots(sums, rule)
         if control.HasField("listing_request"):
             return self._list(control.listing_request)
         return []
 
-    def _roots(self, rule: Rule) -> list[bytes]:
-        roots = list(self._membership.digest.roots(rule).items())
+    @staticmethod
+    def _roots(sums: Sums, rule: Rule) -> list[bytes]:
+        roots = list(sums.roots(rule).items())
         messages: list[bytes] = []
         first = 0
         for start in range(0, max(len(roots), 1), ROOTS_A_MESSAGE):
@@ -139,14 +144,14 @@ class Source:
             last = part[-1][0] if start + ROOTS_A_MESSAGE < len(roots) else INSTANCES - 1
             packed = b"".join([ROOT.pack(instance, root.xor, root.entries) for instance, root in part])
             message = control_pb2.InstanceRoots(
-                partition=rule.partition, partitions=rule.partitions, first=first, last=last, roots=packed
+                partition=rule.partition, partitions=rule.partitions, first=first, last=last, roots=packed, key=sums.key.number
             )
             messages.append(control_pb2.Control(instance_roots=message).SerializeToString())
             first = last + 1
         return messages
 
-    def _buckets(self, rule: Rule, instance: int) -> bytes:
-        buckets = self._membership.digest.buckets(instance, rule)
+    def _buckets(self, sums: Sums, rule: Rule, instance: int) -> bytes:
+        buckets = sums.buckets(instance, rule)
         message = control_pb2.BucketDigests(
             partition=rule.partition,
             partitions=rule.partitions,
@@ -154,6 +159,7 @@ class Source:
             floor=gateway_generation(self._membership.floor(instance)),
             as_of=min((self._as_of(instance, bucket) for bucket in range(BUCKETS)), default=0),
             buckets=b"".join([BUCKET.pack(*found) for found in buckets]),
+            key=sums.key.number,
         )
         return control_pb2.Control(bucket_digests=message).SerializeToString()
 
@@ -210,6 +216,8 @@ class PullerCounters:
     buckets_repaired: int = 0
     pages_applied: int = 0
     healing_malformed: int = 0
+    digests_of_other_keys: int = 0
+    """That could not be compared, as there are no sums by the key; for a moment when keys change."""
 
 
 @dataclass(slots=True)
@@ -270,7 +278,10 @@ class Puller:
             self.counters.healing_malformed += 1
             return []
         instance = digest.as_of >> INSTANCE_SHIFT if digest.as_of else None
-        sums = self._membership.digest
+        sums = self._membership.digest.of(digest.key)
+        if sums is None:
+            self.counters.digests_of_other_keys += 1
+            return []
         mine = sums.total(rule) if instance is None else sums.root(instance, rule)
         if mine == (digest.root, digest.count):
             self.counters.digests_equal += 1
@@ -290,8 +301,9 @@ class Puller:
             if doubt.asked and (instance is None or number == instance)
         ]
         if instance is not None:
-            return [_request(rule, [instance]), *again]
-        return [_request(rule, []), *([_request(rule, list(doubts)[:MAX_ASKED])] if doubts else []), *again[:MAX_ASKED]]
+            return [_request(rule, [instance], digest.key), *again]
+        more = [_request(rule, list(doubts)[:MAX_ASKED], digest.key)] if doubts else []
+        return [_request(rule, [], digest.key), *more, *again[:MAX_ASKED]]
 
     def _fresh(self, source: EndpointID, now: float) -> dict[int, _Doubt]:
         """The instances that differed from a source's lately."""
@@ -311,8 +323,12 @@ class Puller:
         if rule is None or len(roots.roots) % ROOT.size or not roots.first <= roots.last < INSTANCES:
             self.counters.healing_malformed += 1
             return []
+        sums = self._membership.digest.of(roots.key)
+        if sums is None:
+            self.counters.digests_of_other_keys += 1
+            return []
         theirs = {instance: Sum(xor, count) for instance, xor, count in ROOT.iter_unpack(roots.roots)}
-        mine = {i: root for i, root in self._membership.digest.roots(rule).items() if roots.first <= i <= roots.last}
+        mine = {i: root for i, root in sums.roots(rule).items() if roots.first <= i <= roots.last}
         nothing = Sum(0, 0)
         differing: list[int] = []
         for instance in sorted(mine.keys() | theirs.keys()):
@@ -326,7 +342,7 @@ class Puller:
         after = self._asked.get(source, -1)
         asked = sorted(differing, key=lambda instance: (instance <= after, instance))[:MAX_ASKED]
         self._asked[source] = asked[-1]
-        return [_request(rule, asked)]
+        return [_request(rule, asked, roots.key)]
 
     def _on_buckets(self, source: EndpointID, found: control_pb2.BucketDigests, now: float) -> Outcome:
         """The buckets of an instance: ask for those that differed at the last heartbeat as well."""
@@ -338,7 +354,11 @@ class Puller:
         if found.floor:
             self._membership.raise_floor(found.instance, found.floor)
             outcome.purged = self._membership.purge_some()
-        mine = self._membership.digest.buckets(found.instance, rule)
+        sums = self._membership.digest.of(found.key)
+        if sums is None:
+            self.counters.digests_of_other_keys += 1
+            return outcome
+        mine = sums.buckets(found.instance, rule)
         mask = 0
         for number, theirs in enumerate(BUCKET.iter_unpack(found.buckets)):
             if mine[number] != theirs:
@@ -387,8 +407,8 @@ def _numbers(mask: int) -> list[int]:
     return [number for number in range(BUCKETS) if mask >> number & 1]
 
 
-def _request(rule: Rule, instances: list[int]) -> bytes:
-    message = control_pb2.DigestRequest(partition=rule.partition, partitions=rule.partitions, instances=instances)
+def _request(rule: Rule, instances: list[int], key: int) -> bytes:
+    message = control_pb2.DigestRequest(partition=rule.partition, partitions=rule.partitions, instances=instances, key=key)
     return control_pb2.Control(digest_request=message).SerializeToString()
 
 

@@ -1,9 +1,13 @@
 """What a map of memberships holds, in a few numbers that are kept up to date with every change. Pure.
 
-    entry    xxh3_64(group u64, member u64, GatewayMsgID u64)
+    entry    xxh3_64(group u64, member u64, GatewayMsgID u64), or 64 bits of keyed BLAKE2b where the cluster has a secret
     bucket   XOR of the entries whose group falls into it, and how many there are      64 of an instance and partition
     root     XOR of the buckets, and the sum of their counts                          one of an instance and partition
     total    XOR of the roots of all instances, and the sum of their counts           one of a partition
+
+Without a key whoever chooses what is in a map can make another one of equal sums, since XOR is linear. While keys change, and while
+processes of a version without keys run, there are sums by two or three: a message names the key that it is by, and who has no sums
+by it compares nothing.
 
 Only live entries count. Tombstones do not: every replica forgets them at another time, so that equal maps would differ;
 what a tombstone says, a listing says by not listing the key (see `LwwMap.apply_listing`).
@@ -12,16 +16,20 @@ Sums are kept by slot, the group's number modulo 128 (the most partitions that t
 partition of any number of partitions is a sum of slots: nothing is computed anew when partitions double or when broker
 and router have different numbers of them. At most 8 192 cells an instance, about 140 bytes each.
 
-Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md.
+Source: docs/memberships.md, "Anti-entropy"; docs/decisions/0030-digests-in-answers-to-heartbeats.md,
+docs/decisions/0255-digests-of-memberships-have-keys.md.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import xxhash
 
+from cluster.membership.shards import SHARDS, shard_of
 from pixiu.placement.partition import MAX_PARTITIONS
 
 BUCKETS: Final = 64
@@ -34,6 +42,7 @@ BUCKET: Final = struct.Struct("<QI")
 MASK: Final = (1 << 64) - 1
 ONE: Final = 1 << 64
 """A sum is one number: the count above 64 bits of XOR."""
+PERSON: Final = b"pixiu-digests"
 GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 assert 1 << BUCKET_BITS == BUCKETS
@@ -48,6 +57,27 @@ class Rule(NamedTuple):
 
 
 ALL_GROUPS: Final = Rule(0, 1)
+
+
+class DigestKey(NamedTuple):
+    """What entries are hashed with. `number` stands for it in messages; 0: none, xxh3."""
+
+    number: int
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"DigestKey({self.number:08x})"
+
+
+UNKEYED: Final = DigestKey(0, b"")
+
+
+def digest_key(secret: bytes) -> DigestKey:
+    """The key that is made of a secret of the cluster."""
+    derived = hashlib.blake2b(b"entries", key=secret, digest_size=32, person=PERSON).digest()
+    number = int.from_bytes(hashlib.blake2b(b"number", key=secret, digest_size=4, person=PERSON).digest(), "little")
+    return DigestKey(number or 1, derived)
 
 
 class Sum(NamedTuple):
@@ -74,15 +104,29 @@ def common_rule(one: Rule, other: Rule) -> Rule | None:
     return Rule(narrow.partition % narrow.partitions, narrow.partitions)
 
 
-class Digest:
-    """The sums of one map. `add` and `remove` are called for every live entry that comes or goes."""
+class Sums:
+    """The sums of one map by one key."""
 
-    __slots__ = ("_cells", "_roots", "_totals")
+    __slots__ = ("_cells", "_keyed", "_roots", "_totals", "key")
 
-    def __init__(self) -> None:
+    def __init__(self, key: DigestKey = UNKEYED) -> None:
+        self.key = key
+        self._keyed = hashlib.blake2b(key=key.secret, digest_size=8, person=PERSON) if key.secret else None
         self._totals: dict[int, int] = {}
         self._roots: dict[int, dict[int, int]] = {}
         self._cells: dict[int, dict[int, int]] = {}
+
+    def _hash_of(self, entry: bytes) -> int:
+        if self._keyed is None:
+            return xxhash.xxh3_64_intdigest(entry)
+        keyed = self._keyed.copy()
+        keyed.update(entry)
+        return int.from_bytes(keyed.digest(), "little")
+
+    @property
+    def used(self) -> bool:
+        """Whether there is any entry."""
+        return bool(self._roots)
 
     def add(self, group: int, member: int, instance: int, id_: int) -> None:
         """An entry is live now."""
@@ -90,7 +134,7 @@ class Digest:
         if roots is None:
             roots = self._roots[instance] = {}
             self._cells[instance] = {}
-        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(group, member, id_))
+        hashed = self._hash_of(ENTRY.pack(group, member, id_))
         slot = group % SLOTS
         cell = slot << BUCKET_BITS | bucket_of(group)
         for sums, key in ((self._totals, slot), (roots, slot), (self._cells[instance], cell)):
@@ -99,7 +143,7 @@ class Digest:
     def remove(self, group: int, member: int, instance: int, id_: int) -> None:
         """An entry that was added is not live any more."""
         roots, cells = self._roots[instance], self._cells[instance]
-        hashed = xxhash.xxh3_64_intdigest(ENTRY.pack(group, member, id_))
+        hashed = self._hash_of(ENTRY.pack(group, member, id_))
         slot = group % SLOTS
         cell = slot << BUCKET_BITS | bucket_of(group)
         for sums, key in ((self._totals, slot), (roots, slot), (cells, cell)):
@@ -138,6 +182,141 @@ class Digest:
                 xors[bucket] ^= value & MASK
                 counts[bucket] += value >> 64
         return [Sum(xor, count) for xor, count in zip(xors, counts, strict=True)]
+
+    def shown(self, rule: Rule) -> str:
+        """The total as people compare it. With a key not the XOR itself: who sees what his own entries add needs no key."""
+        total = self.total(rule)
+        if self._keyed is None:
+            return str(total)
+        keyed = self._keyed.copy()
+        keyed.update(BUCKET.pack(*total))
+        return f"{keyed.hexdigest()}/{total.entries}"
+
+
+class _Building:
+    """Sums by a key that has come while the map was there."""
+
+    __slots__ = ("left", "shard", "sums")
+
+    def __init__(self, key: DigestKey, shard: int) -> None:
+        self.sums = Sums(key)
+        self.shard = shard
+        """Of this one and those above it nothing is in the sums yet."""
+        self.left: dict[int, None] = {}
+        """Groups of the shard before it that are not in the sums yet."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the sums are complete."""
+        return self.shard == SHARDS and not self.left
+
+    def has(self, group: int) -> bool:
+        """Whether a group is in the sums."""
+        return shard_of(group) < self.shard and group not in self.left
+
+
+class Digest:
+    """The sums of one map, by each key in use. `add` and `remove` are called for every live entry that comes or goes."""
+
+    __slots__ = ("_all", "_building", "_wanted")
+
+    def __init__(self) -> None:
+        self._wanted: tuple[DigestKey, ...] = (UNKEYED,)
+        self._all: tuple[Sums, ...] = (Sums(),)
+        """Complete, the one to ask others by first."""
+        self._building: tuple[_Building, ...] = ()
+
+    @property
+    def first(self) -> Sums:
+        """The sums by the key to ask others by."""
+        return self._all[0]
+
+    def of(self, number: int) -> Sums | None:
+        """The sums by the key that a message names; None: there are none, or not yet."""
+        return next((sums for sums in self._all if sums.key.number == number), None)
+
+    @property
+    def building(self) -> bool:
+        """Whether sums by a key are incomplete."""
+        return bool(self._building)
+
+    def set_keys(self, keys: Sequence[DigestKey]) -> None:
+        """Have sums by these keys, the one to ask others by first.
+
+        `build` makes those that are new; sums by a key that goes are kept until others are complete."""
+        if tuple(keys) == self._wanted or not keys:
+            return
+        self._wanted = tuple(keys)
+        known = {sums.key for sums in self._all} | {each.sums.key for each in self._building}
+        kept = tuple(each for each in self._building if each.sums.key in keys)
+        begin = 0 if self.first.used else SHARDS
+        self._building = kept + tuple(_Building(key, begin) for key in keys if key not in known)
+        self._settle()
+
+    def build(
+        self, groups: Callable[[int], Iterable[int]], entries: Callable[[int], Iterable[tuple[int, int, int]]], limit: int
+    ) -> None:
+        """Go on with about `limit` entries. `groups`: shard → its groups; `entries`: group → (member, instance, GatewayMsgID) of
+        each that is live."""
+        for each in self._building:
+            while limit > 0 and not each.done:
+                if not each.left:
+                    each.left = dict.fromkeys(groups(each.shard))
+                    each.shard += 1
+                    limit -= 1
+                    continue
+                group, _ = each.left.popitem()
+                limit -= 1
+                for member, instance, id_ in entries(group):
+                    each.sums.add(group, member, instance, id_)
+                    limit -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take over what is complete, and drop what is not wanted any more."""
+        ready = {sums.key: sums for sums in self._all} | {each.sums.key: each.sums for each in self._building if each.done}
+        self._building = tuple(each for each in self._building if not each.done)
+        wanted = [ready[key] for key in self._wanted if key in ready]
+        if not self._building or not wanted:
+            self._all = tuple(wanted) or self._all
+        else:
+            self._all = (*wanted, *(sums for sums in self._all if sums.key not in self._wanted))
+
+    def add(self, group: int, member: int, instance: int, id_: int) -> None:
+        """An entry is live now."""
+        for sums in self._all:
+            sums.add(group, member, instance, id_)
+        for each in self._building:
+            if each.has(group):
+                each.sums.add(group, member, instance, id_)
+
+    def remove(self, group: int, member: int, instance: int, id_: int) -> None:
+        """An entry that was added is not live any more."""
+        for sums in self._all:
+            sums.remove(group, member, instance, id_)
+        for each in self._building:
+            if each.has(group):
+                each.sums.remove(group, member, instance, id_)
+
+    def total(self, rule: Rule) -> Sum:
+        """See `Sums.total`; by the first key."""
+        return self._all[0].total(rule)
+
+    def root(self, instance: int, rule: Rule) -> Sum:
+        """See `Sums.root`."""
+        return self._all[0].root(instance, rule)
+
+    def count(self, instance: int) -> int:
+        """See `Sums.count`."""
+        return self._all[0].count(instance)
+
+    def roots(self, rule: Rule) -> dict[int, Sum]:
+        """See `Sums.roots`."""
+        return self._all[0].roots(rule)
+
+    def buckets(self, instance: int, rule: Rule) -> list[Sum]:
+        """See `Sums.buckets`."""
+        return self._all[0].buckets(instance, rule)
 
 
 def _sum(sums: dict[int, int], rule: Rule) -> Sum:

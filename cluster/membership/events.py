@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from cluster.membership.digest import DigestKey
 from cluster.membership.lww_map import Chunk, Key, Update
 from cluster.runtime.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
@@ -69,6 +70,13 @@ class ClusterChanged:
     """For brokers."""
     relays: OtherRole = NO_OTHER
     """For brokers, where records go through relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class DigestKeysChanged:
+    """What entries are hashed with for digests, the key to ask others by first."""
+
+    keys: tuple[DigestKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +185,7 @@ class SnapshotFinished:
 Event = (
     ClusterChanged
     | PeerDead
+    | DigestKeysChanged
     | PeerAlive
     | RecordsReceived
     | MessagesReceived

@@ -29,7 +29,7 @@ from itertools import repeat
 from typing import Final, NamedTuple, cast
 
 from cluster.membership import digest as digests
-from cluster.membership.digest import BUCKETS, Digest, Rule, bucket_of
+from cluster.membership.digest import BUCKETS, Digest, DigestKey, Rule, bucket_of
 from cluster.membership.shards import SHARDS, Shard, shard_of
 from pixiu.errors import MalformedData
 from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
@@ -51,6 +51,8 @@ SNAPSHOT_CHUNK_BYTES: Final = 4096
 CHUNK_ENTRIES: Final = SNAPSHOT_CHUNK_BYTES // ENTRY_BYTES
 PURGE_SLICE: Final = 128
 """Entries that one call of `purge_some` drops, about 10 µs each."""
+DIGEST_SLICE: Final = 1000
+"""Entries that one call of `build_digest` takes, about 3 µs each."""
 LOOKS: Final = 32
 """So many groups that stay cost as much as one entry that is dropped."""
 VALUE: Final = struct.Struct("<Q")
@@ -259,6 +261,22 @@ class LwwMap:
     def generation(self, instance: int) -> int:
         """The highest generation that an instance's logins have had while it has entries; 0 without any."""
         return gateway_generation(self._highest.get(instance, 0))
+
+    def set_digest_keys(self, keys: Sequence[DigestKey]) -> None:
+        """Digest by these keys, see `Digest.set_keys`; `build_digest` makes those that are new."""
+        self.digest.set_keys(keys)
+
+    def build_digest(self, limit: int = DIGEST_SLICE) -> None:
+        """Go on with digests by new keys."""
+        self.digest.build(self._groups_in, self._entries, limit)
+
+    def _groups_in(self, shard: int) -> Iterable[int]:
+        return self._shards[shard].groups
+
+    def _entries(self, group: int) -> Iterator[tuple[int, int, int]]:
+        for instance, members in self._of(group).items():
+            for member, id_ in members.items():
+                yield member, instance, id_
 
     def members_by_instance(self) -> dict[int, int]:
         """Gateway instance → its live entries, ascending."""

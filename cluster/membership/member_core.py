@@ -23,6 +23,7 @@ from cluster.membership.events import (
     AntiEntropyReceived,
     BecomeInit,
     ClusterChanged,
+    DigestKeysChanged,
     Effect,
     Event,
     MessagesReceived,
@@ -98,6 +99,7 @@ class MemberCore(ABC):
         self.table: EventTable[Effect] = EventTable()
         on = self.table.on
         on(ClusterChanged, self._on_cluster)
+        on(DigestKeysChanged, self._on_digest_keys)
         on(PeerDead, self._on_dead)
         on(PeerAlive, self._on_alive)
         on(MessagesReceived, self._on_messages)
@@ -188,6 +190,16 @@ class MemberCore(ABC):
         self._purge_some(now, out)
         self._cluster_changed(old or ClusterView(), now, out)
 
+    def _on_digest_keys(self, event: DigestKeysChanged, now: float, out: list[Effect]) -> None:
+        before = self.membership.digest.first.key
+        self.membership.set_digest_keys(event.keys)
+        if self.membership.digest.first.key != before:
+            self._name_digest_key(out)
+
+    def _name_digest_key(self, out: list[Effect]) -> None:
+        """Have those whom this process asks answer with digests by the key that is first now."""
+        self._attach(dict.fromkeys(self._attachments, self._rule()), out)
+
     def _on_dead(self, event: PeerDead, now: float, out: list[Effect]) -> None:
         self._dead.add(event.peer)
         self._reach_changed(now, out)
@@ -219,8 +231,9 @@ class MemberCore(ABC):
     # --- subscriptions and snapshots
 
     def _rule(self) -> bytes:
-        """What a heartbeat to a source carries: which groups this process keeps."""
-        return control_pb2.BrokerSubscription(partition=self.partition, partitions=self._partitions).SerializeToString()
+        """What a heartbeat to a source carries: which groups this process keeps, and by which key their digest is to be."""
+        key = self.membership.digest.first.key.number
+        return control_pb2.BrokerSubscription(partition=self.partition, partitions=self._partitions, key=key).SerializeToString()
 
     def _attach(self, wanted: dict[EndpointID, bytes], out: list[Effect]) -> None:
         """Have exactly these heartbeats carry something."""
@@ -281,10 +294,15 @@ class MemberCore(ABC):
             self.instance_purge.purge(self._gateways, now)
 
     def _next_slice(self) -> float:
-        return self._slice_at if self.membership.purging else NEVER
+        return self._slice_at if self.membership.purging or self.membership.digest.building else NEVER
 
     def _purge_some(self, now: float, out: list[Effect]) -> None:
-        """A slice of the purges that are under way: no event loop stops for a purge of millions. Source: docs/memberships.md."""
+        """A slice of the purges, or of a digest, that are under way: no event loop stops for it. Source: docs/memberships.md."""
         if self.membership.purging:
             self._purged(self.membership.purge_some(), out)
             self._slice_at = now + PURGE_PAUSE_S
+        elif self.membership.digest.building:
+            self.membership.build_digest()
+            self._slice_at = now + PURGE_PAUSE_S
+            if not self.membership.digest.building:
+                self._name_digest_key(out)

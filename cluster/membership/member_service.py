@@ -16,6 +16,7 @@ from cluster.links.api import Outcome, PeerState
 from cluster.membership import events as ev
 from cluster.membership.anti_entropy import is_anti_entropy
 from cluster.membership.digest import ALL_GROUPS
+from cluster.membership.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.lww_map import Chunk, Update, decode_messages
 from cluster.membership.member_core import MemberCore
 from cluster.membership.snapshot_client import SnapshotReader
@@ -50,6 +51,8 @@ class MemberService(RoleShell):
         self._member = core
         self._snapshots = SnapshotReader(context.endpoint_id, core.ROLE, self._snapshot_chunk, self._snapshot_finished)
         self._ready = asyncio.Event()
+        self._digest_keys = DigestKeys(context.cluster)
+        self.every(KEYS_S, self.look_at_digest_keys)
         self._restate = Restate(context.membership, context.crash)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(core, context.now, tick=TICK))
         self._runner.send_by(context.links)
@@ -59,6 +62,11 @@ class MemberService(RoleShell):
         on(ev.BecomeInit, lambda _: self._become(NodeState.INIT))
         on(ev.BecomeRunning, lambda _: self._become(NodeState.RUNNING))
         context.metrics.collect_from(self._samples)
+
+    def look_at_digest_keys(self) -> None:
+        """Digest by the cluster's keys of now. Called when the view changes, and from time to time."""
+        nodes = (*self._context.view.nodes, *self._source_view().nodes)
+        self._runner.step(ev.DigestKeysChanged(self._digest_keys.newest(nodes)))
 
     async def stop(self) -> None:
         """End the core, snapshots and tasks."""
@@ -82,7 +90,7 @@ class MemberService(RoleShell):
         membership = self._member.membership
         return {
             "members": len(membership),
-            "members_digest": str(membership.digest.total(ALL_GROUPS)),
+            "members_digest": membership.digest.first.shown(ALL_GROUPS),
             "rooms": membership.groups,
         }
 

@@ -39,12 +39,12 @@ class ReplicaAntiEntropy:
             self.puller.rule = rule
             self.puller.verified.clear()
 
-    def digest(self, partition: int, partitions: int) -> control_pb2.Digest | None:
-        """The digest for the answer to a subscriber's heartbeat; None where they share no room."""
+    def digest(self, partition: int, partitions: int, key: int) -> control_pb2.Digest | None:
+        """The digest for the answer to a subscriber's heartbeat, by the key that it names; None where they share no room."""
         asked = rule_of(partition, partitions)
         own = self.puller.rule
         common = common_rule(asked, own) if asked is not None and own is not None else None
-        return self.source.digest(common) if common is not None else None
+        return self.source.digest(common, key=key) if common is not None else None
 
     def on_digest(self, peer: EndpointID, digest: control_pb2.Digest, view: ClusterView, now: float) -> Outcome:
         """A peer's answer, or a gateway's, which speaks for its own instance only."""

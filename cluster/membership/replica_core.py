@@ -67,6 +67,7 @@ class ReplicaCore(MemberCore):
         poll_interval_s: float,
         gone_gateway_s: float,
         membership: LwwMap | None = None,
+        guests: bool = False,
     ) -> None:
         super().__init__(
             endpoint=endpoint,
@@ -76,6 +77,7 @@ class ReplicaCore(MemberCore):
             gone_gateway_s=gone_gateway_s,
             membership=membership if membership is not None else LwwMap(),
         )
+        self._guests = guests
         self.state = State.STARTING
         self.subscribers = Subscribers(heartbeat_s * dead_after)
         self.anti_entropy = ReplicaAntiEntropy(self.membership, self.puller)
@@ -108,10 +110,12 @@ class ReplicaCore(MemberCore):
         on(ev.StoreLoaded, self._on_store_loaded)
         on(ev.StoreFailed, self._on_store_failed)
 
-    def heartbeat(self, peer: EndpointID, partition: int, partitions: int, now: float) -> control_pb2.SubscriptionState:
-        """A subscriber's heartbeat with its partition rule; returns what the reply says."""
+    def heartbeat(
+        self, peer: EndpointID, partition: int, partitions: int, now: float, key: int = 0
+    ) -> control_pb2.SubscriptionState:
+        """A subscriber's heartbeat with its partition rule and its digests' key; returns what the reply says."""
         subscribed = self.subscribers.heartbeat(peer, partition, partitions, now)
-        digest = self.anti_entropy.digest(partition, partitions) if subscribed and self.state is State.RUNNING else None
+        digest = self.anti_entropy.digest(partition, partitions, key) if subscribed and self.state is State.RUNNING else None
         return control_pb2.SubscriptionState(subscribed=subscribed, digest=digest)
 
     def next_deadline(self) -> float:
@@ -302,6 +306,11 @@ class ReplicaCore(MemberCore):
         elif event.role not in self.SNAPSHOT_ROLES or not valid_filter(event.partition, event.partitions):
             text = f"a snapshot is for a {' or a '.join(self.SNAPSHOT_ROLES)} and a partition of a power of two"
             refusal = (WrongPartition.code, text)
+        elif not self._is_registered(event.endpoint, event.role):
+            refusal = (
+                Unavailable.code,
+                f"this {self.ROLE} knows of no {event.role} that is registered with this endpoint; ask again",
+            )
         elif not self.subscribers.open(event.endpoint, event.role, event.partition, event.partitions, now):
             refusal = (Overloaded.code, f"this {self.ROLE} has {len(self.subscribers)} subscribers; use another replica")
         if refusal is not None:
@@ -310,6 +319,13 @@ class ReplicaCore(MemberCore):
             return
         self.counters.snapshots_served += 1
         out.append(ev.ServeSnapshot(event.request, self.membership.snapshot(event.partition, event.partitions)))
+
+    def _is_registered(self, endpoint: EndpointID, role: str) -> bool:
+        """Whether the registry has an asker: else invented endpoints would take all places of subscribers. Those of a cluster whose
+        guests come are in another registry."""
+        if self._guests or self._view is None:
+            return self._guests
+        return endpoint in (self._view.replicas if role == self.ROLE else self._view.brokers)
 
     # --- gateway messages
 

@@ -142,7 +142,8 @@ class ReplicaService(MemberService):
         if not attachment:
             return b""
         rule = control_pb2.BrokerSubscription.FromString(attachment)
-        return self._core.heartbeat(peer, rule.partition, rule.partitions, self._context.now()).SerializeToString()
+        state = self._core.heartbeat(peer, rule.partition, rule.partitions, self._context.now(), rule.key)
+        return state.SerializeToString()
 
     def _answered(self, effect: ev.ServeSnapshot | ev.RefuseSnapshot) -> None:
         self._answers[effect.request] = effect

@@ -24,6 +24,8 @@ from pixiu.errors import ConfigurationError
 
 MAX_CONNECTIONS: Final = 64
 """Further ones are closed at once."""
+MAX_OF_ADDRESS: Final = 48
+"""Of these from one address, so that none can take all and have a supervisor's look at /live refused."""
 MAX_CONNECTION_S: Final = 60.0
 """Seconds, more or less `SWEEP_S`, after which a connection is closed, whatever it does."""
 SWEEP_S: Final = 10.0
@@ -109,10 +111,19 @@ class HttpServer:
             raise ConfigurationError(f"no port on {host} can be used for HTTP: {error.strerror or error}: set http_port") from None
 
     def _protocol(self) -> asyncio.Protocol:
-        if self._runner is None or self._runner.server is None or len(self._runner.server.connections) >= MAX_CONNECTIONS:
-            self._refused += 1
-            return _Refuse()
-        return self._runner.server()
+        return _Accepting(self._take)
+
+    def _take(self, transport: asyncio.BaseTransport) -> asyncio.Protocol | None:
+        """Who serves a new connection; None: nobody."""
+        server = self._runner.server if self._runner is not None else None
+        if server is not None and len(server.connections) < MAX_CONNECTIONS:
+            address = _address(transport)
+            # Few enough to look at all of them; one that is closing has no transport any more.
+            of_address = sum(1 for handler in server.connections if handler.transport and _address(handler.transport) == address)
+            if of_address < MAX_OF_ADDRESS:
+                return server()
+        self._refused += 1
+        return None
 
     def _sweep(self) -> None:
         """Close the connections that are too old. A list once in a while keeps no closed one alive, as a timer for each would."""
@@ -146,8 +157,23 @@ class HttpServer:
         return web.Response(text="live\n")
 
 
-class _Refuse(asyncio.Protocol):
-    """Closes a connection at once."""
+def _address(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+class _Accepting(asyncio.Protocol):
+    """Hands a new connection to who serves it, or closes it at once. `take`: gives that protocol; None: nobody."""
+
+    def __init__(self, take: Callable[[asyncio.BaseTransport], asyncio.Protocol | None]) -> None:
+        self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+        """Called by asyncio when somebody has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        protocol = self._take(transport)
+        if protocol is None:
+            transport.close()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)

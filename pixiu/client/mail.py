@@ -25,6 +25,7 @@ from pixiu.errors import (
     InboxFull,
     InvalidArgument,
     MalformedData,
+    NotAllowed,
     NotSent,
     NotServed,
     OutcomeUnknown,
@@ -43,7 +44,7 @@ STALL_S: Final = 30.0
 MAX_BACKOFF_S: Final = 1.0
 NOT_LOOKED_FOR: Final = frozenset({DiskFull.code, IdAhead.code})
 """A store refuses with these before it looks whether it has the mail already, from an earlier attempt."""
-HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotServed.code})
+HOPELESS: Final = frozenset({InvalidArgument.code, MalformedData.code, NotAllowed.code, NotServed.code})
 """Ends of a stream that another stream would have too."""
 MAX_OPEN_SHOWN: Final = 1000
 
@@ -218,7 +219,7 @@ class MailSender:
         self._stream = self._last_stream
         worker = self._worker()
         jump = (1 << min(self._failures, 20)) - 1 if self._last is not None and self._last.code == StaleWriter.code else 0
-        self._generation = next_generation(self._generation + jump, self._clock_s())
+        self._generation = next_generation(self._generation, self._clock_s(), jump)
         self._stream_worker, self._draining, self._position, self._taken = worker, False, 1, 0
         self._window_bytes = self._options.window_bytes
         self._progress_at = now

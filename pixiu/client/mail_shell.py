@@ -147,14 +147,22 @@ class MailShell:
     async def _run(self, effect: OpenMailStream) -> None:
         """One stream from its opening to its end."""
         hello = mail_pb2.MailHello(client=self._client, worker=effect.worker, generation=effect.generation)
-        first = [mail_pb2.MailRequest(hello=hello)]
+        loans = self._channels.loans
+        first, shown = [mail_pb2.MailRequest(hello=hello, loans=loans.all())], loans.version
 
         def give() -> mail_pb2.MailRequest | None:
+            nonlocal shown
             if first:
                 return first.pop()
             self._let_go()  # the batch before has left
             batch = self.core.next_batch(effect.stream, self._loop.time())
-            return None if batch is None else _request_of(batch)
+            if batch is None:
+                return None
+            request = _request_of(batch)
+            if shown != loans.version:
+                shown = loans.version
+                request.loans.extend(loans.all())
+            return request
 
         call: GrpcCall[mail_pb2.MailRequest, mail_pb2.MailReply] = GrpcCall.over(
             self._channels,

@@ -61,10 +61,12 @@ class Receipt(Awaited, Ticket):
 class _Stream:
     """One stream to a proxy. `duplex` is there from the moment that its task runs."""
 
-    __slots__ = ("address", "answered", "closing", "draining", "duplex", "greeted", "number", "task")
+    __slots__ = ("address", "answered", "closing", "draining", "duplex", "greeted", "loans", "number", "task")
 
     def __init__(self, number: int, address: str) -> None:
         self.number, self.address = number, address
+        self.loans = 0
+        """Which version of the loans it has been shown."""
         self.closing = self.greeted = self.answered = self.draining = False
         self.duplex: Duplex[wire_pb2.PublishRequest, wire_pb2.PublishReply] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -274,7 +276,11 @@ class PublisherShell:
             return wire_pb2.PublishRequest(hello=wire_pb2.PublishHello(client=self._client))
         batch = self.core.next_batch(stream.number, self._loop.time())
         if batch is not None:
-            return self.request_of(batch)
+            request, loans = self.request_of(batch), self._channels.loans
+            if stream.loans != loans.version:
+                stream.loans = loans.version
+                request.loans.extend(loans.all())
+            return request
         if stream.closing and stream.duplex is not None:
             stream.duplex.finish()
         return None

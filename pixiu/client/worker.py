@@ -204,6 +204,7 @@ class WorkerLease:
         same = reply.worker == self._generator.worker and self._generator.until_ms
         if same and reply.worker_until_ms < self._generator.until_ms:
             return  # an older answer than the one in use
+        self._channels.loans.add(reply.worker, reply.worker_from_ms, reply.loan)
         self._generator.lease(reply.worker, reply.worker_from_ms, reply.worker_until_ms)
         self._from_ms = reply.worker_from_ms
         self.lent += 1

@@ -17,6 +17,8 @@ from pixiu.rpc.client_tls import ClientTls
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.rpc.tls import generation, peer_channel
 
+MAX_LOANS: Final = 16
+"""Proofs that are kept. Policy: the one that was given first goes."""
 MESSAGE_BYTES: Final = 8 << 20
 """The largest gRPC message a client sends or takes: a batch, or a single record, with much to spare."""
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -93,6 +95,29 @@ def hold_grpc() -> int:
     return os.getpid()
 
 
+class Loans:
+    """Proofs of the worker numbers that a client was lent, to show on each stream that it publishes on."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[tuple[int, int], bytes] = {}
+        self.version = 0
+        """Grows with each that is new; 0: there is none."""
+
+    def add(self, worker: int, from_ms: int, proof: bytes) -> None:
+        """A number was lent or extended; an empty proof is none."""
+        if not proof:
+            return
+        self._proofs.pop((worker, from_ms), None)
+        if len(self._proofs) >= MAX_LOANS:
+            del self._proofs[next(iter(self._proofs))]
+        self._proofs[worker, from_ms] = proof
+        self.version += 1
+
+    def all(self) -> list[bytes]:
+        """The newest last. Those of numbers that are not used any more, too: what they were used for may be sent again."""
+        return list(self._proofs.values())
+
+
 @dataclass(slots=True, eq=False)
 class _Shared:
     channel: grpc.aio.Channel
@@ -116,6 +141,8 @@ class Channels:
         if hold_grpc() != os.getpid():
             raise NotConnected(AFTER_FORK)
         self._closed = False
+        self.loans = Loans()
+        """What proves that message IDs are the caller's own."""
         self._channels: dict[str, _Shared] = {}
         self._former: list[_Shared] = []
         """With certificates that this process had before, each until its last user is gone."""

@@ -54,6 +54,8 @@ LANE_SHIFT: Final = 54
 GENERATION_EPOCH_S: Final = 1_577_836_800
 """2020-01-01: generations of writers are seconds since then, so that the next holder of a worker number begins above them."""
 MAX_GENERATION: Final = (1 << 32) - 1
+MAX_AHEAD_S: Final = 1 << 22
+"""A writer that finds its number's generations ahead of the time goes up to so far ahead of it, 48 days."""
 
 HEAD: Final = struct.Struct("<BI")
 WRITER: Final = struct.Struct("<HII")
@@ -396,6 +398,7 @@ def encode_delete(uin: int, lane: int, first: int, last: int) -> bytes:
     return _operation(Op.DELETES, DELETE.pack(uin, lane, first, last))
 
 
-def next_generation(last: int, now_s: float) -> int:
-    """The generation of a writer's next stream. `now_s`: Unix seconds."""
-    return min(max(last + 1, int(now_s) - GENERATION_EPOCH_S, 1), MAX_GENERATION)
+def next_generation(last: int, now_s: float, jump: int = 0) -> int:
+    """The generation of a writer's next stream. `now_s`: Unix seconds. `jump`: so much more, as far as `MAX_AHEAD_S` allows."""
+    now = int(now_s) - GENERATION_EPOCH_S
+    return min(max(last + 1, min(last + 1 + jump, now + MAX_AHEAD_S), now, 1), MAX_GENERATION)

@@ -22,6 +22,7 @@ from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
 from pixiu.placement.topic_rooms import TopicRooms
+from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 from tests.support.alerts import firing
 from tests.support.cluster import LocalCluster, running_cluster
@@ -395,6 +396,30 @@ async def test_a_publisher_over_its_rate_is_told_when_to_try_again(limited: Loca
         assert all(isinstance(error, Overloaded) and error.retry_after_ms > 0 for error in refused)
         assert "sends faster than proxy.publisher_messages_per_s" in str(refused[0])
         await px.room(42).send(b"again", timeout_s=WAIT_S)  # after as long as the refusal says
+
+
+@pytest.mark.parametrize("door", ["client_address", "address"])
+async def test_a_clients_name_exempts_it_from_no_rate(limited: LocalCluster, door: str) -> None:
+    """S11: whoever took a gateway's name sent as fast as he liked. At the cluster's door, where clients are not, it is still
+    how gateways of a cluster without keys are known."""
+    (gateway,), (proxy, *_) = limited.processes("gateway"), limited.processes("proxy")
+    batches, records = 4, [encode(Kind.ROOM, 42, b"x", 1000 + number, flags=Flag.TO_ROOM) for number in range(3000)]
+    async with grpc.aio.insecure_channel(proxy[door]) as channel:
+        call: Any = wire_pb2_grpc.PublisherStub(channel).Publish()
+        hello = wire_pb2.PublishHello(client=f"gateway-{gateway['endpoint']}")
+        await call.write(wire_pb2.PublishRequest(hello=hello))
+        await call.read()
+        for batch in range(batches):
+            position = 1 + batch * len(records)
+            await call.write(wire_pb2.PublishRequest(batch=b"".join(records), count=len(records), position=position))
+        failed: list[str] = []
+        async with asyncio.timeout(WAIT_S):
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                failed += [failure.code for failure in reply.failures]
+                if reply.up_to >= batches * len(records):
+                    break
+        call.cancel()
+    assert set(failed) == (set() if door == "address" else {"OVERLOADED"})
 
 
 async def test_an_mqtt_client_over_its_rate_waits_at_qos_1_and_loses_qos_0(limited: LocalCluster) -> None:

@@ -31,6 +31,34 @@ def test_a_full_gateway_refuses_until_somebody_goes() -> None:
     assert door.connect(2, 0.0) == 0.0
 
 
+def test_one_address_takes_a_share_of_the_places_and_never_all() -> None:
+    """S10: one machine took all of max_connections, and nobody else came in."""
+    door = Admission(rate_per_s=0, burst=1, max_pending=100, max_connections=8, now=0.0, address_percent=75)
+    for number in range(8):
+        door.arrived(number, "10.0.0.1")
+    assert [door.connect(number, 0.0) > 0 for number in range(8)] == [False] * 6 + [True] * 2
+    door.arrived(8, "10.0.0.2")
+    assert door.connect(8, 0.0) == 0.0
+    door.gone(0)
+    assert door.connect(6, 0.0) == 0.0
+    for number in range(20, 22):
+        door.arrived(number, "")
+    assert (door.connect(20, 0.0), door.connect(21, 0.0)) == (0.0, 1.0), "the last place, and none"
+    for number in (*range(9), 20, 21):
+        door.gone(number)
+    assert (door.connected, door.pending, door._connected_of, door._pending_of) == (0, 0, {}, {})
+
+
+def test_who_has_the_most_pending_connections_loses_one_and_nobody_else() -> None:
+    door = admission(pending=10)
+    assert [door.arrived(number, f"10.0.0.{number}") for number in range(5)] == [None] * 5
+    gone = [door.arrived(number, "10.0.1.1") for number in range(10, 40)]
+    assert gone == [None] * 5 + list(range(10, 35))
+    # All of them one each: the oldest.
+    door = admission(pending=3)
+    assert [door.arrived(number, f"10.0.0.{number}") for number in range(5)] == [None, None, None, 0, 1]
+
+
 def test_too_many_pending_connections_cost_the_oldest() -> None:
     door = admission(pending=3)
     assert [door.arrived(number) for number in range(5)] == [None, None, None, 0, 1]

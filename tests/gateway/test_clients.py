@@ -26,7 +26,7 @@ class Connection:
     def __init__(self, world: World) -> None:
         self.noted: list[object] = []
         self.id = 0
-        self.id = world.clients.arrived(self)
+        self.id = world.clients.arrived(self, "")
 
     def evict(self) -> None:
         self.noted.append("evicted")

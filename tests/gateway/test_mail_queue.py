@@ -86,7 +86,7 @@ class Call:
 
 
 async def test_a_subscribe_stream_joins_what_came_while_the_client_did_not_read() -> None:
-    stream, call = _Stream(World().clients), Call()
+    stream, call = _Stream(World().clients, ""), Call()
     duplex: Duplex[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest] = Duplex(call, lambda _: None, stream.give, work=stream.work)
     running = asyncio.create_task(duplex.run())
     stream.deliver_mail([item(1)], True)

@@ -39,7 +39,7 @@ class Carrier:
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
     clients = World().clients
-    return await SubscriberService(clients)._first(_Stream(clients), Carrier(there))
+    return await SubscriberService(clients)._first(_Stream(clients, ""), Carrier(there))
 
 
 @pytest.mark.slow

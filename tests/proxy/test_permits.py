@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+from cluster.access.loans import Lent, Loan, prove
 from cluster.access.rules import Target
-from pixiu.ids import topic_room
+from pixiu.ids import snowflake, topic_room
 from pixiu.wire.record import Flag, Kind, crc_ok, decode, encode, split, with_topic
-from proxy.permits import NOT_ALLOWED, permitted
+from proxy.permits import NOT_ALLOWED, NOT_LENT, permitted
 
 TOPIC = Flag.TO_ROOM | Flag.TOPIC
 
@@ -82,3 +83,20 @@ def test_what_is_malformed_is_left_to_who_routes_it() -> None:
                 data[rng.randrange(len(data))] = rng.randrange(256)
         found = permitted(bytes(data), rng.randrange(12), Allowed(("publish", 42)), 7)
         assert len(found) == len(data)
+
+
+NOW = 1_800_000_000_000
+
+
+def test_ids_that_were_not_lent_are_marked_and_derived_ones_are_for_those_who_may() -> None:
+    ids = [snowflake(NOW, 5, 0), snowflake(NOW, 6, 0), snowflake(NOW + 1, 7, 9), snowflake(NOW - 1, 5, 0), 12345]
+    flags = [Flag.TO_ROOM] * 4 + [Flag.TO_ROOM | Flag.DERIVED_ID]
+    data = b"".join(encode(Kind.ROOM, 42, b"x", id_, sender=7, flags=flag) for id_, flag in zip(ids, flags, strict=True))
+    for may_derive in (False, True):
+        lent = Lent(b"7 alice", may_derive)
+        lent.show((b"k",), [prove(b"k", Loan(worker, NOW, NOW + 10), b"7 alice") for worker in (7, 5)])
+        marked = permitted(data, 5, Allowed(("publish", 42)), 7, None, lent)
+        assert kinds(marked, 5) == [Kind.ROOM, NOT_LENT, Kind.ROOM, NOT_LENT, Kind.ROOM if may_derive else NOT_LENT]
+        assert lent.refused == (2 if may_derive else 3)
+    assert permitted(data, 5, Allowed(("publish", 42)), 7) is data
+    assert kinds(permitted(data, 5, Allowed(("publish", 42)), 7, None, Lent(b"7 alice", False)), 5) == [NOT_LENT] * 5

@@ -53,6 +53,20 @@ async def test_a_number_that_did_not_come_back_rests_until_its_loan_is_over() ->
     assert (late.worker, late.from_ms, registry.taken) == (1, first.until_ms, 2)
 
 
+async def test_a_number_that_came_back_early_is_lent_to_another_login_only_after_its_loan() -> None:
+    lends, registry = lender()
+    first = await lends.lend(1_000, b"alice")
+    lends.give_back(first.worker, last_used_ms=1)
+    second = await lends.lend(6_000, b"mallory")
+    assert second.worker == 2
+    again = await lends.lend(6_000, b"alice")
+    assert (again.worker, again.from_ms) == (1, first.from_ms)
+    lends.give_back(again.worker, last_used_ms=7_000)
+    assert lends.resting() == [(1, again.until_ms)]
+    late = await lends.lend(again.until_ms, b"mallory")
+    assert (late.worker, late.from_ms, registry.taken) == (1, again.until_ms, 2)
+
+
 async def test_a_renewed_loan_is_longer_and_one_that_ended_is_not_renewed() -> None:
     lends, _ = lender()
     first = await lends.lend(1_000)

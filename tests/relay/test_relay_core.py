@@ -242,7 +242,7 @@ def test_a_new_replica_takes_what_a_running_one_has_before_it_runs() -> None:
 
 
 def test_snapshots_are_for_relays() -> None:
-    core = running()
+    core = running(ev.Replica(PEER, 0, True))
     assert of(ev.ServeSnapshot, core.step(ev.SnapshotRequested(1, PEER, "relay", 0, 1), 1.0))
     assert of(ev.RefuseSnapshot, core.step(ev.SnapshotRequested(2, PEER, "broker", 0, 1), 1.0))
 

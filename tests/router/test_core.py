@@ -14,7 +14,9 @@ from cluster.membership.instance_purge import InstancePurge
 from cluster.membership.lww_map import PURGE_SLICE, Chunk, Key, LwwMap, Update, decode_messages
 from cluster.membership.replica_core import MAX_QUEUED_MESSAGES, STORE_RETRY_S
 from cluster.membership.replica_state import State
+from cluster.membership.subscribers import MAX_SUBSCRIBERS
 from cluster.runtime.contract import SendControl, Settled, Tick
+from pixiu.errors import Unavailable
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
 from router.core import Core
@@ -353,6 +355,23 @@ def test_a_rule_that_names_fewer_rooms_is_taken_over_and_another_ends_the_subscr
     effects = core.step(ev.MessagesReceived(GATEWAY, [login(1, 3), login(2, 5)]), 1.0)
     assert [m.group for effect in of(SendControl, effects) for m in body(effect)] == [5]
     assert not core.heartbeat(BROKER, 1, 2, 2.0).subscribed
+
+
+def test_endpoints_that_nobody_registered_take_no_place_of_a_broker() -> None:
+    """S10: 4,096 requests with invented endpoints shut every broker out."""
+    core = running()
+    for role in ("broker", "router"):
+        for number in range(MAX_SUBSCRIBERS):
+            core.step(ev.SnapshotRequested(1, EndpointID(1_000_000 + number), role, 0, 1), 0.0)
+    assert len(core.subscribers) == 0
+    (refused,) = core.step(ev.SnapshotRequested(1, BROKER, "router", 0, 1), 0.0)
+    assert isinstance(refused, ev.RefuseSnapshot)
+    assert refused.code == Unavailable.code
+    subscribe(core, BROKER)
+    guests = Core(endpoint=ME, partition=0, heartbeat_s=1.0, dead_after=4, poll_interval_s=60.0, gone_gateway_s=3600.0, guests=True)
+    guests.step(ev.StoreOpened(None), 0.0)
+    guests.step(view(), 0.0)
+    subscribe(guests, EndpointID(1_000_000))
 
 
 @pytest.mark.parametrize(("role", "partition", "partitions"), [("proxy", 0, 1), ("broker", 0, 3), ("broker", 0, 0)])

@@ -341,15 +341,18 @@ class Digest(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     AS_OF_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """the rooms that it is about: room % partitions == partition % partitions"""
     partitions: _builtins.int
     root: _builtins.int
-    """XOR of xxh3_64(RoomID u64, UIN u64, GatewayMsgID u64), of every live entry"""
+    """XOR of the hash of (RoomID u64, UIN u64, GatewayMsgID u64), of every live entry"""
     count: _builtins.int
     """live entries"""
     as_of: _builtins.int
     """from a gateway: the last GatewayMsgID that it made; from a router: 0"""
+    key: _builtins.int
+    """the key that the sums are by; 0: none, xxh3"""
     def __init__(
         self,
         *,
@@ -358,10 +361,11 @@ class Digest(_message.Message):
         root: _builtins.int = ...,
         count: _builtins.int = ...,
         as_of: _builtins.int = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "partition", b"partition", "partitions", b"partitions", "root", b"root"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "key", b"key", "partition", b"partition", "partitions", b"partitions", "root", b"root"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,8 +380,10 @@ class DigestRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
+    key: _builtins.int
     @_builtins.property
     def instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -386,10 +392,11 @@ class DigestRequest(_message.Message):
         partition: _builtins.int = ...,
         partitions: _builtins.int = ...,
         instances: _abc.Iterable[_builtins.int] | None = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "key", b"key", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,12 +413,14 @@ class InstanceRoots(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
     first: _builtins.int
     last: _builtins.int
     roots: _builtins.bytes
     """14 bytes each, little-endian: instance u16, root u64, count u32"""
+    key: _builtins.int
     def __init__(
         self,
         *,
@@ -420,10 +429,11 @@ class InstanceRoots(_message.Message):
         first: _builtins.int = ...,
         last: _builtins.int = ...,
         roots: _builtins.bytes = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "partition", b"partition", "partitions", b"partitions", "roots", b"roots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "key", b"key", "last", b"last", "partition", b"partition", "partitions", b"partitions", "roots", b"roots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,6 +449,7 @@ class BucketDigests(_message.Message):
     FLOOR_FIELD_NUMBER: _builtins.int
     AS_OF_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
     instance: _builtins.int
@@ -448,6 +459,7 @@ class BucketDigests(_message.Message):
     """from a gateway: as in Digest"""
     buckets: _builtins.bytes
     """64 times 12 bytes, little-endian: XOR u64, count u32"""
+    key: _builtins.int
     def __init__(
         self,
         *,
@@ -457,10 +469,11 @@ class BucketDigests(_message.Message):
         floor: _builtins.int = ...,
         as_of: _builtins.int = ...,
         buckets: _builtins.bytes = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "buckets", b"buckets", "floor", b"floor", "instance", b"instance", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "buckets", b"buckets", "floor", b"floor", "instance", b"instance", "key", b"key", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -713,17 +726,21 @@ class BrokerSubscription(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     partitions: _builtins.int
+    key: _builtins.int
+    """by which to answer with a digest; 0: none. Without sums by it there is none in the answer"""
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         partitions: _builtins.int = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,7 @@ class MailRequest(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    LOANS_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
     count: _builtins.int
     position: _builtins.int
@@ -119,6 +120,10 @@ class MailRequest(_message.Message):
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___MailReceivers]:
         """in the order of `index`"""
 
+    @_builtins.property
+    def loans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as in PublishRequest: proofs of the writer's number, and of those of its SnowflakeIDs"""
+
     def __init__(
         self,
         *,
@@ -128,10 +133,11 @@ class MailRequest(_message.Message):
         position: _builtins.int = ...,
         level: Global___MailLevel.ValueType = ...,
         more: _abc.Iterable[Global___MailReceivers] | None = ...,
+        loans: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "hello", b"hello", "level", b"level", "more", b"more", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "hello", b"hello", "level", b"level", "loans", b"loans", "more", b"more", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,6 +144,7 @@ class PublishRequest(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     RENEW_WORKER_FIELD_NUMBER: _builtins.int
     LAST_USED_MS_FIELD_NUMBER: _builtins.int
+    LOANS_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
@@ -160,6 +161,10 @@ class PublishRequest(_message.Message):
     """say `delivered` on this stream when a gateway delivered a signal of this batch"""
     @_builtins.property
     def hello(self) -> Global___PublishHello: ...
+    @_builtins.property
+    def loans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """proofs of the numbers that IDs are made with, in the first request and when there is a new one"""
+
     def __init__(
         self,
         *,
@@ -169,12 +174,13 @@ class PublishRequest(_message.Message):
         position: _builtins.int = ...,
         renew_worker: _builtins.bool = ...,
         last_used_ms: _builtins.int = ...,
+        loans: _abc.Iterable[_builtins.bytes] | None = ...,
         copy: _builtins.int = ...,
         receipt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copy", b"copy", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "position", b"position", "receipt", b"receipt", "renew_worker", b"renew_worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copy", b"copy", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "loans", b"loans", "position", b"position", "receipt", b"receipt", "renew_worker", b"renew_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,6 +197,7 @@ class PublishReply(_message.Message):
     WORKER_UNTIL_MS_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LOAN_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     up_to: _builtins.int
@@ -203,6 +210,8 @@ class PublishReply(_message.Message):
     """how much may be unresolved on this stream"""
     draining: _builtins.bool
     """this proxy is going: use another one"""
+    loan: _builtins.bytes
+    """proof of the loan of `worker`, where clients log in: show it on each stream, at each proxy"""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishFailure]: ...
     @_builtins.property
@@ -223,12 +232,13 @@ class PublishReply(_message.Message):
         worker_until_ms: _builtins.int = ...,
         window_bytes: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        loan: _builtins.bytes = ...,
         delivered: _abc.Iterable[_builtins.int] | None = ...,
         gateways: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "gateways", b"gateways", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "draining", b"draining", "failures", b"failures", "gateways", b"gateways", "loan", b"loan", "up_to", b"up_to", "window_bytes", b"window_bytes", "worker", b"worker", "worker_from_ms", b"worker_from_ms", "worker_until_ms", b"worker_until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

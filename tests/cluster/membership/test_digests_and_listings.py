@@ -63,6 +63,7 @@ class Pair:
     def heartbeat(self, now: float, lose: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """One, and all that follows; messages whose numbers are in `lose` are lost."""
         digest = self.source.digest(self.puller.rule or ALL, self.as_of)
+        assert digest is not None
         asked = self.puller.on_digest(self.endpoint, digest, now)
         while asked:
             answers = [answer for data in asked for answer in self.source.answer(self._carry(data)) if self._number() not in lose]
@@ -351,6 +352,12 @@ def test_a_listing_of_a_wrong_size_changes_nothing() -> None:
 # --- what makes repair need fewer messages
 
 
+def digest_of(pair: Pair) -> control_pb2.Digest:
+    digest = pair.source.digest(Rule(0, 1))
+    assert digest is not None
+    return digest
+
+
 def routers_differ() -> tuple[Pair, list[control_pb2.Control]]:
     """A broker that lacks what its router has, and what it says at the second heartbeat before anything is answered."""
     held, mine = LwwMap(), LwwMap()
@@ -358,7 +365,7 @@ def routers_differ() -> tuple[Pair, list[control_pb2.Control]]:
     mine.apply(history([(2, 1, True)], 7), 0.0)
     pair = Pair(Puller(mine, 1.0), Source(held, lambda instance, bucket: 0), ROUTER)
     pair.heartbeat(0.0)
-    asked = pair.puller.on_digest(ROUTER, pair.source.digest(Rule(0, 1)), 1.0)
+    asked = pair.puller.on_digest(ROUTER, digest_of(pair), 1.0)
     return pair, [control_pb2.Control.FromString(data) for data in asked]
 
 
@@ -372,7 +379,7 @@ def test_a_listing_that_was_lost_is_asked_for_again_at_the_next_heartbeat() -> N
     (buckets,) = (control_pb2.Control.FromString(data) for data in pair.source.answer(asked[1]))
     lost = [control_pb2.Control.FromString(data) for data in pair.puller.take(ROUTER, buckets, 1.0).messages]
     assert [control.WhichOneof("body") for control in lost] == ["listing_request"]
-    again = pair.puller.on_digest(ROUTER, pair.source.digest(Rule(0, 1)), 2.0)
+    again = pair.puller.on_digest(ROUTER, digest_of(pair), 2.0)
     assert control_pb2.Control.FromString(again[-1]) == lost[0]
 
 

@@ -313,6 +313,30 @@ async def test_connections_beyond_the_bound_are_closed_and_counted(shown: Shown,
         other.close()
 
 
+async def test_one_address_cannot_take_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S10: whoever held 64 connections made a supervisor kill the process, as it was not answered any more."""
+    monkeypatch.setattr(runtime_http, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(runtime_http, "MAX_OF_ADDRESS", 3, raising=False)
+    shown = Shown()
+    shown.port = await shown.server.bind("0.0.0.0", 0, fallback=True)
+
+    async def live(local: str) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", shown.port, local_addr=(local, 0))
+        writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            return await reader.readuntil(b"live\n"), writer
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return b"", writer
+
+    answers = [await live("127.0.0.2") for _ in range(5)]
+    assert [bool(answer) for answer, _ in answers] == [True, True, True, False, False]
+    answer, writer = await live("127.0.0.3")
+    assert answer.startswith(b"HTTP/1.1 200")
+    for _, other in [*answers, (answer, writer)]:
+        other.close()
+    await shown.server.close()
+
+
 async def test_a_connection_that_says_nothing_is_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_http, "MAX_CONNECTION_S", 0.05)
     monkeypatch.setattr(runtime_http, "SWEEP_S", 0.02)

@@ -1,0 +1,95 @@
+"""Which message IDs those who have logged in may use: proofs for what is lent, and the look at what is published.
+
+Source: docs/security.md, "IDs of messages".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from cluster.access.doors import LOANS, ProofKeys
+from cluster.access.guard import Session
+from cluster.access.loans import Lent, Loan, owner_of, prove
+from cluster.runtime.options import ClusterOptions
+from pixiu.discovery.agreement import spoken
+from pixiu.discovery.node import Node
+from pixiu.errors import NotAllowed
+from proxy.permits import permitted
+from proxy.worker_leases import LOAN_MS
+
+PROVES: Final = 4
+"""The protocol version from which on proxies prove what they lend."""
+WRITER_TEXT: Final = (
+    "a writer of mail has a worker number that its login was lent, with its proof, and a generation of about now "
+    '(docs/security.md, "IDs of messages")'
+)
+
+
+class MessageIDs:
+    """Proves loans, and checks the IDs of what comes.
+
+    Args:
+        cluster: whose keys prove.
+        checks: False: every ID is taken, as `proxy.check_message_ids` says.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, cluster: ClusterOptions, checks: bool, now: Callable[[], float]) -> None:
+        self._keys, self._checks, self._now = ProofKeys(cluster, LOANS), checks, now
+        self._last: tuple[bytes, ...] = ()
+        self._not_before = 0.0
+        """Loans without a proof may be in use until then."""
+        self.proofs_refused = 0
+
+    def on_proxies(self, proxies: Sequence[Node]) -> None:
+        """The proxies of the cluster. While one of them does not prove, and for the length of a loan after it, no ID is refused."""
+        if spoken(proxies) < PROVES:
+            self._not_before = self._now() + LOAN_MS / 1000
+
+    @property
+    def checks(self) -> bool:
+        """Whether IDs are refused now."""
+        return self._checks and self._now() >= self._not_before
+
+    @staticmethod
+    def owner(session: Session | None) -> bytes:
+        """Whom a number is lent to; empty for those who need not log in."""
+        return owner_of(session.identity) if session is not None else b""
+
+    @staticmethod
+    def of(session: Session) -> Lent:
+        """What a stream may use, to begin with: nothing, but derived IDs where a service or an impersonator has logged in."""
+        return Lent(owner_of(session.identity), not session.identity.uin or session.permissions.may_impersonate)
+
+    def prove(self, loan: Loan, session: Session | None) -> bytes:
+        """The proof of a loan; empty where nobody needs one."""
+        keys = self._newest()
+        return prove(keys[0], loan, owner_of(session.identity)) if keys and session is not None and loan.until_ms else b""
+
+    def show(self, lent: Lent, proofs: Sequence[bytes]) -> None:
+        """A client shows proofs."""
+        if proofs:
+            self.proofs_refused += lent.show(self._newest(), proofs)
+
+    def _newest(self) -> tuple[bytes, ...]:
+        """The keys; those before while a folder cannot be read, as a proof is shown once to a stream."""
+        self._last = self._keys.newest() or self._last
+        return self._last
+
+    def permitted(
+        self, data: bytes, count: int, session: Session, lent: Lent, more: Mapping[int, Sequence[int]] | None = None
+    ) -> bytes:
+        """A batch as its publisher may publish it, see `proxy.permits.permitted`."""
+        uin = None if session.permissions.may_impersonate else session.identity.uin
+        data = permitted(data, count, session, uin, more, lent if self.checks else None)
+        if lent.refused:
+            session.not_lent(lent.refused)
+            lent.refused = 0
+        return data
+
+    def check_writer(self, session: Session, lent: Lent, worker: int, generation: int) -> None:
+        """Raises `NotAllowed` when a writer of mail is somebody else, perhaps."""
+        if self.checks and not lent.covers_writer(worker, generation):
+            session.not_lent(1)
+            raise NotAllowed(WRITER_TEXT)
