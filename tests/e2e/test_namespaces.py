@@ -64,8 +64,8 @@ def healthy(found: Network, target: str, folder: Path) -> bool:
 
 
 async def test_messages_of_mixed_sizes_arrive_whole_and_in_order(machines: tuple[Network, str]) -> None:
-    """Ten at once, then those ten are read: a gateway that does not run for a moment has more waiting for it than a broker keeps for
-    it, which the broker drops and counts."""
+    """Ten at once, then those ten are read: a gateway that does not run for a moment has more waiting for it than a broker keeps
+    for it, which the broker drops and counts."""
     found, target = machines
     listener = found.machines[1].run(["-m", "tests.support.room_listener", target, *map(str, ROOMS)], subprocess.PIPE)
     assert listener.stdout is not None
