@@ -86,6 +86,14 @@ def cluster_of(found: Mapping[str, object]) -> str:
     return str(found.get(CLUSTER, ""))
 
 
+def other_cluster(made: str, target: str, here: str) -> InvalidArgument:
+    """The refusal of a checkpoint."""
+    return InvalidArgument(
+        f"the checkpoint was made with cluster {made}, and {target} is cluster {here}: use another checkpointLocation, or the "
+        "target that it was made with"
+    )
+
+
 def share_out(limit: int, available: Mapping[int, int]) -> dict[int, int]:
     """How many rows of each partition a trigger takes: together `limit`, in proportion to what there is, and none starves."""
     total = sum(available.values())

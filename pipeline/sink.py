@@ -20,7 +20,9 @@ import xxhash
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
+from pipeline.offsets import other_cluster
 from pipeline.options import WriteOptions
+from pipeline.sink_checkpoint import read_cluster, write_cluster
 from pixiu.client.client import Client, connect
 from pixiu.errors import IdReused, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import MAX_ID
@@ -134,26 +136,41 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
         )
 
 
-class PixiuWriter:
-    """Writes the rows of one task, and waits until the cluster has confirmed them all."""
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
 
-    def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
-        self._options, self._columns = options, columns
+    cluster: str
+    """What it wrote to; empty: not known."""
+
+
+class PixiuWriter:
+    """Writes the rows of one task, and waits until the cluster has confirmed them all.
+
+    Args:
+        cluster: that the checkpoint was made with; empty: it does not say.
+    """
+
+    def __init__(self, options: WriteOptions, columns: WrittenColumns, cluster: str = "") -> None:
+        self._options, self._columns, self._cluster = options, columns, cluster
 
     def write_all(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task. Raises what the first row failed with; the rows of a failed task are written again, with the same IDs."""
-        asyncio.run(self._write(batches))
-        return WriterCommitMessage()
+        return Written(asyncio.run(self._write(batches)))
 
-    async def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+    async def _write(self, batches: Iterator[pa.RecordBatch]) -> str:
         options = self._options
         async with connect(options.target, client=f"spark-{options.query}"[:64], mail_timeout_s=options.retry_s) as px:
+            here = px.cluster().id
+            if self._cluster and here and self._cluster != here:
+                raise other_cluster(self._cluster, options.target, here)
             # The rows before the sink are computed while one waits for them: not in the event loop's thread.
             following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
             while (batch := await following) is not None:
                 following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
                 rows = list(rows_of(batch, self._columns, options.query))
                 await (self._send_mails(px, rows) if options.kind == "mail" else self._send(px, rows))
+            return here
 
     async def _send_mails(self, px: Client, rows: Sequence[Row]) -> None:
         writer = px.mail_writer()
@@ -222,17 +239,22 @@ class PixiuBatchWriter(DataSourceArrowWriter):
 
 
 class PixiuStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: there is nothing left to commit or to undo."""
+    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: a commit only notes to which cluster, once."""
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
-        self._writer = PixiuWriter(options, columns)
+        self._checkpoint = options.checkpoint
+        self._cluster = read_cluster(options.checkpoint) if options.checkpoint else ""
+        self._writer = PixiuWriter(options, columns, self._cluster)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task of a micro-batch."""
         return self._writer.write_all(iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Nothing to do."""
+        """Note the cluster, where the checkpoint does not say it yet."""
+        cluster = next((message.cluster for message in messages if isinstance(message, Written) and message.cluster), "")
+        if cluster and self._checkpoint and not self._cluster:
+            write_cluster(self._checkpoint, cluster)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Nothing to undo: the micro-batch is written again, with the same IDs."""

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, share_out, to_json
+from pipeline.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, other_cluster, share_out, to_json
 from pipeline.options import ReadOptions, read_options, write_options
 from pipeline.replicas import Addresses, Replicas, Rows
 from pipeline.schema import spark_schema
@@ -127,10 +127,7 @@ class Planner:
         say what cluster it is of, an older release made it."""
         made, here = cluster_of(offset), self.replicas.cluster
         if made and here and made != here:
-            raise InvalidArgument(
-                f"the checkpoint was made with cluster {made}, and {self.options.target} is cluster {here}: use another "
-                "checkpointLocation, or the target that it was made with"
-            )
+            raise other_cluster(made, self.options.target, here)
 
     def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
         """Where a wish lies."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -279,6 +280,52 @@ def test_a_sink_that_is_run_again_stores_once(spark: Any, store: Store, tmp_path
     assert all(row.flags & Flag.DERIVED_ID and row.sent_at is None for row in stored)
     listed = batch(spark, store, table="inboxes", users=of(*users)).collect()
     assert Counter(row.msg_id for row in listed) == Counter(row.msg_id for row in stored)
+
+
+def test_a_sinks_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
+    from pipeline.reading import sentence_of
+
+    (uin,) = store.users(1)
+    note = tmp_path / "checkpoint" / "pixiu_cluster"
+    (proxy,) = store.cluster.processes("proxy")
+
+    def run(begin: int) -> None:
+        frame = spark.range(begin, begin + 10).selectExpr("id", f"{uin}L as uin", "cast(id as string) as body")
+        frame.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+        query = (
+            spark.readStream.schema("id long, uin long, body string").parquet(str(tmp_path / "in"))
+            .writeStream.format("pixiu")
+            .option("target", proxy["client_address"])
+            .option("query", "noted")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        assert query.awaitTermination(240)
+        if query.exception() is not None:
+            raise query.exception()
+
+    run(0)
+    here = note.read_text()
+    assert here.strip() == json.loads(store.cluster.pixiu("layout show", "--json").stdout)["cluster"]
+    for wrong, said in (
+        (
+            "0123456789abcdef",
+            f"made with cluster 0123456789abcdef, and {proxy['client_address']} is cluster {here.strip()}: use another",
+        ),
+        ("x", "pixiu_cluster does not hold the ID of a cluster: remove it, or use another checkpointLocation"),
+    ):
+        note.write_text(wrong)
+        with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
+            run(10)
+        assert said in sentence_of(raised.value)
+        assert "\n" not in sentence_of(raised.value)
+        assert batch(spark, store, users=of(uin)).count() == 10, "nothing was written"
+        shutil.rmtree(tmp_path / "in")
+    note.unlink()
+    run(20)
+    assert note.read_text() == here, "an older release's checkpoint goes on, and says it from then on"
+    assert batch(spark, store, users=of(uin)).count() == 20
 
 
 def test_a_batch_that_is_written_twice_is_stored_once(spark: Any, store: Store) -> None:
