@@ -91,7 +91,7 @@ def derived_id(query: str, values: Sequence[object]) -> int:
 def _part(value: object) -> bytes:
     if value is None:
         raise InvalidArgument("a column of idColumns is null: every row needs an ID")
-    data = value if isinstance(value, bytes) else str(value).encode()
+    data = b"%d" % value if value.__class__ is int else value if isinstance(value, bytes) else str(value).encode()
     return b"%d:%b" % (len(data), data)
 
 
@@ -116,23 +116,23 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
     found = {name: batch.column(name).to_pylist() for name in {columns.key, "body", *columns.ids, *columns.optional}}
     count = batch.num_rows
     types, lanes, lifetimes, exts = (found.get(name) or [None] * count for name in OPTIONAL)
-    ids = zip(*(found[name] for name in columns.ids), strict=True)
     begin = _part(query)
-    for key, body, values, type_, lane, lifetime, ext in zip(
+    ids = [_id_of(begin, values) for values in zip(*(found[name] for name in columns.ids), strict=True)]
+    for key, body, id_, type_, lane, lifetime, ext in zip(
         found[columns.key], found["body"], ids, types, lanes, lifetimes, exts, strict=True
     ):
         if key is None or body is None:
             raise InvalidArgument(
                 f"a row has no {columns.key if key is None else 'body'}: filter such rows before they are written"
             )
-        yield Row(
-            key=key,
-            body=body if isinstance(body, bytes) else str(body).encode(),
-            id=_id_of(begin, values),
-            type=type_ or 0,
-            lane=LANE_NORMAL if lane is None else lane,
-            lifetime_min=lifetime or 0,
-            ext=ext.encode() if isinstance(ext, str) else ext or b"",
+        yield Row(  # by place, which is faster
+            key,
+            body if body.__class__ is bytes else str(body).encode(),
+            id_,
+            type_ or 0,
+            LANE_NORMAL if lane is None else lane,
+            lifetime or 0,
+            ext.encode() if isinstance(ext, str) else ext or b"",
         )
 
 
@@ -153,6 +153,7 @@ class PixiuWriter:
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns, cluster: str = "") -> None:
         self._options, self._columns, self._cluster = options, columns, cluster
+        self._plain = not columns.optional
 
     def write_all(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task. Raises what the first row failed with; the rows of a failed task are written again, with the same IDs."""
@@ -190,16 +191,12 @@ class PixiuWriter:
             raise self._reused(rows[place]) from None
 
     def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
-        return writer.send(
-            row.key,
-            row.body,
-            level=self._options.level,  # type: ignore[arg-type]  # the options checked it
-            lane=row.lane,
-            expire=timedelta(minutes=row.lifetime_min) if row.lifetime_min else None,
-            type=row.type,
-            extension=row.ext,
-            derived_id=row.id,
-        )
+        key, body, id_, type_, lane, lifetime_min, ext = row
+        level: Any = self._options.level  # the options checked it
+        if self._plain:  # half of what a mail's options cost is that they are given
+            return writer.send(key, body, level=level, derived_id=id_)
+        expire = timedelta(minutes=lifetime_min) if lifetime_min else None
+        return writer.send(key, body, level=level, lane=lane, expire=expire, type=type_, extension=ext, derived_id=id_)
 
     async def _send(self, px: Client, rows: Sequence[Row]) -> None:
         """To rooms or to who is online. Nobody keeps these: a row that is written again may come twice to who is there."""
