@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
 STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=1"]
 ROWS_PER_S = 100
+FIRST_BATCH_S = 300.0
+"""With a Java that has just started, on a machine that has much else to do."""
 
 
 def sink(spark: Any, store: Store, checkpoint: Path) -> Any:
@@ -47,6 +49,8 @@ def test_xiu_is_doubled_and_its_leader_dies_under_source_and_sink(spark: Any, tm
         store = Store(cluster)
         written, read = tmp_path / "written", tmp_path / "read"
         writes = sink(spark, store, written).start()
+        # One after the other: Spark gives a Python that it starts ten seconds, which two at once may need on a busy machine.
+        wait_for(lambda: writes.lastProgress or writes.exception(), "a micro-batch of the sink", FIRST_BATCH_S)
         reads = (
             stream(spark, store, maxOffsetsPerTrigger=500)
             .writeStream.format("parquet")
@@ -55,14 +59,14 @@ def test_xiu_is_doubled_and_its_leader_dies_under_source_and_sink(spark: Any, tm
             .start()
         )
         try:
-            wait_for(lambda: offset_of(reads, 0) > 1, "a micro-batch")
+            wait_for(lambda: offset_of(reads, 0) > 1, "a micro-batch", FIRST_BATCH_S)
             doubling = cluster.start_pixiu("double xiu", "--to", "2", "--yes")
             wait_for(lambda: cluster.status()["doublings"] or doubling.poll() is not None, "a doubling under way")
             os.kill(leader_of(store, 0)["pid"], signal.SIGKILL)
             said, problem = doubling.communicate(timeout=240)
             assert doubling.returncode == 0, said + problem
             before = offset_of(reads, 0)
-            wait_for(lambda: offset_of(reads, 0) > before and offset_of(reads, 1) > 1, "a micro-batch of both partitions")
+            wait_for(lambda: offset_of(reads, 0) > before and offset_of(reads, 1) > 1, "rows of both partitions", FIRST_BATCH_S)
             assert writes.exception() is None
         finally:
             writes.stop()
