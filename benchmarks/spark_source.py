@@ -15,6 +15,11 @@ with the body alone 233,000 (0.32, 0.13, 0.46); the same rows out of Parquet 368
 aim of 500,000 a core is met up to Spark and not in it. The sink 10,800 mails a second. Live mail one by one 15 ms at the median
 and 46 at p99 alone, 28 and 55 beside a full-speed export with its half of a core.
 
+Later (150,000 rows, 100,000 mails, 2 cores shared with two other loads): the client alone 751,000 rows a second; Spark 243,000
+with all columns (CPU seconds: Xiu 0.15, worker 0.12, JVM 0.32) and 391,000 with the body alone (0.12, 0.07, 0.22), which is
+517,000 a CPU second of worker and JVM; Parquet 333,000 (JVM 0.5), the rate source 383,000 (0.34). The sink 28,100 mails a second,
+95,000 a CPU second of its worker, of which a tenth is its start. Live mail 23 ms at p99 alone, 41 beside the export.
+
     python -m benchmarks.spark_source [--rows 300000] [--mails 20000] [--seconds 5] [--json]
 """
 

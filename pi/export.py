@@ -187,6 +187,7 @@ class PiExport(export_pb2_grpc.ExportServicer):
             partitions=self.view.layout.partitions("pi") if self.view is not None and self.view.layout.roles else 1,
             applied=self._machine.applied,
             replicas=replicas_of(self.view, "pi"),
+            cluster=self.view.layout.cluster if self.view is not None else "",
         )
 
     async def Rows(

@@ -1,6 +1,7 @@
 """Offsets of the source: a position for each Xiu partition, and how a trigger's rows are shared out. Pure.
 
-    offset    {"0": 4294967297, "1": 17179869190}        the next position that is to be read of each partition
+    offset    {"0": 4294967297, "1": 17179869190, "cluster": "0123456789abcdef"}
+              the next position that is to be read of each partition, and which cluster they are of
     option    earliest | latest | the same JSON, with -2 for earliest and -1 for latest
 
 Source: docs/pipeline.md.
@@ -19,6 +20,7 @@ from pixiu.ids import MAX_MSG_SEQUENCE
 EARLIEST: Final = -2
 LATEST: Final = -1
 MAX_PARTITION: Final = 127
+CLUSTER: Final = "cluster"
 
 Offsets = dict[int, int]
 """Partition → position."""
@@ -61,19 +63,35 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
     return Wanted(default, tuple(sorted(positions.items())))
 
 
-def to_json(offsets: Mapping[int, int]) -> dict[str, int]:
-    """Encode as Spark keeps it in a checkpoint."""
-    return {str(partition): position for partition, position in sorted(offsets.items())}
+def to_json(offsets: Mapping[int, int], cluster: str = "") -> dict[str, int | str]:
+    """Encode as Spark keeps it in a checkpoint. `cluster`: whose positions they are, 16 hex digits; empty: not known."""
+    found: dict[str, int | str] = {str(partition): position for partition, position in sorted(offsets.items())}
+    return found | {CLUSTER: cluster} if cluster else found
 
 
 def from_json(found: Mapping[str, object]) -> Offsets:
     """Decode from a checkpoint. Raises `InvalidArgument` for one of another source."""
     offsets: Offsets = {}
     for key, value in found.items():
+        if key == CLUSTER and isinstance(value, str):
+            continue
         if not key.isdecimal() or isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(f"the checkpoint holds no offset of this source: {dict(found)!r}; use another checkpointLocation")
         offsets[int(key)] = value
     return offsets
+
+
+def cluster_of(found: Mapping[str, object]) -> str:
+    """Whose positions are in a checkpoint; empty: it does not say, because an older release made it."""
+    return str(found.get(CLUSTER, ""))
+
+
+def other_cluster(made: str, target: str, here: str) -> InvalidArgument:
+    """The refusal of a checkpoint."""
+    return InvalidArgument(
+        f"the checkpoint was made with cluster {made}, and {target} is cluster {here}: use another checkpointLocation, or the "
+        "target that it was made with"
+    )
 
 
 def share_out(limit: int, available: Mapping[int, int]) -> dict[int, int]:

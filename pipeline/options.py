@@ -74,6 +74,8 @@ class WriteOptions:
     id_columns: tuple[str, ...]
     level: str
     retry_s: float
+    checkpoint: str = ""
+    """Of a stream; empty: nobody said here where it is."""
 
 
 class _Given:
@@ -184,5 +186,11 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             "from it, so that what is written again is stored once"
         )
     return WriteOptions(
-        given.target(), query, given.one_of("kind", KINDS), given.names("idColumns"), given.one_of("level", LEVELS), given.retry_s()
+        given.target(),
+        query,
+        given.one_of("kind", KINDS),
+        given.names("idColumns"),
+        given.one_of("level", LEVELS),
+        given.retry_s(),
+        given.text("checkpointLocation"),
     )

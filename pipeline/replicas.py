@@ -107,6 +107,8 @@ class Replicas:
         self.addresses: Addresses = dict(known or {})
         self.count = 0
         """Partitions of the role, by the layout."""
+        self.cluster = ""
+        """What tells the cluster from every other one, as soon as a replica has said so; older releases do not."""
         self._found_at = 0.0
         self._channels: dict[str, grpc.Channel] = {}
         self.leaders: set[str] = set()
@@ -181,6 +183,7 @@ class Replicas:
         while True:
             replies, problem = self._ask_all(partition, request)
             if replies:
+                self.cluster = next((reply.cluster for reply in replies if reply.cluster), self.cluster)
                 return max(replies, key=lambda reply: (reply.end, reply.applied, reply.leads))
             self._wait_or_raise(partition, problem, until, pause)
             pause = min(2 * pause, MAX_PAUSE_S)

@@ -20,7 +20,9 @@ import xxhash
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
+from pipeline.offsets import other_cluster
 from pipeline.options import WriteOptions
+from pipeline.sink_checkpoint import read_cluster, write_cluster
 from pixiu.client.client import Client, connect
 from pixiu.errors import IdReused, InvalidArgument, Overloaded, PixiuError
 from pixiu.ids import MAX_ID
@@ -89,7 +91,7 @@ def derived_id(query: str, values: Sequence[object]) -> int:
 def _part(value: object) -> bytes:
     if value is None:
         raise InvalidArgument("a column of idColumns is null: every row needs an ID")
-    data = value if isinstance(value, bytes) else str(value).encode()
+    data = b"%d" % value if value.__class__ is int else value if isinstance(value, bytes) else str(value).encode()
     return b"%d:%b" % (len(data), data)
 
 
@@ -114,46 +116,62 @@ def rows_of(batch: pa.RecordBatch, columns: WrittenColumns, query: str) -> Itera
     found = {name: batch.column(name).to_pylist() for name in {columns.key, "body", *columns.ids, *columns.optional}}
     count = batch.num_rows
     types, lanes, lifetimes, exts = (found.get(name) or [None] * count for name in OPTIONAL)
-    ids = zip(*(found[name] for name in columns.ids), strict=True)
     begin = _part(query)
-    for key, body, values, type_, lane, lifetime, ext in zip(
+    ids = [_id_of(begin, values) for values in zip(*(found[name] for name in columns.ids), strict=True)]
+    for key, body, id_, type_, lane, lifetime, ext in zip(
         found[columns.key], found["body"], ids, types, lanes, lifetimes, exts, strict=True
     ):
         if key is None or body is None:
             raise InvalidArgument(
                 f"a row has no {columns.key if key is None else 'body'}: filter such rows before they are written"
             )
-        yield Row(
-            key=key,
-            body=body if isinstance(body, bytes) else str(body).encode(),
-            id=_id_of(begin, values),
-            type=type_ or 0,
-            lane=LANE_NORMAL if lane is None else lane,
-            lifetime_min=lifetime or 0,
-            ext=ext.encode() if isinstance(ext, str) else ext or b"",
+        yield Row(  # by place, which is faster
+            key,
+            body if body.__class__ is bytes else str(body).encode(),
+            id_,
+            type_ or 0,
+            LANE_NORMAL if lane is None else lane,
+            lifetime or 0,
+            ext.encode() if isinstance(ext, str) else ext or b"",
         )
 
 
-class PixiuWriter:
-    """Writes the rows of one task, and waits until the cluster has confirmed them all."""
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
 
-    def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
-        self._options, self._columns = options, columns
+    cluster: str
+    """What it wrote to; empty: not known."""
+
+
+class PixiuWriter:
+    """Writes the rows of one task, and waits until the cluster has confirmed them all.
+
+    Args:
+        cluster: that the checkpoint was made with; empty: it does not say.
+    """
+
+    def __init__(self, options: WriteOptions, columns: WrittenColumns, cluster: str = "") -> None:
+        self._options, self._columns, self._cluster = options, columns, cluster
+        self._plain = not columns.optional
 
     def write_all(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task. Raises what the first row failed with; the rows of a failed task are written again, with the same IDs."""
-        asyncio.run(self._write(batches))
-        return WriterCommitMessage()
+        return Written(asyncio.run(self._write(batches)))
 
-    async def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+    async def _write(self, batches: Iterator[pa.RecordBatch]) -> str:
         options = self._options
         async with connect(options.target, client=f"spark-{options.query}"[:64], mail_timeout_s=options.retry_s) as px:
+            here = px.cluster().id
+            if self._cluster and here and self._cluster != here:
+                raise other_cluster(self._cluster, options.target, here)
             # The rows before the sink are computed while one waits for them: not in the event loop's thread.
             following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
             while (batch := await following) is not None:
                 following = asyncio.ensure_future(asyncio.to_thread(next, batches, None))
                 rows = list(rows_of(batch, self._columns, options.query))
                 await (self._send_mails(px, rows) if options.kind == "mail" else self._send(px, rows))
+            return here
 
     async def _send_mails(self, px: Client, rows: Sequence[Row]) -> None:
         writer = px.mail_writer()
@@ -173,16 +191,12 @@ class PixiuWriter:
             raise self._reused(rows[place]) from None
 
     def _send_mail(self, writer: MailWriter, row: Row) -> MailReceipt:
-        return writer.send(
-            row.key,
-            row.body,
-            level=self._options.level,  # type: ignore[arg-type]  # the options checked it
-            lane=row.lane,
-            expire=timedelta(minutes=row.lifetime_min) if row.lifetime_min else None,
-            type=row.type,
-            extension=row.ext,
-            derived_id=row.id,
-        )
+        key, body, id_, type_, lane, lifetime_min, ext = row
+        level: Any = self._options.level  # the options checked it
+        if self._plain:  # half of what a mail's options cost is that they are given
+            return writer.send(key, body, level=level, derived_id=id_)
+        expire = timedelta(minutes=lifetime_min) if lifetime_min else None
+        return writer.send(key, body, level=level, lane=lane, expire=expire, type=type_, extension=ext, derived_id=id_)
 
     async def _send(self, px: Client, rows: Sequence[Row]) -> None:
         """To rooms or to who is online. Nobody keeps these: a row that is written again may come twice to who is there."""
@@ -222,17 +236,22 @@ class PixiuBatchWriter(DataSourceArrowWriter):
 
 
 class PixiuStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: there is nothing left to commit or to undo."""
+    """Writer of `df.writeStream`. What a task wrote is confirmed when it ends: a commit only notes to which cluster, once."""
 
     def __init__(self, options: WriteOptions, columns: WrittenColumns) -> None:
-        self._writer = PixiuWriter(options, columns)
+        self._checkpoint = options.checkpoint
+        self._cluster = read_cluster(options.checkpoint) if options.checkpoint else ""
+        self._writer = PixiuWriter(options, columns, self._cluster)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task of a micro-batch."""
         return self._writer.write_all(iterator)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """Nothing to do."""
+        """Note the cluster, where the checkpoint does not say it yet."""
+        cluster = next((message.cluster for message in messages if isinstance(message, Written) and message.cluster), "")
+        if cluster and self._checkpoint and not self._cluster:
+            write_cluster(self._checkpoint, cluster)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Nothing to undo: the micro-batch is written again, with the same IDs."""

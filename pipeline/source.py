@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.offsets import EARLIEST, LATEST, Offsets, from_json, share_out, to_json
+from pipeline.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, other_cluster, share_out, to_json
 from pipeline.options import ReadOptions, read_options, write_options
 from pipeline.replicas import Addresses, Replicas, Rows
 from pipeline.schema import spark_schema
@@ -122,6 +122,13 @@ class Planner:
             raise InvalidArgument(f"option partitions names {max(wanted)}; the cluster has {self.options.role} 0 to {count - 1}")
         return sorted(wanted) if wanted else list(range(count))
 
+    def check_cluster(self, offset: Mapping[str, object]) -> None:
+        """Raises InvalidArgument when an offset is of another cluster. Call this when a replica has answered; where either does not
+        say what cluster it is of, an older release made it."""
+        made, here = cluster_of(offset), self.replicas.cluster
+        if made and here and made != here:
+            raise other_cluster(made, self.options.target, here)
+
     def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
         """Where a wish lies."""
         if at_ms:
@@ -223,7 +230,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._replicas = Replicas(self._options.target, self._options.role, retry_s=self._options.retry_s)
         return Planner(self._options, self._replicas)
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, int | str]:
         """The first offset of a query without a checkpoint."""
         planner, options = self._planner(), self._options
         found: Offsets = {}
@@ -232,7 +239,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
             found[partition] = planner.begin(partition, position, bounds)
         self._hold(planner, found)
-        return to_json(found)
+        return to_json(found, planner.replicas.cluster)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxOffsetsPerTrigger`."""
@@ -246,7 +253,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, planner: Planner) -> Offsets:
         return {partition: int(planner.replicas.bounds(partition).end) for partition in planner.partitions()}
 
-    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, int | str]:
         """Where the next micro-batch ends."""
         planner, begins = self._planner(), from_json(start)
         wanted = planner.partitions() if self._target is None else sorted(self._target)
@@ -256,10 +263,16 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = begins.get(partition, 0)
             target = MAX_MSG_SEQUENCE if self._target is None else self._target[partition]
             bounds = planner.replicas.bounds(partition, begin, target)
+            planner.check_cluster(start)
             if begin > bounds.end and bounds.leads:
+                why = (
+                    "messages that were read are not stored any more: restore the partition from an archive, or"
+                    if cluster_of(start) and planner.replicas.cluster
+                    else "it is another cluster's;"
+                )
                 raise InvalidArgument(
                     f"the checkpoint is at position {begin} of Xiu partition {partition}, and the cluster ends at {bounds.end}: "
-                    "it is another cluster's; use another checkpointLocation"
+                    f"{why} use another checkpointLocation"
                 )
             ends[partition] = max(begin, min(bounds.end, target))
             rows[partition] = bounds.rows
@@ -270,11 +283,12 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ends[partition] = (
                         int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
                     )
-        return to_json(ends)
+        return to_json(ends, planner.replicas.cluster or cluster_of(start))
 
-    def reportLatestOffset(self) -> dict[str, int]:
+    def reportLatestOffset(self) -> dict[str, int | str]:
         """The newest offset, for the query's progress: how far behind it is."""
-        return to_json(self._ends(self._planner()))
+        planner = self._planner()
+        return to_json(self._ends(planner), planner.replicas.cluster)
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch. Partitions that a doubling added begin at their earliest."""
@@ -286,7 +300,9 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = begins.get(partition, 0)
             found[partition] = begin
             if begin < behind:
-                found[partition] = planner.begin(partition, begin, planner.replicas.bounds(partition))
+                bounds = planner.replicas.bounds(partition)
+                planner.check_cluster(end)
+                found[partition] = planner.begin(partition, begin, bounds)
         return planner.tasks(found, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -274,6 +274,7 @@ class Service(RoleShell):
                 for node in view.running(role)
             ],
             layout_version=view.layout.version,
+            cluster=view.layout.cluster,
         )
 
     # Inside.

@@ -6,6 +6,7 @@ Source: docs/registry.md; PiXiu §2.1 (`partition_num`).
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -198,12 +199,15 @@ async def _read(zookeeper: ZooKeeper, root: str) -> tuple[Layout, int] | None:
 
 
 async def _change(zookeeper: ZooKeeper, root: str, change: Callable[[Layout], Layout]) -> Layout:
-    """Read, change, write by compare-and-set; again when somebody else wrote in between."""
+    """Read, change, write by compare-and-set; again when somebody else wrote in between. A layout without the cluster's ID, which
+    is new or of an older release, gets one."""
     paths.check_root(root)
     for _ in range(MAX_TRIES):
         found = await _read(zookeeper, root)
         layout, node_version = found or (Layout(), -1)
         changed = change(layout)
+        if not changed.cluster:
+            changed = replace(changed, cluster=secrets.token_hex(8))
         if found and changed == layout:
             return layout
         changed = replace(changed, version=layout.version + 1)

@@ -96,6 +96,7 @@ def layout_json(target: str, found: Layout, missing: list[Lack] | None = None) -
     """The layout as JSON values, and what it lacks when that is known."""
     said: dict[str, Any] = {
         "registry": target,
+        "cluster": found.cluster or None,
         "version": found.version,
         "roles": {role: role_json(one) for role, one in sorted(found.roles.items())},
     }
@@ -120,4 +121,5 @@ def render(target: str, view: View) -> RenderableType:
         partitions = "" if whole else str(found.n) if found.n == found.next else f"{found.n} → {found.next}"
         table.add_row(role, partitions, str(found.replicas), " ".join(map(str, running)))
     missing = [f"  {escape(str(lack))}; start: {escape(lack.start())}" for lack in lacks(view)]
-    return Group(f"{escape(target)}  layout version {view.layout.version}", table, *missing)
+    head = f"{escape(target)}  layout version {view.layout.version}  cluster {view.layout.cluster or 'without an ID'}"
+    return Group(head, table, *missing)

@@ -168,6 +168,7 @@ class XiuExport(export_pb2_grpc.ExportServicer):
         reply.partition = self._partition
         reply.partitions = self.view.layout.partitions("xiu") if self.view is not None and self.view.layout.roles else 1
         reply.replicas.extend(replicas_of(self.view, "xiu"))
+        reply.cluster = self.view.layout.cluster if self.view is not None else ""
         return reply
 
     async def Rows(

@@ -41,6 +41,8 @@ class ClusterMap:
 
     proxies: tuple[str, ...] = ()
     gateways: tuple[str, ...] = ()
+    id: str = ""
+    """What tells this cluster from every other one, 16 hex digits; empty: not known, as releases before it do not say."""
 
 
 class Directory(Protocol):
@@ -130,6 +132,7 @@ class ZooKeeperDirectory:
         found = ClusterMap(
             tuple(dict.fromkeys(node.client_address for node in view.running("proxy"))),
             tuple(dict.fromkeys(node.client_address for node in view.running("gateway"))),
+            view.layout.cluster,
         )
         if found.proxies:
             self._complete.set()
@@ -237,7 +240,7 @@ class ProxyDirectory:
             dict.fromkeys(member.grpc_address for member in members if member.role == "gateway" and member.grpc_address)
         )
         # A proxy that does not see itself yet (it has just registered) must not leave us without any.
-        found = ClusterMap(proxies or self._map.proxies, gateways)
+        found = ClusterMap(proxies or self._map.proxies, gateways, reply.cluster or self._map.id)
         if found != self._map:
             self._map = found
             self._on_change(found)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pixiu.discovery.node import Node, NodeState, integer, json_object
@@ -38,7 +38,7 @@ HOLD_S: Final = 60.0
 """How long a node that vanished stays in the view while ZooKeeper can be reached."""
 MIN_MASS: Final = 3
 """So many nodes must vanish for it to be a mass disappearance."""
-_DOUBLING: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_SIXTEEN_DIGITS: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 MASS_WINDOW_S: Final = 10.0
 """What vanishes within this time vanishes at once: sessions that end together are removed over some seconds."""
 
@@ -75,6 +75,8 @@ class Layout:
     version: int = 0
     """0: there is none yet."""
     roles: Mapping[str, RoleLayout] = field(default_factory=dict)
+    cluster: str = ""
+    """What tells this cluster from every other one: 16 hex digits, made when the layout is first written; empty: not known."""
 
     def partitions(self, role: str) -> int:
         """The number of partitions of a role, at least 1."""
@@ -82,8 +84,10 @@ class Layout:
         return found.n if found else 1
 
     def to_json(self) -> bytes:
-        """{"version": 3, "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
+        """{"version": 3, "cluster": "0123456789abcdef", "router": {"n": 2, "next": 2, "replicas": 1}, …}"""
         fields: dict[str, object] = {"version": self.version}
+        if self.cluster:
+            fields["cluster"] = self.cluster
         for role, wanted in sorted(self.roles.items()):
             doubled = {"doublings": list(wanted.doublings)} if wanted.doublings else {}
             fields[role] = {"n": wanted.n, "next": wanted.next, "replicas": wanted.replicas, **doubled}
@@ -94,6 +98,9 @@ class Layout:
         """Read a layout; keys that are no role are ignored. Raises `MalformedData`."""
         fields = json_object(data, MAX_LAYOUT_BYTES, "the layout")
         version = integer(fields, "version", 1, MAX_ID)
+        cluster = fields.get("cluster", "")
+        if cluster != "" and not _is_id(cluster):
+            raise MalformedData("the cluster's ID in the layout is not 16 hex digits")
         roles = {}
         for role in ROLES:
             value = fields.get(role)
@@ -106,10 +113,14 @@ class Layout:
             if not is_partition_count(n) or following not in (n, 2 * n):
                 raise MalformedData(f"the layout of {role} has n {n} and next {following}; n is a power of two, next is n or 2n")
             doublings = value.get("doublings", [])
-            if not isinstance(doublings, list) or not all(isinstance(one, str) and _DOUBLING.fullmatch(one) for one in doublings):
+            if not isinstance(doublings, list) or not all(map(_is_id, doublings)):
                 raise MalformedData(f"the doublings of {role} in the layout are not a list of IDs of 16 hex digits")
             roles[role] = RoleLayout(n, following, integer(value, "replicas", 0, MAX_REPLICAS, 0), tuple(doublings))
-        return cls(version, roles)
+        return cls(version, roles, str(cluster))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _SIXTEEN_DIGITS.fullmatch(value) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +316,7 @@ class ViewReducer:
                 f"and deletes nothing. Write {before.n} back; a number grows by `pixiu double {role}`"
             )
             roles[role] = before
-        self._layout = Layout(layout.version, roles)
+        self._layout = replace(layout, roles=roles)
 
     def _note_mass(self, now: float) -> None:
         """Hold without a limit what vanished together with most of the nodes known until then."""

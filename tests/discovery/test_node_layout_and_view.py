@@ -79,6 +79,14 @@ def test_a_node_with_a_bad_field_is_malformed(key: str, value: object) -> None:
         Node.from_json(json.dumps(fields).encode())
 
 
+@pytest.mark.parametrize("cluster", [7, None, "a" * 15, "A" * 16, ["a" * 16], "a" * 16 + "\n"])
+def test_a_layout_with_a_bad_id_of_the_cluster_is_malformed(cluster: object) -> None:
+    with pytest.raises(MalformedData, match="the cluster's ID in the layout is not 16 hex digits"):
+        Layout.from_json(json.dumps({"version": 1, "cluster": cluster}).encode())
+    assert Layout.from_json(Layout(1, {}, "a" * 16).to_json()).cluster == "a" * 16
+    assert Layout.from_json(b'{"version": 1}').cluster == ""
+
+
 @pytest.mark.parametrize("key", ["role", "partition", "state", "host", "port", "endpoint", "incarnation"])
 def test_a_node_without_a_needed_field_is_malformed(key: str) -> None:
     fields = json.loads(make_node().to_json())

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,17 +18,21 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+import pixiu
 from pipeline.audit import AuditOptions
 from pipeline.commands import pipeline
+from pipeline.replicas import Replicas, Rows
 from pipeline.report import Bars, Report, Section
 from pipeline.skew import Load, verdict
 from pixiu.client.stores import Stores
 from pixiu.ids import msg_id, snowflake
 from pixiu.mqtt.client_io import MQTTClient
+from pixiu.wire.export_tables import columns_of
 from pixiu.wire.inbox_operations import encode_acknowledges, encode_add_device, encode_appends, encode_opens
 from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import pi_pb2, xiu_pb2, xiu_pb2_grpc
 from tests.pipeline.conftest import Store
+from tests.support.cluster import is_healthy, wait_for
 from tests.support.waiting import until
 
 DATA = Path(__file__).resolve().parents[2] / "pixiu" / "tools" / "replay" / "data"
@@ -103,6 +111,103 @@ async def acknowledged(store: Store, uin: int, up_to: int, bits: int) -> None:
         assert await stores.change(uin, encode_acknowledges([(uin, device, session, 1, up_to, bits)])) == [0]
 
 
+SENDER = """
+import asyncio, sys
+import pixiu
+
+async def main(target, uin):
+    async with pixiu.connect(target, mail_timeout_s=600) as px, px.mail_writer() as writer:
+        await writer.room()
+        receipts = [writer.send(uin, b"%d" % number) for number in range(5)]
+        print(*(int(receipt.id) for receipt in receipts), flush=True)
+        await writer.wait_finished()
+        print("all are confirmed", flush=True)
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def process_of(store: Store, role: str, partition: int) -> int:
+    """The process ID of a role's only replica."""
+    (found,) = [int(each["pid"]) for each in store.cluster.processes(role) if each["partition"] == partition]
+    return found
+
+
+def in_xiu(store: Store, uin: int) -> dict[int, int]:
+    """SnowflakeID → MsgID of what is stored for a user."""
+    with Replicas(store.target, "xiu") as replicas:
+        replicas.find()
+        bounds = replicas.bounds(uin % 2)
+        columns = columns_of("messages", ["msg_id", "snowflake_id"])
+        batches = replicas.read(Rows(uin % 2, "messages", columns, (uin,), bounds.first, bounds.end))
+        return {row["snowflake_id"]: row["msg_id"] for batch in batches for row in batch.to_pylist()}
+
+
+def stored_while_pi_dies(store: Store, uin: int, killed: list[int]) -> dict[int, int]:
+    """Mail to a user whose Pi's leader is killed between the two writes, and with it whoever would repeat the second: sender and
+    proxy. SnowflakeID → MsgID."""
+    pi, proxy = process_of(store, "pi", uin % 2), process_of(store, "proxy", -1)
+    sender = None
+    os.kill(pi, signal.SIGSTOP)  # what it is asked now waits in its socket, and dies with it
+    try:
+        sender = subprocess.Popen([sys.executable, "-c", SENDER, store.target, str(uin)], stdout=subprocess.PIPE, text=True)
+        assert sender.stdout is not None
+        told = [int(word) for word in sender.stdout.readline().split()]
+        stored = wait_for(lambda: found if len(found := in_xiu(store, uin)) == len(told) else {}, "mail in Xiu")
+    finally:
+        for pid in (*([sender.pid] if sender else []), proxy, pi):
+            os.kill(pid, signal.SIGKILL)
+    rest, _ = sender.communicate(timeout=60)
+    assert (len(told), sorted(told), rest) == (5, sorted(stored), ""), "nobody was told that it arrived"
+    killed += [pi, proxy]
+    return stored
+
+
+async def listed_and_not_told(store: Store, users: Sequence[int], killed: list[int]) -> dict[int, int]:
+    """Mail to users whose devices are there while the relay that is told of it takes nothing, and dies. MsgID → user."""
+    (relay,) = [int(each["pid"]) for each in store.cluster.processes("relay")]
+    async with pixiu.connect(store.target) as px:
+        inboxes = [px.inbox(uin=uin, device="phone") for uin in users]
+        await asyncio.gather(*(inbox.ready() for inbox in inboxes))
+        os.kill(relay, signal.SIGSTOP)
+        try:
+            sent = await asyncio.to_thread(store.send, users, [b"%d" % number for number in range(6)])
+            assert [inbox.counters.received for inbox in inboxes] == [0] * len(users)
+        finally:
+            os.kill(relay, signal.SIGKILL)
+        await asyncio.gather(*(inbox.close() for inbox in inboxes))
+    killed.append(relay)
+    return {identity: record.key for identity, record in sent.items()}
+
+
+def killed_are_back(store: Store, killed: Sequence[int]) -> bool:
+    """Whether others serve in their place."""
+    return is_healthy(store.target) and not {each["pid"] for each in store.cluster.status()["processes"]} & set(killed)
+
+
+def saved(store: Store, uin: int) -> int:
+    """How far a user's only device has acknowledged lane 1, as Pi knows."""
+    with Replicas(store.target, "pi") as replicas:
+        replicas.find()
+        applied = replicas.bounds(uin % 2).applied
+        columns = columns_of("acknowledgements", ["lane", "up_to"])
+        batches = replicas.read(Rows(uin % 2, "acknowledgements", columns, (uin,), applied=applied))
+        return max((int(row["up_to"]) for batch in batches for row in batch.to_pylist()), default=0)
+
+
+async def delivered(store: Store, uin: int, count: int, *, acknowledge: bool) -> list[int]:
+    """MsgIDs of the first mails that a device is given."""
+    found: list[int] = []
+    async with pixiu.connect(store.target) as px, px.inbox(uin=uin, device="phone") as inbox, asyncio.timeout(120):
+        while len(found) < count:
+            mail = await anext(inbox)
+            found.append(mail.msg_id)
+            if acknowledge:
+                mail.acknowledge()
+        await inbox.flush()
+    return found
+
+
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -144,6 +249,46 @@ class TestOnACluster:
         assert [row["msg_id"] for row in rows["lost"]] == [5]
         assert sorted(row["inbox_seq"] for row in rows["unacknowledged"] if row["uin"] == slow) == [4, 5, 7, 8, 9, 10]
         assert report.findings == len(never) + len(ghosts) + 1 + 1 + 1
+
+    def test_audit_of_killed_processes_equals_the_ledger(self, spark: Any, store: Store, tmp_path: Path) -> None:
+        unlucky, missed, late, forgetful = users = store.users(4)
+        before, _ = self.audit(spark, store)
+        twice = store.send([forgetful], [b"x", b"y", b"z"])
+        came = asyncio.run(delivered(store, forgetful, 3, acknowledge=False))
+        came += asyncio.run(delivered(store, forgetful, 2, acknowledge=False))
+        assert Counter(came) == Counter([*sorted(twice), *sorted(twice)[:2]])
+
+        killed: list[int] = []
+        untold = asyncio.run(listed_and_not_told(store, [missed, late], killed))
+        never = stored_while_pi_dies(store, unlucky, killed)
+        wait_for(lambda: killed_are_back(store, killed), "processes in place of those that were killed")
+        assert Counter(asyncio.run(delivered(store, late, 3, acknowledge=True))) == Counter(
+            identity for identity, uin in untold.items() if uin == late
+        )
+        receipts, sends = tmp_path / "receipts.jsonl", tmp_path / "sends.jsonl"
+        receipts.write_text("".join(json.dumps({"msg_id": identity, "uin": forgetful}) + "\n" for identity in came))
+        confirmed = untold | dict.fromkeys(twice, forgetful)
+        sends.write_text("".join(json.dumps({"msg_id": identity, "uin": uin}) + "\n" for identity, uin in confirmed.items()))
+
+        def found() -> tuple[Report, dict[str, list[dict[str, Any]]]]:
+            report, tables = self.audit(spark, store, unacked_s=0, receipts=str(receipts), sends=str(sends))
+            return report, {name: [row.asDict() for row in frame.collect()] for name, frame in tables.items()}
+
+        wait_for(lambda: saved(store, late) == 3, "acknowledgements in Pi")
+        report, rows = found()
+        new = [row for row in rows["never_listed"] if row["key"] in users]
+        assert {(row["msg_id"], row["snowflake_id"], row["key"], row["sender"]) for row in new} == {
+            (identity, snowflake_id, unlucky, 0) for snowflake_id, identity in never.items()
+        }
+        assert len(new) == len(never)
+        assert sorted((row["msg_id"], row["uin"], row["times"]) for row in rows["repeated"]) == [
+            (identity, forgetful, 2) for identity in sorted(twice)[:2]
+        ]
+        assert rows["lost"] == []
+        assert sorted((row["uin"], row["msg_id"]) for row in rows["unacknowledged"] if row["uin"] in users) == sorted(
+            [*((forgetful, each) for each in twice), *((uin, each) for each, uin in untold.items() if uin == missed)]
+        ), "what nobody was told of is not wrong; it is unacknowledged as long as it is"
+        assert report.findings == before.findings + len(never) + 2
 
     def test_skew_names_the_hot_rooms(self, spark: Any, tmp_path: Path) -> None:
         from pipeline import skew

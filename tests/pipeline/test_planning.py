@@ -26,6 +26,7 @@ class Cluster:
     partitions: list[list[int]]
     floors: dict[int, int] = field(default_factory=dict)
     held: dict[tuple[int, str], int] = field(default_factory=dict)
+    id: str = ""
 
     def put(self, partition: int, count: int, epoch: int = 0) -> None:
         rows = self.partitions[partition]
@@ -41,6 +42,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
         def __init__(self, target: str, role: str, known: Any = None, retry_s: float = 0) -> None:
             self.count = 0
             self.addresses: dict[int, tuple[str, ...]] = {}
+            self.cluster = ""
 
         def __enter__(self) -> Replicas:
             return self
@@ -57,6 +59,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             return self.count
 
         def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
+            self.cluster = found.id
             rows = found.partitions[partition]
             floor, last = found.floors.get(partition, 0), (rows[-1] if rows else 0)
             stop = min(end or last + 1, last + 1)
@@ -150,6 +153,30 @@ def test_another_clusters_checkpoint_is_refused(cluster: Cluster) -> None:
         stream().latestOffset({"0": 99, "1": 1}, ReadAllAvailable())
     with pytest.raises(InvalidArgument, match="use another checkpointLocation"):
         stream().latestOffset({"logOffset": 3}, ReadAllAvailable())
+
+
+def test_an_offset_says_of_which_cluster_it_is(cluster: Cluster) -> None:
+    cluster.put(0, 3)
+    made_by_an_older_release = stream(startingOffsets="earliest").initialOffset()
+    assert made_by_an_older_release == {"0": 0, "1": 0}
+    cluster.id = "a" * 16
+    reader = stream(startingOffsets="earliest")
+    offset = reader.latestOffset(made_by_an_older_release, ReadAllAvailable())
+    assert offset == reader.reportLatestOffset() == {"0": 4, "1": 1, "cluster": "a" * 16}
+    assert ranges(reader.partitions(made_by_an_older_release, offset)) == [(0, 0, 4), (1, 0, 1)]
+    reader.commit(offset)
+    cluster.id = ""
+    assert stream().latestOffset(offset, ReadAllAvailable()) == offset, "replicas of an older release do not say; it is kept"
+    cluster.id = "b" * 16
+    said = "made with cluster a{16}, and 127.0.0.1:7000 is cluster b{16}: use another checkpointLocation, or the target"
+    with pytest.raises(InvalidArgument, match=said):
+        stream().latestOffset(offset, ReadAllAvailable())
+    cluster.floors[0] = 2
+    with pytest.raises(InvalidArgument, match=said):  # the last micro-batch once more, before anything else is asked
+        stream().partitions({"0": 1, "1": 1}, offset)
+    cluster.id = "a" * 16
+    with pytest.raises(InvalidArgument, match="messages that were read are not stored any more: restore the partition"):
+        stream().latestOffset(offset | {"0": 99}, ReadAllAvailable())
 
 
 def test_a_batch_is_cut_as_it_is_told(cluster: Cluster) -> None:

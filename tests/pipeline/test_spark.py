@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,39 @@ def test_a_stream_takes_no_more_than_its_limit_and_ends_at_the_end(spark: Any, s
     to_parquet(stream(spark, store, maxOffsetsPerTrigger=limit), tmp_path)
     found = [row.msg_id for row in spark.read.parquet(str(tmp_path / "rows")).where(f"key in ({of(*users)})").collect()]
     assert Counter(found) == Counter([*sent, *more])
+
+
+def with_cluster(checkpoint: Path, cluster: str) -> str:
+    """Write another cluster's ID into a checkpoint's newest offset, or none; the one that was there."""
+    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    *head, line = newest.read_text().splitlines()
+    offset = json.loads(line)
+    before = offset.pop("cluster", "")
+    newest.write_text("\n".join([*head, json.dumps(offset | ({"cluster": cluster} if cluster else {}))]))
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    return str(before)
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
+    from pipeline.reading import sentence_of
+
+    (uin,) = store.users(1)
+    first = store.send([uin], [b"%d" % number for number in range(20)])
+    to_parquet(stream(spark, store, users=of(uin)), tmp_path)
+    here = with_cluster(tmp_path / "checkpoint", "0123456789abcdef")
+    assert here == json.loads(store.cluster.pixiu("layout show", "--json").stdout)["cluster"]
+    more = store.send([uin], [b"more"] * 10)
+    with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
+        to_parquet(stream(spark, store, users=of(uin)), tmp_path)
+    assert sentence_of(raised.value) == (
+        f"the checkpoint was made with cluster 0123456789abcdef, and {store.target} is cluster {here}: use another "
+        "checkpointLocation, or the target that it was made with"
+    )
+    with_cluster(tmp_path / "checkpoint", "")
+    to_parquet(stream(spark, store, users=of(uin)), tmp_path)
+    rows = [row.msg_id for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
+    assert Counter(rows) == Counter([*first, *more]), "an older release's checkpoint goes on, each row once"
+    assert with_cluster(tmp_path / "checkpoint", "") == here
 
 
 DRIVER = """
@@ -246,6 +280,52 @@ def test_a_sink_that_is_run_again_stores_once(spark: Any, store: Store, tmp_path
     assert all(row.flags & Flag.DERIVED_ID and row.sent_at is None for row in stored)
     listed = batch(spark, store, table="inboxes", users=of(*users)).collect()
     assert Counter(row.msg_id for row in listed) == Counter(row.msg_id for row in stored)
+
+
+def test_a_sinks_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
+    from pipeline.reading import sentence_of
+
+    (uin,) = store.users(1)
+    note = tmp_path / "checkpoint" / "pixiu_cluster"
+    (proxy,) = store.cluster.processes("proxy")
+
+    def run(begin: int) -> None:
+        frame = spark.range(begin, begin + 10).selectExpr("id", f"{uin}L as uin", "cast(id as string) as body")
+        frame.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+        query = (
+            spark.readStream.schema("id long, uin long, body string").parquet(str(tmp_path / "in"))
+            .writeStream.format("pixiu")
+            .option("target", proxy["client_address"])
+            .option("query", "noted")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )  # fmt: skip
+        assert query.awaitTermination(240)
+        if query.exception() is not None:
+            raise query.exception()
+
+    run(0)
+    here = note.read_text()
+    assert here.strip() == json.loads(store.cluster.pixiu("layout show", "--json").stdout)["cluster"]
+    for wrong, said in (
+        (
+            "0123456789abcdef",
+            f"made with cluster 0123456789abcdef, and {proxy['client_address']} is cluster {here.strip()}: use another",
+        ),
+        ("x", "pixiu_cluster does not hold the ID of a cluster: remove it, or use another checkpointLocation"),
+    ):
+        note.write_text(wrong)
+        with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
+            run(10)
+        assert said in sentence_of(raised.value)
+        assert "\n" not in sentence_of(raised.value)
+        assert batch(spark, store, users=of(uin)).count() == 10, "nothing was written"
+        shutil.rmtree(tmp_path / "in")
+    note.unlink()
+    run(20)
+    assert note.read_text() == here, "an older release's checkpoint goes on, and says it from then on"
+    assert batch(spark, store, users=of(uin)).count() == 20
 
 
 def test_a_batch_that_is_written_twice_is_stored_once(spark: Any, store: Store) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 import pytest
 
@@ -22,29 +24,46 @@ async def mirror(zookeeper: ZooKeeper, root: str, role: str) -> bytes:
 async def test_a_layout_is_created_with_its_mirrors(zookeeper: ZooKeeper, root: str) -> None:
     assert await read_layout(zookeeper, root) is None
     layout = await ensure_layout(zookeeper, root, DESIRED)
-    assert layout == Layout(1, DESIRED) == await read_layout(zookeeper, root)
+    assert layout == Layout(1, DESIRED, layout.cluster) == await read_layout(zookeeper, root)
     assert await mirror(zookeeper, root, "router") == b"2"
     assert await mirror(zookeeper, root, "broker") == b"4"
     assert await zookeeper.exists(f"{root}/proxy/partition_num") is None
     assert await ensure_layout(zookeeper, root, DESIRED) == layout
 
 
+async def test_a_clusters_id_is_made_once_and_stays(zookeeper: ZooKeeper, root: str) -> None:
+    first = await ensure_layout(zookeeper, root, DESIRED)
+    assert re.fullmatch("[0-9a-f]{16}", first.cluster)
+    await begin_doubling(zookeeper, root, "router", "a" * 16)
+    await commit_doubling(zookeeper, root, "router", "a" * 16)
+    assert (await ensure_layout(zookeeper, root, DESIRED)).cluster == first.cluster
+    assert (await ensure_layout(zookeeper, f"{root}/other", DESIRED)).cluster != first.cluster
+    older = json.loads((await zookeeper.get(paths.layout(root)))[0])
+    del older["cluster"]
+    await zookeeper.set(paths.layout(root), json.dumps(older).encode())
+    given = await ensure_layout(zookeeper, root, DESIRED)
+    assert (given.version, bool(given.cluster)) == (4, True), "the next start gives an older release's layout one"
+    assert await ensure_layout(zookeeper, root, DESIRED) == given
+
+
 async def test_any_number_of_processes_may_create_it_at_once(zookeeper: ZooKeeper, root: str) -> None:
     layouts = await asyncio.gather(*(ensure_layout(zookeeper, root, DESIRED) for _ in range(10)))
-    assert layouts == [Layout(1, DESIRED)] * 10
+    assert layouts == [Layout(1, DESIRED, layouts[0].cluster)] * 10
 
 
 async def test_another_number_of_partitions_is_refused_and_both_are_named(zookeeper: ZooKeeper, root: str) -> None:
     await ensure_layout(zookeeper, root, DESIRED)
     with pytest.raises(ConfigurationError, match=r"router has 2 .* 4 are configured: set the number in the configuration to 2"):
         await ensure_layout(zookeeper, root, {"router": RoleLayout(4, 4, 3)})
-    assert await read_layout(zookeeper, root) == Layout(1, DESIRED)
+    layout = await read_layout(zookeeper, root)
+    assert layout is not None
+    assert (layout.version, layout.roles) == (1, DESIRED)
 
 
 async def test_roles_that_are_missing_are_added_and_wanted_replicas_stay(zookeeper: ZooKeeper, root: str) -> None:
     await ensure_layout(zookeeper, root, DESIRED)
     layout = await ensure_layout(zookeeper, root, {"router": RoleLayout(2, 2, 9), "relay": RoleLayout(2, 2, 1)})
-    assert layout == Layout(2, {**DESIRED, "relay": RoleLayout(2, 2, 1)})
+    assert (layout.version, layout.roles) == (2, {**DESIRED, "relay": RoleLayout(2, 2, 1)})
     assert await mirror(zookeeper, root, "relay") == b"2"
 
 

@@ -67,6 +67,7 @@ class BoundsReply(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """xiu or pi"""
     partition: _builtins.int
@@ -83,6 +84,8 @@ class BoundsReply(_message.Message):
     """the counter of the last log entry in the state"""
     leads: _builtins.bool
     """this replica leads its partition: nothing that was acknowledged lies behind `end`"""
+    cluster: _builtins.str
+    """what tells this cluster from every other one, 16 hex digits; empty: not known"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportReplica]:
         """of all partitions of the role, as far as is known"""
@@ -101,10 +104,11 @@ class BoundsReply(_message.Message):
         applied: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ExportReplica] | None = ...,
         leads: _builtins.bool = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advanced", b"advanced", "applied", b"applied", "at", b"at", "end", b"end", "first", b"first", "leads", b"leads", "partition", b"partition", "partitions", b"partitions", "replicas", b"replicas", "role", b"role", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advanced", b"advanced", "applied", b"applied", "at", b"at", "cluster", b"cluster", "end", b"end", "first", b"first", "leads", b"leads", "partition", b"partition", "partitions", b"partitions", "replicas", b"replicas", "role", b"role", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

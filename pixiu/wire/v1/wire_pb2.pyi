@@ -324,7 +324,10 @@ class ClusterReply(_message.Message):
 
     MEMBERS_FIELD_NUMBER: _builtins.int
     LAYOUT_VERSION_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     layout_version: _builtins.int
+    cluster: _builtins.str
+    """what tells this cluster from every other one, 16 hex digits; empty: not known"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterMember]: ...
     def __init__(
@@ -332,10 +335,11 @@ class ClusterReply(_message.Message):
         *,
         members: _abc.Iterable[Global___ClusterMember] | None = ...,
         layout_version: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_version", b"layout_version", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "layout_version", b"layout_version", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

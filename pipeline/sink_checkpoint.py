@@ -1,0 +1,62 @@
+"""Which cluster a query writes to, in a file of the query's checkpoint: `CHECKPOINT/pixiu_cluster`, 16 hex digits.
+
+Of a sink Spark keeps nothing in a checkpoint. The driver reads the file when it plans a micro-batch and writes it when the first
+one is committed; tasks, which are connected, compare.
+
+Source: docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pixiu.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+NAME: Final = "pixiu_cluster"
+MAX_BYTES: Final = 64
+LOG: Final = logging.getLogger("pixiu.pipeline")
+
+
+def read_cluster(checkpoint: str) -> str:
+    """The cluster that a checkpoint was made with; empty: it does not say, or is where Arrow cannot read. Raises InvalidArgument
+    for a file that is none of ours."""
+    try:
+        system, root = _system(checkpoint)
+        with system.open_input_stream(f"{root}/{NAME}") as stream:
+            found = str(stream.read(MAX_BYTES), errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, ImportError) as error:  # Arrow's are of these
+        LOG.warning("the checkpoint in %s is not compared with the cluster: %s", checkpoint, str(error).split("\n", 1)[0])
+        return ""
+    if re.fullmatch("[0-9a-f]{16}", found) is None:
+        raise InvalidArgument(
+            f"{checkpoint}/{NAME} does not hold the ID of a cluster: remove it, or use another checkpointLocation"
+        )
+    return found
+
+
+def write_cluster(checkpoint: str, cluster: str) -> None:
+    """Note the cluster, where there is no note of one; whole or not at all."""
+    try:
+        system, root = _system(checkpoint)
+        with system.open_output_stream(f"{root}/{NAME}.new") as stream:
+            stream.write(f"{cluster}\n".encode())
+        system.move(f"{root}/{NAME}.new", f"{root}/{NAME}")
+    except (OSError, ValueError, ImportError) as error:
+        LOG.warning("the cluster is not noted in %s: %s", checkpoint, str(error).split("\n", 1)[0])
+
+
+def _system(checkpoint: str) -> tuple[FileSystem, str]:
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    if "://" not in checkpoint and not checkpoint.startswith("file:"):
+        return LocalFileSystem(), str(Path(checkpoint).resolve())
+    system, root = FileSystem.from_uri(checkpoint)
+    return system, root.rstrip("/")
