@@ -327,6 +327,11 @@ class ZooKeeper:
         self._session_id = 0
         self._listeners: list[SessionListener] = []
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._asked = 0
+        """Operations that kazoo has not answered."""
+        self._quiet, self._may_ask, self._one_login = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._quiet.set()
+        self._may_ask.set()
         self._below: dict[str, list[Watch]] = {}
         self._closed = False
 
@@ -500,13 +505,32 @@ class ZooKeeper:
         found = await asyncio.to_thread(self._read_login)
         if found == self._passwords or self._client is None:
             return False
-        before, self._passwords = set(_auth(self._passwords)), found
+        former, self._passwords = self._passwords, found
         client, now = self._client, set(_auth(found))
         client.auth_data.clear()
         client.auth_data.update(now)  # what the next connection says
-        for scheme, said in sorted(now - before):
-            await self._run("/", partial(_add_auth, scheme, said))
+        try:
+            for scheme, said in sorted(now - set(_auth(former))):
+                await self._say(scheme, said)
+        except BaseException:
+            self._passwords = former  # the next call says it
+            raise
         return True
+
+    async def _say(self, scheme: str, said: str) -> None:
+        """Log in, while nothing else is under way: ZooKeeper answers a login before what was asked earlier, and kazoo takes the
+        answers in the order of the questions, so that somebody would get the login's. Raises `RegistryUnavailable`."""
+        async with self._one_login:
+            self._may_ask.clear()
+            try:
+                async with asyncio.timeout(self._operation_timeout_s):
+                    await self._quiet.wait()
+                await self._ask("/", partial(_add_auth, scheme, said))
+            except TimeoutError:
+                text = f"ZooKeeper at {self._hosts} did not answer what was asked before within {self._operation_timeout_s:g} s"
+                raise RegistryUnavailable(f"no login: {text}") from None
+            finally:
+                self._may_ask.set()
 
     async def delete(self, path: str, version: int = -1) -> None:
         """Delete a node if it has this version (-1: any). Raises `NoNode`, `VersionConflict`, `NotEmpty`,
@@ -704,22 +728,41 @@ class ZooKeeper:
         return None if callback is None else _LoopWatch(self._loop, callback)
 
     async def _run(self, path: str, start: Callable[[Any], Any]) -> Any:
-        """Start an operation in kazoo and wait for its result without blocking the loop."""
+        """Start an operation in kazoo and wait for its result without blocking the loop. It waits for a login that is under way."""
         async with self._in_flight:
-            if self._closed or not self._connected or self._loop is None:
-                raise RegistryUnavailable(f"{path}: there is no connection to ZooKeeper at {self._hosts} now; try again later")
-            future: asyncio.Future[Any] = self._loop.create_future()
-            try:
-                start(self._client).rawlink(partial(_settle, self._loop, future))
-                async with asyncio.timeout(self._operation_timeout_s):
-                    return await future
-            except TimeoutError:
-                raise RegistryUnavailable(
-                    f"{path}: ZooKeeper at {self._hosts} did not answer within {self._operation_timeout_s:g} s; "
-                    "whether the operation happened is unknown"
-                ) from None
-            except KazooException as error:
-                raise self._translate(error, path) from error
+            while not self._may_ask.is_set():
+                await self._may_ask.wait()
+            return await self._ask(path, start)
+
+    async def _ask(self, path: str, start: Callable[[Any], Any]) -> Any:
+        if self._closed or not self._connected or self._loop is None:
+            raise RegistryUnavailable(f"{path}: there is no connection to ZooKeeper at {self._hosts} now; try again later")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        try:
+            operation = start(self._client)
+            self._asked += 1
+            self._quiet.clear()
+            operation.rawlink(partial(_settle, self._loop, partial(self._answered, future)))
+            async with asyncio.timeout(self._operation_timeout_s):
+                return await future
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f"{path}: ZooKeeper at {self._hosts} did not answer within {self._operation_timeout_s:g} s; "
+                "whether the operation happened is unknown"
+            ) from None
+        except KazooException as error:
+            raise self._translate(error, path) from error
+
+    def _answered(self, future: asyncio.Future[Any], exception: BaseException | None, value: Any) -> None:
+        self._asked -= 1
+        if not self._asked:
+            self._quiet.set()
+        if future.done():
+            return
+        if exception is None:
+            future.set_result(value)
+        else:
+            future.set_exception(exception)
 
     def _translate(self, error: KazooException, path: str) -> RemoteError:
         match error:
@@ -743,18 +786,9 @@ class ZooKeeper:
                 return RegistryConflict(f"{path}: ZooKeeper refused the operation: {type(error).__name__} {error}")
 
 
-def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
+def _settle(loop: asyncio.AbstractEventLoop, answered: Callable[[BaseException | None, Any], None], result: Any) -> None:
     """In kazoo's thread: hand a result to the loop."""
-    _to_loop(loop, _finish, future, result.exception, result.value)
-
-
-def _finish(future: asyncio.Future[Any], exception: BaseException | None, value: Any) -> None:
-    if future.done():
-        return
-    if exception is None:
-        future.set_result(value)
-    else:
-        future.set_exception(exception)
+    _to_loop(loop, answered, result.exception, result.value)
 
 
 def _auth(passwords: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:

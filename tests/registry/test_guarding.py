@@ -296,3 +296,23 @@ def test_credentials_are_made_renewed_and_dropped(tmp_path: Path) -> None:
 def test_what_processes_may_not_make_is_made_for_them() -> None:
     made = {f"/{role}{below}" for role in paths.ROLES for below in ("", "/changes")}
     assert made | {"/drain", "/kick", "/worker", "/instance"} == set(directories())
+
+
+async def test_nothing_that_is_under_way_is_disturbed_by_another_login(
+    zookeeper_server: EmbeddedZooKeeper, root: str, operators_file: Path
+) -> None:
+    """ZooKeeper answers a login before what was asked earlier, and its client takes answers in the order of questions."""
+    async with session(zookeeper_server, root, operators_file) as one:
+        await one.ensure_path(root)
+        changes: list[object] = []
+        one.add_listener(changes.append)
+        number = one.session_id
+        for turn in range(30):
+            make_credentials(operators_file, renew=not turn % 2, drop=bool(turn % 2))
+            asked = [asyncio.ensure_future(one.get(root)) for _ in range(100)]
+            await asyncio.sleep(0)
+            login = asyncio.ensure_future(one.log_in_again())
+            asked += [asyncio.ensure_future(one.get(root)) for _ in range(100)]
+            assert await login
+            assert {data for data, _ in await asyncio.gather(*asked)} == {b""}
+        assert (one.session_id, one.connected, changes) == (number, True, [])
