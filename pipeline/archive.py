@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.queries import run_to_end
 from pipeline.reading import sentence_of
 from pipeline.report import Report, Section, section_of
 from pixiu.errors import DiskFailed, InvalidArgument, StoreDamaged
@@ -132,14 +133,8 @@ def run(spark: Any, options: ArchiveOptions) -> tuple[Report, dict[str, Any]]:
         write_batch(frame, batch_id, options.path)
         written.append(batch_id)
 
-    query = (
-        source.load()
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", f"{options.path}/_checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    stream = source.load().writeStream.foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
+    query = run_to_end(stream.trigger(availableNow=True).start)[-1]
     if query.exception() is not None:
         raise DiskFailed(f"the archive is not complete: {sentence_of(query.exception())}")
     if not written and not _exists(spark, options.path):

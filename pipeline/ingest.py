@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.queries import run_to_end
 from pipeline.reading import sentence_of
 from pipeline.report import Report, section_of
 from pixiu.errors import DiskFailed, InvalidArgument
@@ -91,18 +92,13 @@ def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
     def write(frame: Any, batch_id: int) -> None:
         frame.write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
 
-    query = (
-        found.writeStream.outputMode("update")
-        .foreachBatch(write)
-        .option("checkpointLocation", f"{options.path}/_checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    if query.exception() is not None:
-        raise DiskFailed(f"not everything was taken in: {sentence_of(query.exception())}")
-    taken = sum(progress["numInputRows"] for progress in query.recentProgress)
-    late = sum(int(state["numRowsDroppedByWatermark"]) for progress in query.recentProgress for state in progress["stateOperators"])
+    stream = found.writeStream.outputMode("update").foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
+    queries = run_to_end(stream.trigger(availableNow=True).start)
+    if queries[-1].exception() is not None:
+        raise DiskFailed(f"not everything was taken in: {sentence_of(queries[-1].exception())}")
+    steps = [progress for query in queries for progress in query.recentProgress]
+    taken = sum(progress["numInputRows"] for progress in steps)
+    late = sum(int(state["numRowsDroppedByWatermark"]) for progress in steps for state in progress["stateOperators"])
     report = Report("Ingest", {"mails": taken, "too_late": late})
     table = windows(spark, options.path, options.keys).orderBy("begin", *options.keys)
     report.sections.append(section_of("windows", table))

@@ -66,6 +66,7 @@ class Core(ReplicaCore):
         gone_gateway_s: float,
         devices: Devices | None = None,
         tracer: Tracer = UNTRACED,
+        guests: bool = False,
     ) -> None:
         self.devices = devices if devices is not None else Devices()
         super().__init__(
@@ -76,6 +77,7 @@ class Core(ReplicaCore):
             poll_interval_s=poll_interval_s,
             gone_gateway_s=gone_gateway_s,
             membership=self.devices,
+            guests=guests,
         )
         self.chat = ChatFanout(self._gateway_targets, self._serves, self._elsewhere, self._connected_targets, tracer)
         self.contests = Contests(self.devices, heartbeat_s)

@@ -43,6 +43,7 @@ class Service(ReplicaService):
             gone_gateway_s=options.gone_gateway_s,
             devices=devices,
             tracer=tracer_of(context, Hop.RELAY, options.partition),
+            guests=cluster.guests,
         )
         super().__init__(context, self._relay, options.store_mb, others=("proxy", "broker"))
         self.mail = MailService(context, self._relay, devices)

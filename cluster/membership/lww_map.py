@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, cast
 
 from cluster.membership import digest as digests
 from cluster.membership.digest import BUCKETS, Digest, DigestKey, Rule, bucket_of
-from cluster.membership.shards import SHARDS, Shard, shard_of
+from cluster.membership.shards import SHARDS, Register, Shard, shard_of
 from pixiu.errors import MalformedData
 from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
 from pixiu.wire.v1 import control_pb2
@@ -454,12 +454,13 @@ class LwwMap:
         for shard in self._shards:
             for key in list(shard.tombstones):
                 found_dead = shard.tombstones.get(key)
-                if found_dead is None or key.group % rule.partitions != rule.partition:
+                group, member, _ = key
+                if found_dead is None or group % rule.partitions != rule.partition:
                     continue
                 if len(entries) + len(dead) == limit:
                     yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
                     entries, dead, values = [], [], []
-                dead.append(pack(key.group, key.member, found_dead[0]))
+                dead.append(pack(group, member, found_dead[0]))
         yield Chunk(b"".join(entries), b"".join(dead), b"".join(values))
 
     def _walk(self, rule: Rule) -> Iterator[tuple[int, int]]:
@@ -478,9 +479,9 @@ class LwwMap:
             for key, (_, until) in shard.tombstones.items():
                 if until > now or len(gone) >= limit:
                     break
-                gone.append(key)
-            for key in gone[before:]:
-                del shard.tombstones[key]
+                gone.append(Key(*key))
+            for over in gone[before:]:
+                del shard.tombstones[over]
         self._buried -= len(gone)
         self.counters.tombstones_expired += len(gone)
         return gone
@@ -597,7 +598,7 @@ class LwwMap:
         tombstones[key] = (id_, now + self._tombstone_s)
         self._buried += 1
 
-    def _forget_oldest(self, tombstones: dict[Key, tuple[int, float]]) -> None:
+    def _forget_oldest(self, tombstones: dict[Register, tuple[int, float]]) -> None:
         """Of a shard that has any; each has had about as many as another."""
         if not tombstones:
             tombstones = min(

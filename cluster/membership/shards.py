@@ -10,13 +10,12 @@ Source: docs/decisions/0248-big-maps-are-many-small-dicts.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from cluster.membership.lww_map import Key
+from typing import Final, NamedTuple
 
 SHARDS: Final = 512
 NO_GROUP: Final = -1
+Register = tuple[int, int, int]
+"""Group, member, instance: a `Key` of the map."""
 
 
 class _AlwaysTracked(NamedTuple):
@@ -42,9 +41,9 @@ class Shard:
         """group → instance → {member: GatewayMsgID}."""
         self.gateways: dict[int, tuple[int, ...]] = {NO_GROUP: ALWAYS_TRACKED}
         """group → the instances with members, ascending."""
-        self.tombstones: dict[Key, tuple[int, float]] = {}
+        self.tombstones: dict[Register, tuple[int, float]] = {}
         """(GatewayMsgID, when it expires); the insertion order is the order of expiry, because a rewrite moves to the end."""
-        self.values: dict[Key, int] = {}
+        self.values: dict[Register, int] = {}
         """Of live entries, where it is not 0."""
 
 

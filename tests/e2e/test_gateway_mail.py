@@ -109,7 +109,7 @@ class Stage:
         self.roles, self.gateway, self.relay, self.channel = roles, gateway, relay, channel
 
     async def device(self, uin: int, key: int) -> delivery_pb2.MailDevice:
-        """The connection of a device that takes mail, as relays know it."""
+        """The connection of a device that takes mail, as relays know it. The test is no relay that the registry has: a guest."""
         found: list[delivery_pb2.MailDevice] = []
 
         async def known() -> bool:
@@ -134,8 +134,8 @@ async def stage(roles: Roles) -> AsyncIterator[Stage]:
     """A gateway and the relay that confirms its devices; of Pi and Xiu there is the layout alone."""
     await roles.layout(router=1, relay=1, broker=1, xiu=1, pi=1)
     for name in ("router-0", "relay-0"):
-        roles.start(name, partition=0)
-    roles.start("gateway-0", drain_jitter_s=0.1)
+        roles.start(name, partition=0, cluster_guests=True)
+    roles.start("gateway-0", drain_jitter_s=0.1, cluster_guests=True)
     _, relay, gateway = await roles.running("router-0", "relay-0", "gateway-0")
     async with grpc.aio.insecure_channel(f"{gateway.host}:{gateway.port}") as channel:
         yield Stage(roles, gateway, relay, channel)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.queries import run_to_end
 from pixiu.wire.record import Flag
 from tests.pipeline.conftest import Store
 from tests.support.cluster import wait_for
@@ -41,15 +42,9 @@ def stream(spark: Any, store: Store, **options: object) -> Any:
     return reader.load()
 
 
-def to_parquet(source: Any, folder: Path, *, wait_s: int = 240) -> Any:
-    query = (
-        source.writeStream.format("parquet")
-        .option("path", str(folder / "rows"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(wait_s), "the query did not end"
+def to_parquet(source: Any, folder: Path) -> Any:
+    writer = source.writeStream.format("parquet").option("path", str(folder / "rows"))
+    query = run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start)[-1]
     if query.exception() is not None:
         raise query.exception()
     return query
