@@ -47,6 +47,9 @@ from pixiu.wire.v1 import wire_pb2
 
 MOVE_JITTER_S: Final = 1.0
 """A draining gateway's clients leave it within this time, at random."""
+LINGER_S: Final = 1.0
+"""Seconds for which a draining gateway is read on after another one has confirmed everything: what was accepted before that goes by
+the old one alone, and may still be on its way."""
 log = logging.getLogger("pixiu.client")
 
 
@@ -80,6 +83,8 @@ class GatewayConnection:
 
     what: ClassVar[str] = "connection"
     """As errors and tasks name it."""
+    linger_s: ClassVar[float] = LINGER_S
+    """For how long a gateway that is left is read on. 0 where nothing is lost that it has not delivered."""
 
     def __init__(self, surroundings: ConnectionContext) -> None:
         self._around = surroundings
@@ -305,6 +310,8 @@ class GatewayConnection:
                 if successor is not None and successor.done():
                     prepared = successor.result()
                     if prepared is not None:
+                        if not ended:
+                            await self._read_rest(stream)
                         return await self._move(prepared, stream.address, ended)
                     if ended:
                         return None
@@ -337,6 +344,15 @@ class GatewayConnection:
         if reply is not None:
             await self._take(stream, reply)
         return reply is not None
+
+    async def _read_rest(self, stream: GatewayStream) -> None:
+        """Deliver what the old gateway still sends; what the new one sends is held, so that the order stays."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.linger_s
+        while (left := until - loop.time()) > 0:
+            done, _ = await asyncio.wait({stream.read()}, timeout=left)
+            if not done or not await self._take_last(stream):
+                return
 
     async def _discard(self, successor: asyncio.Task[_Prepared | None]) -> None:
         successor.cancel()

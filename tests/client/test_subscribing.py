@@ -254,6 +254,22 @@ async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any
         assert subscription.counters.moves == 1
 
 
+async def test_what_is_on_its_way_when_the_new_gateway_has_confirmed_still_comes_by_the_old_one(cluster: Any, until: Until) -> None:
+    """It was accepted before the join, so that nobody else gets it: a gateway on a busy machine sends it later."""
+    await cluster.start(gateways=2)
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:
+        (old,) = [gateway for gateway in cluster.gateways if gateway.streams]
+        (new,) = [gateway for gateway in cluster.gateways if gateway is not old]
+        old.push(wire_pb2.SubscribeReply(draining=True))
+        await until(lambda: new.joined() == {42} and not new.unconfirmed)
+        new.send(record(2))
+        old.send(record(1), record(2))
+        assert await take(subscription, 2) == [b"1", b"2"]
+        await until(lambda: not old.streams)
+        new.send(record(3))
+        assert await take(subscription, 1) == [b"3"]
+
+
 async def test_what_the_new_gateway_sends_later_than_the_old_one_did_is_not_shown_twice(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:
