@@ -254,7 +254,7 @@ async def test_a_token_function_that_fails_is_asked_again(cluster: Any, until: U
 async def test_a_token_function_that_fails_for_long_fails_messages_and_not_the_client(cluster: Any) -> None:
     await cluster.start()
     tokens = Tokens()
-    async with pixiu.connect(cluster.target, token=tokens, publish_timeout_s=0.5, backoff_s=0.01, max_backoff_s=0.05) as px:
+    async with pixiu.connect(cluster.target, token=tokens, publish_timeout_s=2.0, backoff_s=0.01, max_backoff_s=0.05) as px:
         tokens.failures = 1 << 30
         with pytest.raises(NotSent):
             await px.room(1).send(b"hello")
