@@ -83,7 +83,7 @@ class GatewayConnection:
 
     what: ClassVar[str] = "connection"
     """As errors and tasks name it."""
-    linger_s: ClassVar[float] = LINGER_S
+    _linger_s: ClassVar[float] = LINGER_S
     """For how long a gateway that is left is read on. 0 where nothing is lost that it has not delivered."""
 
     def __init__(self, surroundings: ConnectionContext) -> None:
@@ -348,7 +348,7 @@ class GatewayConnection:
     async def _read_rest(self, stream: GatewayStream) -> None:
         """Deliver what the old gateway still sends; what the new one sends is held, so that the order stays."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.linger_s
+        until = loop.time() + self._linger_s
         while (left := until - loop.time()) > 0:
             done, _ = await asyncio.wait({stream.read()}, timeout=left)
             if not done or not await self._take_last(stream):

@@ -71,7 +71,7 @@ class Inbox(GatewayConnection):
     """
 
     what = "inbox"
-    linger_s = 0.0
+    _linger_s = 0.0
 
     def __init__(
         self,
