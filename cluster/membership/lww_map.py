@@ -266,9 +266,10 @@ class LwwMap:
         """Digest by these keys, see `Digest.set_keys`; `build_digest` makes those that are new."""
         self.digest.set_keys(keys)
 
-    def build_digest(self, limit: int = DIGEST_SLICE) -> None:
-        """Go on with digests by new keys."""
+    def build_digest(self, limit: int = DIGEST_SLICE) -> bool:
+        """Go on with digests by new keys. Whether all are complete."""
         self.digest.build(self._groups_in, self._entries, limit)
+        return not self.digest.building
 
     def _groups_in(self, shard: int) -> Iterable[int]:
         return self._shards[shard].groups

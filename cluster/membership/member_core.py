@@ -302,7 +302,6 @@ class MemberCore(ABC):
             self._purged(self.membership.purge_some(), out)
             self._slice_at = now + PURGE_PAUSE_S
         elif self.membership.digest.building:
-            self.membership.build_digest()
-            self._slice_at = now + PURGE_PAUSE_S
-            if not self.membership.digest.building:
+            if self.membership.build_digest():
                 self._name_digest_key(out)
+            self._slice_at = now + PURGE_PAUSE_S
