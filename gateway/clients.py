@@ -414,9 +414,3 @@ class Clients:
 
     def _dropped(self, messages: int) -> None:
         self.counters.slow_consumer_dropped += messages
-
-
-def host_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the machine at the other end; empty where it is not known any more."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from cluster.access.guard import MAX_HOLD_S, Guard, Session
 from cluster.access.identity import Credentials
+from cluster.runtime.doors import host_of
 from gateway import events as ev
 from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
-from gateway.clients import Clients, host_of
+from gateway.clients import Clients
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mqtt_publishing import Publishing
 from pixiu.errors import PixiuError
@@ -293,7 +294,7 @@ class MQTTConnection(asyncio.Protocol):
     def _log_in(self, guard: Guard, connect: Connect) -> ConnackCode | None:
         """What the guard says at once; None: later."""
         assert self._transport is not None
-        address = str((self._transport.get_extra_info("peername") or ("",))[0])
+        address = host_of(self._transport)
         encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
         credentials = credentials_of(connect, address, shown or b"")

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.runtime.door_tls import DoorTls
-from gateway.clients import Clients, host_of
+from cluster.runtime.doors import host_of
+from gateway.clients import Clients
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 SHUTDOWN_TIMEOUT_S: Final = 5.0
@@ -95,5 +96,4 @@ class TlsHandshake(asyncio.Protocol):
         reason = error.reason if isinstance(error, ssl.SSLError) else ""
         if reason in CERTIFICATE_ERRORS and self._clients.guard is not None:
             why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else "none was shown"
-            peer = transport.get_extra_info("peername") or ("",)
-            self._clients.guard.refused_certificate(str(peer[0]), f"the client's certificate is not taken: {why}")
+            self._clients.guard.refused_certificate(host_of(transport), f"the client's certificate is not taken: {why}")

@@ -298,26 +298,6 @@ class Digest:
             if each.has(group):
                 each.sums.remove(group, member, instance, id_)
 
-    def total(self, rule: Rule) -> Sum:
-        """See `Sums.total`; by the first key."""
-        return self._all[0].total(rule)
-
-    def root(self, instance: int, rule: Rule) -> Sum:
-        """See `Sums.root`."""
-        return self._all[0].root(instance, rule)
-
-    def count(self, instance: int) -> int:
-        """See `Sums.count`."""
-        return self._all[0].count(instance)
-
-    def roots(self, rule: Rule) -> dict[int, Sum]:
-        """See `Sums.roots`."""
-        return self._all[0].roots(rule)
-
-    def buckets(self, instance: int, rule: Rule) -> list[Sum]:
-        """See `Sums.buckets`."""
-        return self._all[0].buckets(instance, rule)
-
 
 def _sum(sums: dict[int, int], rule: Rule) -> Sum:
     xor, count = 0, 0

@@ -281,7 +281,7 @@ class LwwMap:
 
     def members_by_instance(self) -> dict[int, int]:
         """Gateway instance → its live entries, ascending."""
-        return {instance: self.digest.count(instance) for instance in self.instances()}
+        return {instance: self.digest.first.count(instance) for instance in self.instances()}
 
     def floor(self, instance: int) -> int:
         """The GatewayMsgID below which nothing of an instance applies; 0 where there is no floor."""

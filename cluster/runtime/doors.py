@@ -9,6 +9,7 @@ Source: docs/security.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -108,3 +109,9 @@ class ClientRoleOptions(ClientDoorOptions):
                 yield door.host_key, CLOSED.format(flag=door.flag)
             elif not door.tls and not door.plain:
                 yield door.host_key, PLAIN.format(flag=door.plain_flag)
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the machine at the other end of a connection; empty where it is not known any more."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.runtime import log
+from cluster.runtime.doors import host_of
 from cluster.runtime.metrics import CONTENT_TYPE, Metrics
 from pixiu.errors import ConfigurationError
 
@@ -117,9 +118,9 @@ class HttpServer:
         """Who serves a new connection; None: nobody."""
         server = self._runner.server if self._runner is not None else None
         if server is not None and len(server.connections) < MAX_CONNECTIONS:
-            address = _address(transport)
+            address = host_of(transport)
             # Few enough to look at all of them; one that is closing has no transport any more.
-            of_address = sum(1 for handler in server.connections if handler.transport and _address(handler.transport) == address)
+            of_address = sum(1 for handler in server.connections if handler.transport and host_of(handler.transport) == address)
             if of_address < MAX_OF_ADDRESS:
                 return server()
         self._refused += 1
@@ -155,11 +156,6 @@ class HttpServer:
 
     async def _get_live(self, _request: web.Request) -> web.Response:
         return web.Response(text="live\n")
-
-
-def _address(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 class _Accepting(asyncio.Protocol):

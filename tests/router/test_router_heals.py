@@ -125,7 +125,7 @@ def test_brokers_are_told_what_the_router_verified_and_may_remove_by_it() -> Non
     core.step(ev.MessagesReceived(GATEWAY, [login(1, 42)]), 0.5)
     state = core.heartbeat(BROKER, 0, 1, 0.6)
     assert state.subscribed
-    assert (state.digest.root, state.digest.count) == core.membership.digest.total(RULE)
+    assert (state.digest.root, state.digest.count) == core.membership.digest.first.total(RULE)
 
     def as_of() -> set[int]:
         asked = control_pb2.ListingRequest(partitions=1, instance=INSTANCE)

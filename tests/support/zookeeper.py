@@ -13,7 +13,6 @@ import secrets
 import signal
 import struct
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.ids import EndpointID
 from registry.embedded import EmbeddedZooKeeper
+from tests.support.cluster import wait_for
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come."""
@@ -113,10 +113,8 @@ async def expire(zookeeper: ZooKeeper) -> None:
 def pause(server: EmbeddedZooKeeper) -> None:
     """Stop a server as a hung machine would; when this returns none of its threads answers any more."""
     os.killpg(server.pid, signal.SIGSTOP)
-    limit = time.monotonic() + 10.0
-    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{server.pid}/task").iterdir()):
-        assert time.monotonic() < limit, "the server does not stop"
-        time.sleep(0.001)
+    tasks = Path(f"/proc/{server.pid}/task")
+    wait_for(lambda: all(_state(task) in "TtZX" for task in tasks.iterdir()), "the server's stop", 10.0, pause_s=0.001)
 
 
 def _state(task: Path) -> str:
