@@ -38,6 +38,8 @@ from pixiu.wire.v1 import control_pb2
 
 MAX_REMEMBERED_CLIENTS: Final = 10_000
 """Clients whose unacknowledged message IDs are kept after their connection ended. Policy: the oldest go first."""
+MOVES_WITHIN_S: Final = 10.0
+"""What a client that was told to move may take: the SDK waits for up to a second, joins elsewhere, and reads on for one more."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"
 RETRY_SPREAD_S: Final = 1.0
 """Clients that are refused are asked to retry after half to one and a half times this, at least."""
@@ -65,8 +67,8 @@ class Connection(Protocol):
     def passed(self, size: int) -> None:
         """So many bytes of QoS 0 that it published are no longer under way."""
 
-    def announce(self) -> None:
-        """Tell the client, if its protocol can, that the gateway is going."""
+    def announce(self) -> bool:
+        """Tell the client that the gateway is going. Whether its protocol has a word for it."""
 
     def close(self, reason: str) -> None:
         """End the connection to the client."""
@@ -365,17 +367,24 @@ class Clients:
 
     # --- the end
 
-    def drain(self, spread_s: float) -> None:
-        """Admit nobody more, and move the clients elsewhere, spread over `spread_s` seconds."""
+    def drain(self, spread_s: float, last_s: float) -> None:
+        """Admit nobody more, and move the clients elsewhere, spread over `spread_s` seconds.
+
+        Who can be told is told in the first half, and leaves when it has found another gateway; it is closed after
+        `MOVES_WITHIN_S`, and by `last_s` seconds from now. The others are closed in the second half.
+        """
         self._draining = True
         loop = asyncio.get_running_loop()
         leaving = list(self._connections.values())
         random.shuffle(leaving)
+
+        def tell(connection: Connection, after_s: float) -> None:
+            told_s = min(MOVES_WITHIN_S, last_s - after_s) if connection.announce() else 0.0
+            loop.call_later(max(told_s, spread_s / 2), connection.close, "the gateway is draining; connect to another one")
+
         for number, connection in enumerate(leaving):
-            # Who can be told is told in the first half, and leaves when it has found another gateway; the others in the second.
             after_s = spread_s / 2 * number / len(leaving)
-            loop.call_later(after_s, connection.announce)
-            loop.call_later(spread_s / 2 + after_s, connection.close, "the gateway is draining; connect to another one")
+            loop.call_later(after_s, tell, connection, after_s)
 
     @property
     def draining(self) -> bool:

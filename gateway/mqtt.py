@@ -236,8 +236,9 @@ class MQTTConnection(asyncio.Protocol):
         """So many bytes of QoS 0 that it published are no longer under way."""
         self._publishing.passed(size)
 
-    def announce(self) -> None:
+    def announce(self) -> bool:
         """MQTT 3.1.1 has no word for it."""
+        return False
 
     def close(self, reason: str) -> None:
         """The gateway is going."""

@@ -98,7 +98,12 @@ class Options(ClientRoleOptions):
         """Seconds over which so many clients are moved when the gateway drains: half of them is for each kind of client, those that
         can be told and those that are closed, so that neither kind alone is faster than the rate."""
         at_the_rate = 2 * clients / self.drain_clients_per_s if self.drain_clients_per_s else 0.0
-        return max(self.drain_jitter_s, min(at_the_rate, DRAIN_SHARE * self.drain_timeout_s))
+        return max(self.drain_jitter_s, min(at_the_rate, self.drain_last_s))
+
+    @property
+    def drain_last_s(self) -> float:
+        """Seconds after the beginning of a drain by which clients have left."""
+        return DRAIN_SHARE * self.drain_timeout_s
 
     def doors(self) -> tuple[Door, ...]:
         """Where clients connect."""

@@ -170,7 +170,7 @@ class Service(RoleShell):
         """Move the clients elsewhere, at a rate, and tell the routers that they left."""
         for listener in self._listeners:
             listener.close()
-        self._clients.drain(self._options.drain_spread_s(len(self._clients)))
+        self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
         while self._clients or (self._core is not None and self._core.unconfirmed):
             await asyncio.sleep(DRAIN_POLL_S)
 

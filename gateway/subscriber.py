@@ -146,8 +146,9 @@ class _Stream:
     def passed(self, size: int) -> None:
         """Nothing: it publishes nothing here."""
 
-    def announce(self) -> None:
+    def announce(self) -> bool:
         self.reply(wire_pb2.SubscribeReply(draining=True))
+        return True
 
     def close(self, reason: str) -> None:
         self.closing = self.closing or reason

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 import pytest
 
@@ -21,9 +24,8 @@ from tests.gateway.world import World
 class Connection:
     """Notes what reaches it."""
 
-    packets = True
-
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, packets: bool = True) -> None:
+        self.packets = packets
         self.noted: list[object] = []
         self.id = 0
         self.id = world.clients.arrived(self, "")
@@ -46,8 +48,9 @@ class Connection:
     def passed(self, size: int) -> None:
         self.noted.append(size)
 
-    def announce(self) -> None:
+    def announce(self) -> bool:
         self.noted.append("announced")
+        return not self.packets
 
     def close(self, reason: str) -> None:
         self.noted.append("closed")
@@ -59,8 +62,8 @@ class Connection:
         self.noted.append(reason)
 
 
-def opened(world: World) -> Connection:
-    connection = Connection(world)
+def opened(world: World, *, packets: bool = True) -> Connection:
+    connection = Connection(world, packets=packets)
     world.clients.admit(connection)
     world.clients.opened(connection, 7, 1, 0)
     return connection
@@ -113,7 +116,7 @@ async def test_a_full_gateway_refuses_and_says_when_to_retry() -> None:
 async def test_a_draining_gateway_announces_it_admits_nobody_and_keeps_who_moves() -> None:
     world = World()
     connection = opened(world)
-    world.clients.drain(1000.0)
+    world.clients.drain(1000.0, 1000.0)
     with pytest.raises(Draining):
         world.clients.admit(Connection(world))
     while not connection.noted:
@@ -123,17 +126,35 @@ async def test_a_draining_gateway_announces_it_admits_nobody_and_keeps_who_moves
     assert connection.noted == ["announced", ("replaced", False)]
 
 
-async def test_clients_are_moved_evenly_over_the_time_told_first_and_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_are_moved_evenly_told_first_and_closed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's; who was told has ten seconds, or until the last moment."""
     world = World()
-    for _ in range(10):
-        opened(world)
-    calls: list[tuple[float, str]] = []
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "call_later", lambda delay, call, *_: calls.append((delay, call.__name__)))
-    world.clients.drain(40.0)
+    for number in range(10):
+        opened(world, packets=number % 2 == 0)
+    timers: list[tuple[float, int, Callable[[], None]]] = []
+    noted: list[tuple[float, str, bool]] = []
+    now, numbers = 0.0, count()
+
+    def call_later(delay: float, call: Callable[..., None], *what: object) -> None:
+        timer: tuple[float, int, Callable[[], None]] = (now + delay, next(numbers), partial(call, *what))
+        heappush(timers, timer)
+
+    def announce(self: Connection) -> bool:
+        noted.append((now, "told", self.packets))
+        return not self.packets
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+    monkeypatch.setattr(Connection, "announce", announce)
+    monkeypatch.setattr(Connection, "close", lambda self, _reason: noted.append((now, "closed", self.packets)))
+    world.clients.drain(10.0, 13.0)
+    while timers:
+        now, _, call = heappop(timers)
+        call()
     monkeypatch.undo()
-    assert sorted(delay for delay, name in calls if name == "announce") == [2.0 * number for number in range(10)]
-    assert sorted(delay for delay, name in calls if name == "close") == [20.0 + 2.0 * number for number in range(10)]
+    told = {(at, packets) for at, what, packets in noted if what == "told"}
+    assert sorted(at for at, _ in told) == [0.5 * number for number in range(10)]
+    closed = sorted((at, packets) for at, what, packets in noted if what == "closed")
+    assert closed == sorted((at + 5.0 if packets else min(at + 10.0, 13.0), packets) for at, packets in told)
 
 
 async def test_a_client_id_has_one_connection_and_its_unacknowledged_ids_are_remembered() -> None:

@@ -75,20 +75,20 @@ class Attack:
     def __init__(self, door: Door, seed: int, certificate: Path | None = None) -> None:
         self._door, self._random, self._certificate = door, random.Random(seed), certificate
 
-    async def run(self, seconds: float) -> None:
-        """Attack for so long."""
+    async def run(self, seconds: float, at_least: int = 0) -> None:
+        """Attack for so long, and so often however long that takes."""
         end = time.monotonic() + seconds
         self._door.measure()
-        await asyncio.gather(*(self._until(end) for _ in range(AT_ONCE)), self._measure(end))
+        await asyncio.gather(*(self._until(end, at_least) for _ in range(AT_ONCE)), self._measure(end))
 
     async def _measure(self, end: float) -> None:
         while time.monotonic() < end:
             await asyncio.sleep(1)
             self._door.measure()
 
-    async def _until(self, end: float) -> None:
+    async def _until(self, end: float, at_least: int) -> None:
         kinds = self._kinds()
-        while time.monotonic() < end:
+        while time.monotonic() < end or self._door.said.total() < at_least:
             kind, act = self._random.choice(kinds)
             self._door.said[kind] += 1
             try:
