@@ -22,7 +22,7 @@ from cluster.membership.events import Effect
 from cluster.membership.lww_map import ENTRY, Applied, Key, LwwMap, Purged, Update
 from cluster.membership.member_core import MemberCore
 from cluster.membership.member_state import ClusterView, MemberCounters
-from cluster.runtime.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived
+from cluster.runtime.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived, Settled
 from cluster.runtime.parcels import Target
 from pixiu.ids import MAX_ID, EndpointID, gateway_instance
 from pixiu.placement.partition import rendezvous_order, share_rooms
@@ -91,6 +91,7 @@ class Core(MemberCore):
         self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
+            self.table.on(Settled, self._on_settled)
         self.feeds: dict[int, Feed] = {}
         self._retry_at = NEVER
         """When a feed may look for a router again."""
@@ -120,6 +121,10 @@ class Core(MemberCore):
         self._notice(event.peer, now, out)
         if routed is Routed.UNROUTABLE:
             out.append(NOT_TAKEN)
+
+    def _on_settled(self, event: Settled, now: float, out: list[Effect]) -> None:
+        assert isinstance(self.fanout, AddressedFanout), "nothing else sends with tokens"
+        self.fanout.settled(event.parcels, out)
 
     def _gateway_targets(self, room: int) -> tuple[Target, ...]:
         found: list[Target] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from broker.barriers import Barriers
 from broker.fanout import FanoutCounters, Routed
 from cluster.membership.events import Effect
 from cluster.runtime.parcels import Target, discard, take_parcels
@@ -85,22 +86,53 @@ class AddressedFanout:
         self._tracer = tracer
         self._cache: dict[int, tuple[Way, ...]] = {}
         self._cached_members = 0
+        self._barriers = Barriers()
         self.counters = FanoutCounters()
 
     def forget(self, rooms: Iterable[int]) -> None:
         """The members of these rooms changed."""
         for room in rooms:
-            self._cached_members -= sum(len(listed) // 8 for _, listed in self._cache.pop(room, ()))
+            ways = self._cache.pop(room, ())
+            if ways:
+                self._cached_members -= sum(len(listed) // 8 for _, listed in ways)
+                self._barriers.changed(room)
 
     def forget_all(self) -> None:
         """The relays, or the partition rule, changed."""
+        self._clear()
+        self._barriers.all_changed()
+
+    def _clear(self) -> None:
         self._cache.clear()
         self._cached_members = 0
 
     def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
         """Route a batch through relays; the contract is that of `broker.fanout.Fanout.route`."""
+        routed = self._route(data, start, end, count, out)
+        if routed is not Routed.MALFORMED:
+            self.counters.records_in += count
+            if self._barriers.full:
+                self._go_on(self._barriers.give_up(), out)
+        return routed
+
+    def settled(self, parcels: Iterable[tuple[int, bool]], out: list[Effect]) -> None:
+        """Parcels were handled or lost: (token, whether handled). What waited for them is sent."""
+        self._go_on(self._barriers.settled(parcels), out)
+
+    def waits(self, room: int) -> bool:
+        """Whether what comes for a room now would wait."""
+        return self._barriers.holds(room)
+
+    def _go_on(self, records: list[bytes], out: list[Effect]) -> None:
+        if records:
+            data = b"".join(records)
+            self._route(data, 0, len(data), len(records), out)
+
+    def _route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
         position, stale, lost, empty, wrong = start, 0, 0, 0, 0
         touched: dict[Target, None] = {}
+        held: list[int] = []
+        barriers = self._barriers if self._barriers.up else None
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
@@ -110,6 +142,10 @@ class AddressedFanout:
                 break
             if kind != ROOM and not (kind == SIGNAL and flags & Flag.TO_ROOM):
                 wrong += 1
+                position = after
+                continue
+            if barriers is not None and kind == ROOM and barriers.hold(room, data[position:after]):
+                held.append(room)
                 position = after
                 continue
             ways = self._cache.get(room)
@@ -133,9 +169,12 @@ class AddressedFanout:
         else:
             if position == end:
                 parcels, copies = take_parcels(touched, self._tracer, 0)
+                self._barriers.sent(parcels)
                 out += parcels
-                self.counters.add(count, copies, empty, wrong)
+                self.counters.add(0, copies, empty, wrong)
                 return self.counters.passed_on(stale, lost) if stale else Routed.TAKEN
+        for room in reversed(held):
+            self._barriers.take_back(room)
         discard(touched)
         self.counters.batches_malformed += 1
         return Routed.MALFORMED
@@ -147,7 +186,7 @@ class AddressedFanout:
         ways = self._ways(room)
         if ways:
             if self._cached_members >= MAX_CACHED_MEMBERS:
-                self.forget_all()
+                self._clear()
             self._cache[room] = ways
             self._cached_members += sum(len(listed) // 8 for _, listed in ways)
         return ways, True

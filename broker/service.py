@@ -18,7 +18,7 @@ from cluster.membership import events as ev
 from cluster.membership.lww_map import LwwMap
 from cluster.membership.member_service import MemberService, gateways_of
 from cluster.runtime.context import Context
-from cluster.runtime.contract import TICK, RecordsReceived
+from cluster.runtime.contract import TICK, RecordsReceived, Settled
 from cluster.runtime.role import totals
 from cluster.runtime.tracing import tracer_of
 from pixiu.discovery.node import Node
@@ -126,6 +126,10 @@ class Service(MemberService):
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """A proxy's batch; or another broker's, whose partition the room has left."""
         return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """What was sent to relays was handled, or lost."""
+        self._runner.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """A router, gateway or broker died or came back."""

@@ -74,6 +74,7 @@ def sent(
 ) -> dict[tuple[EndpointID, int], list[tuple[tuple[int, ...], bytes] | None]]:
     routed, parcels = route(made, data, count)
     assert routed is Routed.TAKEN
+    assert settle(made, *(parcel.token for parcel in parcels)) == []
     return {(p.peer, p.lane): [take_apart(r, 0, len(r)) for r in p.records] for p in parcels}
 
 
@@ -129,6 +130,75 @@ def test_other_partitions_rooms_are_passed_on_as_they_are_and_nonsense_is_counte
     assert (counters.records_unroutable, counters.records_wrong_kind, counters.records_without_members) == (1, 1, 1)
     assert route(made, data[:-1], 4) == (Routed.MALFORMED, [])
     assert counters.batches_malformed == 1
+
+
+def settle(made: AddressedFanout, *tokens: int) -> list[tuple[EndpointID, bytes]]:
+    """The records that leave because these parcels were handled."""
+    out: list[Effect] = []
+    made.settled([(token, True) for token in tokens], out)
+    return [(p.peer, inside(r)) for p in out if isinstance(p, SendRecords) for r in p.records]
+
+
+def inside(record: bytes) -> bytes:
+    found = take_apart(record, 0, len(record))
+    assert found is not None
+    return found[1]
+
+
+def test_a_message_by_a_new_way_waits_for_those_before_it_and_no_other_room_does() -> None:
+    """A gateway that both ways lead to would give the second to its clients before the first."""
+    members = {42: [2], 43: [5]}
+    made = fanout(members, two_partitions())
+    first, second, third, other = room(42, 1), room(42, 2), room(42, 3), room(43, 4)
+    _, (parcel,) = route(made, first)
+    members[42] = [2, 3]
+    made.forget([42])
+    _, (elsewhere,) = route(made, second + other, 2)
+    assert (elsewhere.peer, inside(elsewhere.records[0])) == (ODD, other)
+    members[42] = [2, 3, 4]
+    made.forget([42, 44])
+    assert route(made, third) == (Routed.TAKEN, [])
+    assert settle(made, elsewhere.token) == []
+    assert settle(made, parcel.token) == [(EVEN, second), (EVEN, third), (ODD, second), (ODD, third)]
+    _, parcels = route(made, first)
+    assert [p.peer for p in parcels] == [EVEN, ODD]
+    counters = made.counters
+    assert (counters.records_in, counters.copies_out) == (5, 8)
+
+
+def test_a_change_of_members_while_nothing_is_under_way_delays_nothing() -> None:
+    members = {42: [2]}
+    made = fanout(members, two_partitions())
+    _, (parcel,) = route(made, room(42, 1))
+    assert settle(made, parcel.token) == []
+    members[42] = [2, 3]
+    made.forget([42])
+    assert len(route(made, room(42, 2))[1]) == 2
+
+
+def test_when_relays_change_every_room_waits_but_signals_do_not() -> None:
+    relays = two_partitions()
+    made = fanout({42: [2], 43: [5]}, relays)
+    _, parcels = route(made, room(42, 1) + room(43, 2), 2)
+    relays.change(2, [(SPARE, 0), (ODD, 1)])
+    made.forget_all()
+    assert route(made, room(42, 3) + room(43, 4), 2) == (Routed.TAKEN, [])
+    _, (urgent,) = route(made, room(42, 5, kind=Kind.SIGNAL))
+    assert urgent.peer == SPARE
+    assert settle(made, parcels[0].token) == []
+    assert settle(made, parcels[1].token) == [(SPARE, room(42, 3)), (ODD, room(43, 4))]
+
+
+def test_of_a_malformed_batch_nothing_waits_and_too_much_that_waits_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {42: [2]}
+    made = fanout(members, two_partitions())
+    route(made, room(42, 1))
+    made.forget([42])
+    assert route(made, room(42, 2)) == (Routed.TAKEN, [])
+    assert route(made, room(42, 3) + b"nonsense", 2) == (Routed.MALFORMED, [])
+    monkeypatch.setattr("broker.barriers.MAX_WAITING_RECORDS", 1)
+    _, (parcel,) = route(made, room(42, 4))
+    assert [inside(record) for record in parcel.records] == [room(42, 2), room(42, 4)]
 
 
 def test_a_traced_record_is_stamped_inside_its_list_of_users() -> None:

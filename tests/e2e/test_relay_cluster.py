@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -43,6 +46,33 @@ async def test_a_room_of_many_members_on_both_gateways_gets_each_message_once(th
         finally:
             for reader in readers:
                 await reader.__aexit__(None, None, None)
+
+
+async def test_a_message_does_not_overtake_those_before_it_by_the_relay_of_who_joined(through_relays: LocalCluster) -> None:
+    """One member's relays are stopped while a message is on its way to them; another one's, on the same gateway, are not."""
+    stopped = [relay["pid"] for relay in through_relays.processes("relay") if relay["partition"] == 0]
+    async with AsyncExitStack() as stack:
+        enter, target = stack.enter_async_context, through_relays.target
+        px = await enter(pixiu.connect(target))
+        first = await enter((await enter(pixiu.connect(target, uin=1000))).subscribe(room=78))
+        for number in range(100):
+            second = await enter((await enter(pixiu.connect(target, uin=1001, client=f"second-{number}"))).subscribe(room=79))
+            if second.gateway == first.gateway:
+                break
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            await px.room(78).send(b"1")
+            await second.join([78])
+            await px.room(78).send(b"2")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await anext(first)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(WAIT_S):
+            assert [(await anext(first)).payload for _ in range(2)] == [b"1", b"2"]
 
 
 async def test_a_newer_login_of_a_class_replaces_the_older_one_which_is_told(through_relays: LocalCluster) -> None:

@@ -47,6 +47,8 @@ class StoreProcess(Process):
             effects = self.core.step(event, self.world.now)
             if isinstance(event, RecordsReceived):
                 self.watch_records(event, effects)
+            elif isinstance(event, Settled):
+                self.watch_settled(effects)
             for effect in effects:
                 if isinstance(effect, Settle):
                     outcome = effect.outcome
@@ -56,11 +58,14 @@ class StoreProcess(Process):
     def watch_records(self, event: RecordsReceived, effects: list[ev.Effect]) -> None:
         """What a batch of records has brought."""
 
+    def watch_settled(self, effects: list[ev.Effect]) -> None:
+        """What leaves because of what was settled."""
+
     def perform(self, effect: ev.Effect) -> None:
         """One effect."""
         match effect:
-            case SendRecords(peer, records, lane):
-                self.links.send_records(peer, records, lane, 0, self.world.now)
+            case SendRecords(peer, records, lane, token):
+                self.links.send_records(peer, records, lane, token, self.world.now)
             case SendControl(peer, messages, token):
                 self.confirming(messages)
                 self.links.send_control(peer, messages, token, self.world.now)
@@ -292,6 +297,15 @@ class BrokerProcess(StoreProcess):
     def watch_records(self, event: RecordsReceived, effects: list[ev.Effect]) -> None:
         """See `StoreProcess`."""
         self.world.watch.handled(self, event.peer, event.data[event.start : event.end], effects)
+
+    def watch_settled(self, effects: list[ev.Effect]) -> None:
+        """See `StoreProcess`."""
+        self.world.watch.released(self, effects)
+
+    def take_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """See `Process`."""
+        if self.world.shape.through_relays:
+            self.step(Settled(settled))
 
     def take_heartbeat(self, peer: EndpointID, reply: bool, attachment: bytes) -> bytes:
         """See `Process`."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.feeds import FeedState
+from broker.multicast import AddressedFanout
 from cluster.links.api import PeerState
 from cluster.links.head import CONTROL, RECORDS
 from cluster.membership.events import Effect
@@ -149,21 +150,19 @@ class Watch:
 
     def handled(self, process: BrokerProcess, peer: EndpointID, data: bytes, effects: list[Effect]) -> None:
         """A broker got records, and sends this."""
-        sent: dict[tuple[int, int], list[EndpointID]] = {}
-        lists: dict[tuple[int, int], list[tuple[EndpointID, int]]] = {}
         for effect in effects:
-            if isinstance(effect, SendRecords):
-                for record, (_, id_, key) in zip(effect.records, records_of(b"".join(effect.records)), strict=True):
-                    sent.setdefault((id_, key), []).append(effect.peer)
-                    lists.setdefault((id_, key), []).extend((effect.peer, uin) for uin in users_of(record))
-            elif isinstance(effect, SendControl):
+            if isinstance(effect, SendControl):
                 self._noticed[process.endpoint, effect.peer] = self._world.now
+        sent, lists = _copies(effects)
         here = Counter((id_, key) for _, id_, key in records_of(data))
         for id_, key in here:
             targets, listed = sent.get((id_, key), []), lists.get((id_, key), [])
             served = serves(process.core.partition, key, process.view.count("broker"))
             if served or targets:
                 self._handled.add((id_, key))
+            if not targets and isinstance(process.core.fanout, AddressedFanout) and process.core.fanout.waits(key):
+                self.checked["held"] += 1
+                continue
             # Copies of one signal may come together.
             assert len(targets) == len(set(targets)) * here[id_, key], "a broker sends a gateway or relay two copies of a record"
             uins = [uin for _, uin in listed]
@@ -174,6 +173,16 @@ class Watch:
                 self._sent_everywhere(process, key, targets)
             else:
                 self._stale(process, peer, key, targets)
+
+    def released(self, process: BrokerProcess, effects: list[Effect]) -> None:
+        """What a broker kept back leaves."""
+        _, lists = _copies(effects)
+        for (_, key), listed in lists.items():
+            uins = [uin for _, uin in listed]
+            assert len(uins) == len(set(uins)), "a broker lists a user twice"
+            if serves(process.core.partition, key, process.view.count("broker")):
+                self._listed_everywhere(process, key, listed)
+                self.checked["released"] += 1
 
     def _stale(self, process: BrokerProcess, peer: EndpointID, key: int, targets: list[EndpointID]) -> None:
         """The sender's layout is old: for two poll intervals the record is passed on, and the sender is told."""
@@ -429,3 +438,17 @@ def entries(membership: LwwMap, rooms: Iterable[int]) -> list[tuple[int, int, in
             assert value is not None
             found.append((value[0], key.group, key.member, membership.value(*key)))
     return sorted(found)
+
+
+def _copies(
+    effects: list[Effect],
+) -> tuple[dict[tuple[int, int], list[EndpointID]], dict[tuple[int, int], list[tuple[EndpointID, int]]]]:
+    """Of each record that is sent, by ID and key: to whom, and for which users by which relay."""
+    sent: dict[tuple[int, int], list[EndpointID]] = {}
+    lists: dict[tuple[int, int], list[tuple[EndpointID, int]]] = {}
+    for effect in effects:
+        if isinstance(effect, SendRecords):
+            for record, (_, id_, key) in zip(effect.records, records_of(b"".join(effect.records)), strict=True):
+                sent.setdefault((id_, key), []).append(effect.peer)
+                lists.setdefault((id_, key), []).extend((effect.peer, uin) for uin in users_of(record))
+    return sent, lists
