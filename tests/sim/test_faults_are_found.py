@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 
 FOUND_AT = {
     "relay data by GatewayMsgID": 1,
-    "logins out of reach forgotten": 62,
+    "logins out of reach forgotten": 20,
     "logins judged at once by clocks": 27,
     "GatewayMsgIDs compared by gateway": 2,
     "feedback removes what is newer": 1,

@@ -61,6 +61,13 @@ DOUBLED = {
 """What the names of faults have in them that show in the doubling of a role only → the role."""
 FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 """Seeds to begin with, because a fault that is rare elsewhere has shown there."""
+FOUND_AT = {
+    "a relay does not send again what a stream lost": 8,
+    "a child of Pi does not follow what is acknowledged": 43,
+    "a relay drops what moved at the flip": 267,
+    "a router confirms what it does not pass on": 261,
+}
+"""A seed that found a fault which few find; it is played before all others."""
 
 
 def shows(seed: int, doubled: str) -> bool:
@@ -74,7 +81,7 @@ def test_the_simulation_finds_a_fault_that_is_put_back(name: str) -> None:
     variant, finds = FAULTS[name]
     doubled = next((role for words, role in DOUBLED.items() if words in name), "")
     seeds = [seed for seed in range(12 * SEEDS) if not doubled or shows(seed, doubled)][:SEEDS]
-    for seed in sorted(seeds, key=lambda seed: seed not in FIRST):
+    for seed in sorted(seeds, key=lambda seed: (seed != FOUND_AT.get(name), seed not in FIRST)):
         found, _ = report(seed, variant)
         if any(finds in text for text in found):
             return
