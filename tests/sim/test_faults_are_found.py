@@ -61,12 +61,12 @@ FAULTS: dict[str, tuple[Variant, Load, str]] = {
 }
 
 FOUND_AT = {
-    "relay data by GatewayMsgID": 1,
+    "relay data by GatewayMsgID": 6,
     "logins out of reach forgotten": 20,
     "logins judged at once by clocks": 27,
     "GatewayMsgIDs compared by gateway": 2,
     "feedback removes what is newer": 1,
-    "signals forgotten at a restart": 23,
+    "signals forgotten at a restart": 1,
     "old layout ignored: records dropped": 22,
     "old layout ignored: nobody told": 22,
     "old layout ignored: joins dropped": 45,
