@@ -64,7 +64,7 @@ FOUND_AT = {
     "relay data by GatewayMsgID": 6,
     "logins out of reach forgotten": 20,
     "logins judged at once by clocks": 27,
-    "GatewayMsgIDs compared by gateway": 2,
+    "GatewayMsgIDs compared by gateway": 4,
     "feedback removes what is newer": 1,
     "signals forgotten at a restart": 1,
     "old layout ignored: records dropped": 22,
