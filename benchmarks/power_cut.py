@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +66,7 @@ PAGE: Final = 1000
 LEVELS: Final = (xiu_pb2.StoreLevel.PERSISTED, xiu_pb2.StoreLevel.REPLICATED)
 LOST: Final = (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError, TimeoutError, KeyError)
 """A stream that ended, or nobody to ask."""
+PI_LEVELS: Final = (pi_pb2.PiLevel.PI_LEVEL_PERSISTED, pi_pb2.PiLevel.PI_LEVEL_REPLICATED)
 ANSWER_S: Final = 20.0
 PAUSE_S: Final = 0.05
 BEFORE_A_CUT: Final = 200
@@ -159,8 +160,15 @@ class Noted:
     listed: dict[int, dict[int, int]] = field(default_factory=dict)
     """Of each user: MsgID → InboxSeq; `ANY` at level persisted, whose answers have none."""
     appended: int = 0
+    times: list[tuple[float, float, int]] = field(default_factory=list)
+    """Of each request: when it was acknowledged, how long after it was sent first, and how many records it had."""
     refused: dict[str, int] = field(default_factory=dict)
     """By code, and connections that ended."""
+
+    def took(self, since: float, count: int) -> None:
+        """A request is acknowledged that was sent first at `since`."""
+        now = time.monotonic()
+        self.times.append((now, now - since, count))
 
     def refuse(self, code: str) -> None:
         """Count one."""
@@ -188,23 +196,24 @@ async def ask(call: Any, request: Any) -> Any:
     return reply
 
 
-async def write_mail(writer: int, addresses: dict[str, str], noted: Noted) -> None:
+async def write_mail(writer: int, addresses: dict[str, str], noted: Noted, levels: Sequence[int] = LEVELS) -> None:
     """Store batch after batch, for ever; one that is not acknowledged comes again with the same SnowflakeIDs."""
     numbers = itertools.count()
     batch: list[tuple[int, bytes]] = []
+    since = 0.0
     while True:
         try:
             async with call_of(xiu_pb2_grpc.XiuStub, addresses["xiu"], "Store") as call:
                 position = 1
                 while True:
                     if not batch:
-                        now_ms = time.time_ns() // 1_000_000
+                        now_ms, since = time.time_ns() // 1_000_000, time.monotonic()
                         for number in itertools.islice(numbers, BATCH):
                             body = b"%d %d %s" % (writer, number, b"x" * BODY_BYTES)
                             batch.append((number, encode_record(Kind.MAIL, 4, body, snowflake(now_ms, writer, number % 1024))))
-                    level = LEVELS[batch[0][0] // BATCH % 2]
+                    level = levels[batch[0][0] // BATCH % len(levels)]
                     sent = b"".join(record for _, record in batch)
-                    request = xiu_pb2.StoreRequest(batch=sent, count=len(batch), position=position, level=level)
+                    request = xiu_pb2.StoreRequest(batch=sent, count=len(batch), position=position, level=level)  # type: ignore[arg-type]
                     answered, made = 0, dict[int, int]()
                     await call.write(request)
                     while answered < len(batch):
@@ -226,14 +235,16 @@ async def write_mail(writer: int, addresses: dict[str, str], noted: Noted) -> No
                     batch = [each for at, each in enumerate(batch) if at not in made]
                     if batch:
                         await asyncio.sleep(PAUSE_S)
+                    else:
+                        noted.took(since, BATCH)
         except LOST as error:
             noted.refuse(type(error).__name__)
             await asyncio.sleep(PAUSE_S)
 
 
-async def append_mail(writer: int, addresses: dict[str, str], noted: Noted) -> None:
+async def append_mail(writer: int, addresses: dict[str, str], noted: Noted, levels: Sequence[int] = PI_LEVELS) -> None:
     """Append to the writer's own user's inbox, for ever, in order."""
-    numbers, generation, level = itertools.count(1), 0, 0
+    numbers, generation, since = itertools.count(1), 0, 0.0
     pending: list[int] = []
     known = noted.listed.setdefault(writer, {})
     while True:
@@ -242,8 +253,9 @@ async def append_mail(writer: int, addresses: dict[str, str], noted: Noted) -> N
                 epoch = (await ask(call, pi_pb2.PiRequest(request=1))).epoch
                 generation += 1
                 for request in itertools.count(2):
-                    pending = pending or [LANE << 54 | writer << 40 | number for number in itertools.islice(numbers, BATCH)]
-                    level = 1 - level
+                    if not pending:
+                        pending, since = [LANE << 54 | writer << 40 | n for n in itertools.islice(numbers, BATCH)], time.monotonic()
+                    level = levels[request % len(levels)]
                     items = b"".join(APPEND.pack(identity, writer) for identity in pending)
                     operations = encode([Appends(Writer(writer, generation, epoch), items)])
                     asked = pi_pb2.PiRequest(request=request, operations=operations, level=level)  # type: ignore[arg-type]
@@ -253,6 +265,7 @@ async def append_mail(writer: int, addresses: dict[str, str], noted: Noted) -> N
                         break
                     known.update(itertools.zip_longest(pending, reply.results, fillvalue=ANY))
                     noted.appended += len(pending)
+                    noted.took(since, len(pending))
                     pending = []
         except LOST as error:
             noted.refuse(type(error).__name__)
