@@ -8,8 +8,8 @@ power comes back. Then it is mounted, which replays its journal, both replicas s
 acknowledged is read: no mail missing, other than it was written, or stored twice; no entry of an inbox missing or under another
 number. The next round goes on with the same disk.
 
-What is modelled: the machine's memory is gone (the page cache, the table in shared memory), and so is what the disk had in its cache
-and the kernel had not asked it to flush, a drawn part of its 4,096-byte sectors (none, half, nine tenths, all), in any order. So it
+What is modelled: the machine's memory is gone (page cache, table in shared memory), and so is what the disk had in its cache and
+the kernel had not asked it to flush, a drawn part of its 4,096-byte sectors (none, half, nine tenths, all), in any order. So it
 is harder than a copy of the image, which has all that the kernel wrote. What is not: sectors torn in themselves, a disk that lies
 about flushing, a reboot (the kernel, and so its boot ID and monotonic clock, is the same), loss of ZooKeeper, several replicas that
 lose power at once. Needs Linux, root, FUSE, loop devices and mkfs.ext4.
@@ -289,7 +289,7 @@ async def missing_mail(address: str, wanted: dict[int, tuple[int, int]]) -> list
 
 async def missing_entries(address: str, wanted: dict[int, dict[int, int]]) -> list[str]:
     """What is wrong with the inboxes of a Pi."""
-    wrong = []
+    wrong = list[str]()
     async with call_of(pi_pb2_grpc.PiStub, address, "Exchange") as call:
         numbers = itertools.count(1)
         for uin, known in wanted.items():
@@ -303,7 +303,8 @@ async def missing_entries(address: str, wanted: dict[int, dict[int, int]]) -> li
                     return [*wrong, f"inbox {uin} cannot be read behind {start}: {page.code}"]
                 found.update(zip(page.msg_ids, page.seqs, strict=True))
                 start, last = (page.seqs[-1] if page.seqs else page.last), page.last
-            wrong += [f"entry {identity:x} of inbox {uin}" for identity, seq in known.items() if found.get(identity, -1) != seq and (seq or identity not in found)]
+            lost = [each for each, seq in known.items() if found.get(each, -1) != seq and (seq != ANY or each not in found)]
+            wrong += [f"entry {identity:x} of inbox {uin}" for identity in lost]
     return wrong
 
 
@@ -422,7 +423,7 @@ async def power_cuts(args: argparse.Namespace) -> int:
             shutil.copy(log, args.logs)
         shutil.rmtree(folder, ignore_errors=True)
     noted = rounds.noted
-    print(f"{args.rounds} cuts, {bad} with something missing; {len(noted.stored):,} mails stored, {noted.appended:,} entries appended")
+    print(f"{args.rounds} cuts, {bad} with something missing; {len(noted.stored):,} mails, {noted.appended:,} entries acknowledged")
     return 1 if bad else 0
 
 

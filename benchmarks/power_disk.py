@@ -6,7 +6,8 @@ flushed is kept. From then on the disk answers EIO, until the power is back.
 
     python -m benchmarks.power_disk FOLDER MIB LIES
 
-LIES: the newest so many sectors stay in the cache in spite of a flush, and are all lost. It serves FOLDER/disk until its standard input ends; a line of JSON there is a command, its answer a line of JSON:
+LIES: the newest so many sectors stay in the cache in spite of a flush, and are all lost.
+It serves FOLDER/disk until its standard input ends; a line of JSON there is a command, its answer a line of JSON:
 {"cut": SEED, "after": WRITES} cuts the power once so many further writes have come; {"on": 1} puts it back.
 """
 

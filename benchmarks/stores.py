@@ -58,7 +58,8 @@ class Stores:
 
     def start(self, name: str) -> None:
         """Start a replica; its data is what the name left before."""
-        wanted = [f"registry={self.target}", f"data_dir={self.data.get(name, self.folder / name)}", "partition=0", "session_timeout_ms=4000"]
+        data = self.data.get(name, self.folder / name)
+        wanted = [f"registry={self.target}", f"data_dir={data}", "partition=0", "session_timeout_ms=4000"]
         wanted += [f"table_dir={self.shared}"] if self.role == "xiu" else []
         arguments = [part for setting in (*wanted, *self.settings) for part in ("--set", setting)]
         with (self.folder / f"{name}.log").open("ab") as log:
