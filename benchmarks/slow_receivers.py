@@ -122,12 +122,14 @@ async def send(registry: str, connections: int, mails: int, kib: int) -> None:
 
 
 def resident_mib(running: Running) -> dict[str, float]:
-    """Of the largest process of each role."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return {
-        role: max(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page / MIB for pid in pids)
-        for role, pids in running.pids.items()
-    }
+    """Of the largest process of each role. Raises RuntimeError with the role whose process has ended."""
+    page, found = os.sysconf("SC_PAGE_SIZE"), dict[str, float]()
+    for role, pids in running.pids.items():
+        try:
+            found[role] = max(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page / MIB for pid in pids)
+        except FileNotFoundError:
+            raise RuntimeError(f"a {role} ended") from None
+    return found
 
 
 class Innocent:
