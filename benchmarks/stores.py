@@ -46,6 +46,10 @@ class Stores:
     zookeeper: ZooKeeper
     settings: Sequence[str] = ()
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    data: dict[str, Path] = field(default_factory=dict)
+    """Where a replica keeps its data, by name; else in `folder`."""
+    environments: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What a replica's environment has besides."""
 
     @property
     def pids(self) -> list[int]:
@@ -54,13 +58,14 @@ class Stores:
 
     def start(self, name: str) -> None:
         """Start a replica; its data is what the name left before."""
-        wanted = [f"registry={self.target}", f"data_dir={self.folder / name}", "partition=0", "session_timeout_ms=4000"]
+        data = self.data.get(name, self.folder / name)
+        wanted = [f"registry={self.target}", f"data_dir={data}", "partition=0", "session_timeout_ms=4000"]
         wanted += [f"table_dir={self.shared}"] if self.role == "xiu" else []
         arguments = [part for setting in (*wanted, *self.settings) for part in ("--set", setting)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", self.role, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=child_environment(),
+                env=child_environment() | self.environments.get(name, {}),
             )  # fmt: skip
 
     async def running(self, name: str) -> Node:

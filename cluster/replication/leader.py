@@ -285,6 +285,8 @@ class Leader:
             return None
         if reply.incarnation > progress.incarnation:  # what it had acknowledged before its start must be shown again
             fresh = Progress(reply.incarnation, self.context.log.last.counter, progress.heard_at, moved_at=now)
+            # A disk that hangs makes an incarnation at each sync: it is no less late for that.
+            fresh.on_the_way, fresh.late, fresh.late_s = progress.on_the_way, progress.late, progress.late_s
             self.followers[reply.sender] = progress = fresh
         progress.confirmed_at = max(progress.confirmed_at, min(reply.sent_at, now))
         progress.full = reply.full

@@ -218,6 +218,18 @@ def test_a_member_that_is_late_leaves_unless_it_would_be_missed() -> None:
         assert (ev.CompareAndSet in kinds(asked)) is leaves
 
 
+def test_a_member_whose_disk_hangs_is_late_however_often_it_comes_with_another_incarnation() -> None:
+    replica = Replica(A)
+    replica.lead(B)
+    asked: list[ev.Effect] = []
+    for incarnation in range(2, 10):  # its session ends at each sync, which takes 1.5 s
+        replica.propose(b"x")
+        end = replica.log.last.counter
+        asked += replica.wait(1.5)
+        asked += replica.appended(B, end, incarnation)
+    assert ev.CompareAndSet in kinds(asked)
+
+
 def test_nobody_is_late_while_the_leaders_own_disk_is() -> None:
     replica = Replica(A)
     replica.lead(B)
