@@ -201,13 +201,20 @@ async def test_a_proxy_and_a_broker_die_during_signals_with_receipts(cluster: Lo
                     os.kill(cluster.processes(role)[0]["pid"], signal.SIGKILL)
             receipts.append(px.room(room).signal_soon(b"%d" % number, receipt=True))
             await asyncio.sleep(0.01)
-        for receipt in receipts:
-            await receipt
+        unknown = set()
+        for number, receipt in enumerate(receipts):
+            try:
+                await receipt
+            except pixiu.Undelivered:  # a machine that stands still for 0.8 s while processes start: the outcome is unknown
+                unknown.add(b"%d" % number)
+        assert len(unknown) <= after // 10
         await px.room(room).send(b"the end")
         async with asyncio.timeout(WAIT_S):
             while not found[b"the end"]:
                 await asyncio.sleep(0.01)
         collecting.cancel()
     del found[b"the end"]
-    assert found == Counter({b"%d" % number: 1 for number in range(before + after)})
+    numbers = {b"%d" % number for number in range(before + after)}
+    assert numbers - unknown <= found.keys() <= numbers
+    assert set(found.values()) == {1}
     await asyncio.to_thread(cluster.wait_healthy)
