@@ -33,12 +33,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.harness import working
 from benchmarks.power_cut import Noted, append_mail, missing_entries, missing_mail, run, write_mail
-from benchmarks.stores import Stores, _health, stores
+from benchmarks.stores import Stores, health, stores
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 
 GOOD: Final = ("good-0", "good-1")
@@ -151,7 +152,7 @@ async def leads(running: Stores, at: dict[str, str]) -> str:
             with contextlib.suppress(RuntimeError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     node = await running.running(name)
-                    said = await asyncio.to_thread(_health, node)
+                    said = await asyncio.to_thread(health, node)
                     status = said.get("replication", said)
                     if isinstance(status, dict) and status.get("state") == "Leading":
                         at[running.role] = node.address
@@ -166,25 +167,16 @@ async def follow(running: Stores, at: dict[str, str]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-@contextlib.asynccontextmanager
-async def writers(running: Stores, at: dict[str, str], noted: Noted) -> AsyncIterator[None]:
-    """That write within; what went wrong in one is raised."""
+def writers(running: Stores, at: dict[str, str], noted: Noted) -> list[asyncio.Task[None]]:
+    """That write, and what follows the leader for them."""
     role = running.role
     tasks = [asyncio.create_task(WRITE[role](n + 1, at, noted, [LEVEL[role]])) for n in range(WRITERS)]
-    tasks.append(asyncio.create_task(follow(running, at)))
-    try:
-        yield
-    finally:
-        for task in tasks:
-            if task.done():
-                task.result()
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return [*tasks, asyncio.create_task(follow(running, at))]
 
 
 async def in_sync(running: Stores) -> int:
     """How many the leader requires."""
-    said = await asyncio.to_thread(_health, await running.running(await leads(running, {}) or GOOD[0]))
+    said = await asyncio.to_thread(health, await running.running(await leads(running, {}) or GOOD[0]))
     status = said.get("replication", said)
     return len(status.get("in_sync", ())) if isinstance(status, dict) else 0
 
@@ -232,7 +224,7 @@ async def one(role: str, fault: str, seconds: float) -> bool:
                     running.start(name)
                     control.start(name)
                     at[role], theirs[role] = (await running.leader()).address, (await control.leader()).address
-                async with writers(running, at, noted), writers(control, theirs, others):
+                async with working([*writers(running, at, noted), *writers(control, theirs, others)]):
                     await asyncio.sleep(3.0)
                     before, control_before = await rates(seconds, noted, others)
                     bad.begin(fault)

@@ -83,6 +83,19 @@ async def cluster(
             await local.stop()
 
 
+@contextlib.asynccontextmanager
+async def working(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """Tasks that are ended afterwards; what went wrong in one is raised."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def builds() -> list[tuple[str, str]]:
     """The builds to measure in turn: a name, and what `build` takes. Plain Python too where this is the compiled one."""
     return [("pixiu", "1"), ("pixiu, plain", "0")] if BUILD.name == "compiled" else [("pixiu", "0")]

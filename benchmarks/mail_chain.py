@@ -29,7 +29,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from rich.table import Table
 import pixiu
 from benchmarks import consumers, peers
 from benchmarks.consumers import Consumer, late_s
-from benchmarks.harness import build, builds, cluster, cpu_seconds
+from benchmarks.harness import build, builds, cluster, cpu_seconds, working
 
 BODY_BYTES = 100
 DRAIN_LIMIT_S = 60.0
@@ -91,19 +91,6 @@ async def measure(
         while len(delivered) < sent:
             await asyncio.sleep(0.01)
     return sent, time.perf_counter() - began, took
-
-
-@contextlib.asynccontextmanager
-async def working(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
-    """Tasks that are ended afterwards; what went wrong in one is raised."""
-    try:
-        yield
-    finally:
-        for task in tasks:
-            if task.done():
-                task.result()
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def measure_peer(name: str, served: Served, connect: Connect, args: argparse.Namespace) -> list[Row]:

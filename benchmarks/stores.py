@@ -90,7 +90,7 @@ class Stores:
         nodes, end = [await self.running(name) for name in self.processes], time.monotonic() + WAIT_S
         while time.monotonic() < end:
             for node in nodes:
-                said = await asyncio.to_thread(_health, node)
+                said = await asyncio.to_thread(health, node)
                 status = said.get("replication", said)
                 if isinstance(status, dict) and status.get("state") == "Leading" and len(status["in_sync"]) == len(nodes):
                     return node
@@ -108,7 +108,8 @@ class Stores:
             process.wait(60)
 
 
-def _health(node: Node) -> dict[str, object]:
+def health(node: Node) -> dict[str, object]:
+    """What a process says of its service at /health; empty while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://{node.host}:{node.http_port}/health", timeout=10) as reply:
             found: dict[str, object] = json.load(reply)["service"]

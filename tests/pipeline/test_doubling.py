@@ -94,9 +94,8 @@ def test_xiu_is_doubled_and_its_leader_dies_under_source_and_sink(spark: Any, tm
         finally:
             writes.stop()
             reads.stop()
-        run_to_end(
-            sink(spark, store, written).trigger(availableNow=True).start
-        )  # and what was under way when it was stopped, again
+        # And what was under way when it was stopped, again.
+        run_to_end(sink(spark, store, written).trigger(availableNow=True).start)
         to_parquet(stream(spark, store), read)
 
         rows = spark.read.parquet(str(read / "rows")).select("msg_id", "body").collect()
