@@ -9,10 +9,11 @@ Type checkers see the arguments of the asynchronous method, and what awaiting it
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from pixiu.client import forks
 from pixiu.client.drafts import Draft
@@ -24,6 +25,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 W = TypeVar("W")
+END_GRACE_S: Final = 1.0
+"""What still runs when the loop ends has as long to take its cancellation."""
 
 
 class Background:
@@ -32,27 +35,44 @@ class Background:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._handing_over = threading.Lock()
+        """Held while something is given to the loop, so that nothing is given to a loop that has stopped."""
         self._forked = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the background thread and wait for it; an interrupt of this thread cancels it."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
+        """Run a coroutine in the background thread and wait for it; an interrupt of this thread cancels it. Raises `NotConnected`
+        when the thread has ended, also while it waits."""
+        with self._handing_over:
+            loop = self._loop
+            future = None if loop is None else asyncio.run_coroutine_threadsafe(work, loop)
+        if future is None:
             work.close()
             raise self._not_connected()
-        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            if self._loop is loop:
+                raise
+            raise self._not_connected() from None
         except BaseException:
             future.cancel()
             raise
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def run_until_end(self, work: Coroutine[Any, Any, T | None]) -> T | None:
+        """`run` for an iteration's next value: None when the thread has ended."""
+        try:
+            return self.run(work)
+        except NotConnected:
+            if self._forked or self._loop is not None:
+                raise
+            return None
+
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Call something in the background thread, without waiting."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            raise self._not_connected()
-        loop.call_soon_threadsafe(call)
+        with self._handing_over:
+            if self._loop is None:
+                raise self._not_connected()
+            self._loop.call_soon_threadsafe(call)
 
     def post(self, draft: Draft, timeout_s: float | None) -> Receipt:
         """Hand a message to the loop, without waiting for it."""
@@ -70,33 +90,53 @@ class Background:
         forks.watch(self)
 
     def stop_thread(self) -> None:
-        """End the loop, and wait for the thread."""
+        """End the loop, and wait for the thread. Who waits in `run` is told that the client is not connected."""
         forks.forget(self)
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+        with self._handing_over:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            if loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
         if thread is not None:
             thread.join()
 
-    @staticmethod
-    def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    @classmethod
+    def _turn(cls, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        loop.set_exception_handler(_report)
         try:
             loop.run_forever()
+            loop.run_until_complete(cls._end_tasks())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
+    @staticmethod
+    async def _end_tasks() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_GRACE_S)
+
     def forked(self) -> None:
         """This process is a child of the one that connected: the thread is not here."""
         self._loop = self._thread = None
+        self._handing_over = threading.Lock()
         self._forked = True
 
     def _not_connected(self) -> NotConnected:
         if self._forked:
             return NotConnected(BEFORE_FORK)
         return NotConnected("the client is not connected: use it inside `with pixiu.connect_sync(…) as px:`")
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What no task took. gRPC wakes every loop of a process for what only one of them finds, and the others fail to read it
+    (https://github.com/grpc/grpc/issues/25364): that is nobody's error."""
+    if isinstance(context.get("exception"), BlockingIOError) and "PollerCompletionQueue" in context.get("message", ""):
+        return
+    loop.default_exception_handler(context)
 
 
 class Twin(Generic[W]):

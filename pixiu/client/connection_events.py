@@ -112,9 +112,11 @@ class ConnectionEventStream:
 
     async def next(self) -> ConnectionEvent | None:
         """The next event; None at the end."""
-        while not self._waiting:
-            if self._closed:
-                return None
+        while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()
-        return self._waiting.popleft()
+        return self.take()
+
+    def take(self) -> ConnectionEvent | None:
+        """An event that waits already; None when none does."""
+        return self._waiting.popleft() if self._waiting else None

@@ -309,7 +309,8 @@ class MailSender:
             self._settle(ticket, told, woken)
 
     def _settle(self, ticket: MailTicket, failure: Failure | None, woken: list[MailTicket]) -> None:
-        ticket.resolved, ticket.failure = True, failure
+        ticket.failure = failure
+        ticket.resolved = True  # last: another thread may look
         self.unresolved -= 1
         self.unresolved_bytes -= ticket.size
         if failure is None:

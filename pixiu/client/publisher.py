@@ -452,8 +452,8 @@ class PublisherCore:
             proxy.failures = [failure for failure in failures if failure[1] > up_to]
 
     def _settle(self, ticket: Ticket, failure: Failure | None, woken: list[Ticket]) -> None:
-        ticket.resolved = True
         ticket.failure = failure
+        ticket.resolved = True  # last: another thread may look
         self.unresolved_records -= 1
         self.unresolved_bytes -= len(ticket.record)
         group = ticket.group

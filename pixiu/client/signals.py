@@ -176,8 +176,8 @@ class SignalCore:
         return SendCopies(signal)
 
     def _resolve(self, signal: Signal, failure: Failure | None) -> SignalResolved:
-        signal.resolved = True
         signal.failure = failure
+        signal.resolved = True  # last: another thread may look
         signal.record = b""  # a receipt that is kept must not keep the signal
         self.unresolved -= 1
         self._awaited.pop(signal.message_id, None)

@@ -52,8 +52,8 @@ class Receipt(Awaited, Ticket):
 
     def fail(self, failure: Failure, reports: FailureReports) -> None:
         """The message never reached the core."""
-        self.resolved = True
         self.failure = failure
+        self.resolved = True  # last: another thread may look
         reports.watch(self, failure)
         self.wake()
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -192,7 +193,7 @@ class SyncSubscription(Twin[Subscription]):
 
     def __next__(self) -> Message:
         while self._next >= len(self._current):
-            batch = self._background.run(self._wrapped.next_batch())
+            batch = self._background.run_until_end(self._wrapped.next_batch())
             if batch is None:
                 raise StopIteration
             self._current, self._next = batch, 0
@@ -205,7 +206,7 @@ class SyncSubscription(Twin[Subscription]):
         if self._next < len(self._current):
             rest, self._current, self._next = self._current[self._next :], [], 0
             yield rest
-        while (batch := self._background.run(self._wrapped.next_batch())) is not None:
+        while (batch := self._background.run_until_end(self._wrapped.next_batch())) is not None:
             yield batch
 
     def __enter__(self) -> Self:
@@ -225,10 +226,9 @@ class SyncConnectionEvents(Twin[ConnectionEventStream]):
         return self
 
     def __next__(self) -> ConnectionEvent:
-        try:
-            event = self._background.run(self._wrapped.next())
-        except (NotConnected, concurrent.futures.CancelledError):
-            event = None  # the client was closed
+        event = self._background.run_until_end(self._wrapped.next())
+        if event is None:
+            event = self._wrapped.take()  # the client was closed: what nobody has taken yet
         if event is None:
             raise StopIteration
         return event
@@ -276,16 +276,22 @@ class SyncClient(Background):
 
     def close(self) -> None:
         """Wait until all that was sent is resolved (at most `publish_timeout_s`), then disconnect and end the thread."""
-        client = self._client
-        if client is None:
-            return
+        reached: concurrent.futures.Future[None] = concurrent.futures.Future()
+        with self._changed:
+            client, self._client = self._client, None
+            if client is None:
+                return
+            self._append(client, reached)  # the last one: nothing is taken any more
+            self._changed.notify_all()
         try:
-            self._wait_for_outbox()
-            self._client = None
+            reached.result()
             self.run(client.close())
         finally:
-            self._client = None
             self.stop_thread()
+            for item in self._outbox:
+                if isinstance(item, concurrent.futures.Future):
+                    item.set_exception(self._not_connected())
+            self._outbox.clear()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -308,6 +314,7 @@ class SyncClient(Background):
         """This process is a child of the one that connected."""
         super().forked()
         self._client = None
+        self._changed = threading.Condition()
 
     def settle(self) -> None:
         """Wait until all that was handed over has reached the client."""
@@ -316,28 +323,29 @@ class SyncClient(Background):
 
     def post(self, draft: Draft, timeout_s: float | None) -> Receipt:
         """Hand a message to the loop. Waking the loop costs more than a message: it is woken once for many."""
-        if self._client is None:
-            raise self._not_connected()
         receipt = Receipt(b"", draft.key, draft.lane, 0)
         self._put((draft, receipt, time.monotonic(), timeout_s))
         return receipt
 
     def _put(self, item: Posted | concurrent.futures.Future[None]) -> None:
         with self._changed:
+            client = self._wrapped
             while len(self._outbox) >= MAX_OUTBOX:
                 self._changed.wait()
-            self._outbox.append(item)
-            wake = not self._pumping
+                client = self._wrapped
+            self._append(client, item)
+
+    def _append(self, client: Client, item: Posted | concurrent.futures.Future[None]) -> None:
+        """Add to the outbox, which the caller has locked."""
+        if not self._pumping:
+            self.call_soon(partial(self._start_pump, client))
             self._pumping = True
-        if wake:
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._start_pump)
+        self._outbox.append(item)
 
-    def _start_pump(self) -> None:
-        self._pump_task = asyncio.get_running_loop().create_task(self._pump(), name="pixiu-outbox")
+    def _start_pump(self, client: Client) -> None:
+        self._pump_task = asyncio.get_running_loop().create_task(self._pump(client), name="pixiu-outbox")
 
-    async def _pump(self) -> None:
-        client = self._wrapped
+    async def _pump(self, client: Client) -> None:
         while True:
             with self._changed:
                 if not self._outbox:

@@ -138,7 +138,7 @@ class SyncInbox(Twin[Inbox]):
     def __next__(self) -> Mail:
         if self._running:
             raise InvalidArgument("`run` takes this inbox's mail: iterate when it has ended, or use another device")
-        mail = self._background.run(self._wrapped.next(ALL_LANES))
+        mail = self._background.run_until_end(self._wrapped.next(ALL_LANES))
         if mail is None:
             raise StopIteration
         return Mail(self, mail.held, mail.message)

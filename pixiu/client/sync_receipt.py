@@ -8,7 +8,7 @@ from pixiu.client.blocking import Twin
 from pixiu.client.mail_receipt import MailReceipt
 from pixiu.client.signalling import SignalReceipt
 from pixiu.client.streams import Receipt
-from pixiu.errors import PixiuError
+from pixiu.errors import NotConnected, PixiuError
 from pixiu.ids import SnowflakeID
 
 Received = TypeVar("Received", bound=Receipt | SignalReceipt | MailReceipt)
@@ -36,11 +36,22 @@ class TwinReceipt(Twin[Received]):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the outcome. Raises why it failed, and TimeoutError after `timeout_s`, when the outcome is not known yet."""
-        self._background.run(self._wrapped.wait(timeout_s))
+        try:
+            self._background.run(self._wrapped.wait(timeout_s))
+        except NotConnected:
+            if not self.done:
+                raise
+            if (error := self.error) is not None:
+                raise error from None
 
     def outcome(self) -> PixiuError | None:
         """Wait for the outcome without raising it: why it failed, or None."""
-        return self._background.run(self._wrapped.outcome())
+        try:
+            return self._background.run(self._wrapped.outcome())
+        except NotConnected:
+            if not self.done:
+                raise
+            return self.error
 
 
 class SyncReceipt(TwinReceipt[Receipt]):

@@ -112,3 +112,13 @@ def test_a_thread_iterates_until_the_client_is_closed(background: Any, empty_clu
     reader.join(20)
     assert [event.state.value for event in found] == ["connected", "closed"]
     background.run(empty_cluster.stop())
+
+
+def test_events_that_nobody_took_in_time_are_there_when_the_client_is_closed(background: Any, empty_cluster: Any) -> None:
+    background.run(empty_cluster.start())
+    with pixiu.connect_sync(empty_cluster.target) as px:
+        events = px.connection_events()
+        px.room(1).send(b"x")
+    assert [event.state.value for event in events] == ["connected", "closed"]
+    assert not list(events)
+    background.run(empty_cluster.stop())

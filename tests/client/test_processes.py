@@ -45,10 +45,14 @@ def test_a_process_ends_after_thousands_of_cancelled_calls(background: Any, empt
 
 @pytest.mark.process
 def test_a_child_is_told_that_the_client_was_opened_before_the_fork(background: Any, empty_cluster: Any) -> None:
-    background.run(empty_cluster.start(gateways=1))
+    background.run(empty_cluster.start(proxies=1, gateways=1))
+    (proxy,) = empty_cluster.proxies
     try:
         with pixiu.connect_sync(empty_cluster.target) as px, px.subscribe(room=1) as subscription:
-            room, receipt = px.room(1), px.room(1).send(b"x")
+            room = px.room(1)
+            room.send(b"x")
+            proxy.holding = True
+            receipt = room.send_soon(b"its outcome is not known yet")
             uses: tuple[Callable[[], object], ...] = (
                 lambda: px.room(1),
                 lambda: room.send(b"y"),
@@ -71,6 +75,7 @@ def test_a_child_is_told_that_the_client_was_opened_before_the_fork(background: 
                 os._exit(told)
             _, status = os.waitpid(child, 0)
             assert os.waitstatus_to_exitcode(status) == len(uses)
+            proxy.holding = False
             px.room(1).send(b"the parent goes on")
     finally:
         background.run(empty_cluster.stop())

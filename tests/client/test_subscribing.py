@@ -247,7 +247,7 @@ async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any
         assert await take(subscription, 1) == [b"4"]
         await joining
         await until(lambda: not old.streams)
-        assert new.joined() == {42, 43}
+        await until(lambda: new.joined() == {42, 43})
         new.send(record(5))
         assert await take(subscription, 1) == [b"5"]
         assert gaps == []

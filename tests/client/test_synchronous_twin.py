@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from typing import Any
@@ -13,6 +14,8 @@ from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, Overload
 from pixiu.ids import snowflake
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import wire_pb2
+
+LIMIT_S = 30.0
 
 
 def record(number: int, room: int) -> bytes:
@@ -224,3 +227,71 @@ def test_a_user_takes_signals_from_a_thread_too(served: Any) -> None:
     # Its copies go by several proxies; the receipt waits for the first one.
     copies = [one for proxy in served.proxies for one in proxy.records]
     assert {(one.key, one.body, one.kind) for one in copies} == {(7, b"now", Kind.SIGNAL)}
+
+
+def test_iterations_end_after_the_client_was_closed(served: Any) -> None:
+    with pixiu.connect_sync(served.target) as px:
+        subscription = px.subscribe(room=42)
+        subscription.ready()
+        inbox = px.inbox(uin=7, device="phone")
+        inbox.ready()
+    assert not list(subscription)
+    assert not list(subscription.batches())
+    assert not list(inbox)
+
+
+def test_receipts_tell_their_outcome_after_the_client_was_closed(served: Any) -> None:
+    def refuse(one: Any) -> Any:
+        return wire_pb2.PublishFailure(code="INVALID", text="bad") if one.key == 4 else None
+
+    served.proxies[0].failing = refuse
+    with pixiu.connect_sync(served.target) as px:
+        good, bad = px.room(2).send_soon(b"x"), px.room(4).send_soon(b"y")
+    good.wait()
+    assert good.outcome() is None
+    with pytest.raises(pixiu.PixiuError, match="bad"):
+        bad.wait()
+    assert "bad" in str(bad.outcome())
+
+
+def test_who_waits_while_the_client_is_closed_is_told(served: Any) -> None:
+    waits = threading.Event()
+
+    async def for_ever() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        with pytest.raises(NotConnected):
+            px.run(for_ever())
+        ended.append(True)
+
+    ended: list[bool] = []
+    with pixiu.connect_sync(served.target) as px:
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        assert waits.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+    assert ended == [True]
+
+
+@pytest.mark.slow
+def test_threads_that_send_while_the_client_is_closed_end(served: Any) -> None:
+    def send(px: pixiu.SyncClient) -> None:
+        try:
+            while True:
+                begun.release()
+                px.room(2).send_soon(b"x").wait()
+                px.room(2).send(b"y")
+        except NotConnected:
+            ended.release()
+
+    for _ in range(30):
+        begun, ended = threading.Semaphore(0), threading.Semaphore(0)
+        with pixiu.connect_sync(served.target, queue_records=10) as px:
+            for _ in range(4):
+                threading.Thread(target=send, args=(px,), daemon=True).start()
+            for _ in range(40):
+                assert begun.acquire(timeout=LIMIT_S)
+        for _ in range(4):
+            assert ended.acquire(timeout=LIMIT_S)
