@@ -8,8 +8,9 @@
     5       u8    flags                                        32            items or body
     6       u16   count of items                               end-16        tag (key id not 0)
 
-Little-endian. The tag is a keyed BLAKE2b over everything before it and the destination's whole EndpointID, which is
-not sent: what was recorded for one process is refused by every other, its successor at the same port included.
+Little-endian. The tag is an HMAC-SHA256, cut to 16 bytes, over everything before it and the destination's whole EndpointID, which
+is not sent: what was recorded for one process is refused by every other, its successor at the same port included. Peers from before
+protocol version 5 get a keyed BLAKE2b instead, and so does a heartbeat to a successor, whose version nobody knows (decision 262).
 With a ring of keys (`cluster.links.key_ring`) the key id's high half is the key's number and its low half the sender's role, whose
 key for the receiver's role the tag is made with: it proves the role.
 While the cluster's secret is being changed a second one is accepted; what is sent is always signed with the first.
@@ -29,13 +30,12 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-from cluster.links.key_ring import ROLES, KeyRing, key_byte, key_states
+from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing, TagKey, key_byte, tag_keys
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, EndpointID
 
 HEAD: Final = struct.Struct("<2sBBBBHQQII")
 HEAD_SIZE: Final = 32
-TAG_SIZE: Final = 16
 MAGIC: Final = b"PX"
 VERSION: Final = 1
 KEY_NONE: Final = 0
@@ -52,7 +52,11 @@ FLAG_TRUNCATED: Final = 4
 """An acknowledgement that could not name all missing ranges."""
 FLAG_URGENT: Final = 8
 """Somebody waits for these items to be acknowledged: at the end of the turn, and not when ten milliseconds are over."""
-ALL_FLAGS: Final = 15
+FLAG_SHA256: Final = 16
+"""The tag is an HMAC-SHA256, for peers of `SHA256_PROTOCOL` and later."""
+ALL_FLAGS: Final = 31
+SHA256_PROTOCOL: Final = 5
+"""The protocol version from which on processes check an HMAC-SHA256."""
 
 MIN_RECORD: Final = 40
 MIN_CONTROL: Final = 4
@@ -145,17 +149,18 @@ class Codec:
         self._own_word = own & 0xFFFFFFFF
         self._own_bytes = own.to_bytes(8, "little")
         self._no_destination = bytes(8)
-        # Built once: copying a keyed state is a third of making one.
-        self._state = _keyed(secret or b"")
-        self._accepted_state = _keyed(accepted_secret) if accepted_secret else None
+        self._state = TagKey(_key_of(secret or b""))
+        self._accepted_state = TagKey(_key_of(accepted_secret)) if accepted_secret else None
+        self.sha256_peers: frozenset[int] = frozenset()
+        """Endpoints of those that check an HMAC-SHA256."""
         self.peer_roles: dict[int, str] = {}
         """Of peers, by endpoint."""
         self.proven_roles: dict[int, str] = {}
         """Of senders whose tags proved it."""
         self._role = role
         self._ring: KeyRing | None = None
-        self._signing: dict[str, hashlib.blake2b] = {}
-        self._checking: dict[int, hashlib.blake2b] = {}
+        self._signing: dict[str, TagKey] = {}
+        self._checking: dict[int, TagKey] = {}
         if ring is not None:
             self.set_ring(ring)
 
@@ -163,7 +168,7 @@ class Codec:
         """Sign and check with other keys from now on."""
         self._ring = ring
         self._key_id = key_byte(ring.signing, self._role)
-        self._signing, self._checking = key_states(ring, self._role, TAG_SIZE)
+        self._signing, self._checking = tag_keys(ring, self._role)
 
     def _proves(self, key_id: int, sender: int) -> bool:
         """Remember the role that a sender's tag has proved; False where it is a peer of another role."""
@@ -181,21 +186,24 @@ class Codec:
     ) -> bytes:
         """One datagram of items or a body laid end to end."""
         word = 0 if flags & FLAG_ANY_DESTINATION else destination & 0xFFFFFFFF
+        if self.tag_size and not flags & FLAG_ANY_DESTINATION and destination in self.sha256_peers:
+            flags |= FLAG_SHA256
         head = HEAD.pack(MAGIC, VERSION, type_, self._key_id, flags, count, self.own, sequence, layout_version & 0xFFFFFFFF, word)
         data = b"".join([head, *parts])
         if not self.tag_size:
             return data
         covered = self._no_destination if flags & FLAG_ANY_DESTINATION else destination.to_bytes(8, "little")
         if self._ring is None:
-            return data + _tag(self._state, data, covered)
-        role = self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)
-        return data + _tag(self._signing[role], data, covered)
+            key = self._state
+        else:
+            key = self._signing[self.peer_roles.get(destination) or self.proven_roles.get(destination, self._role)]
+        return data + (key.sha256(data, covered) if flags & FLAG_SHA256 else key.blake2b(data, covered))
 
     def unpack(self, data: bytes, stream: bool) -> FieldsOfHead | str:
         """The fields of a datagram's (or frame's) head, or why it is refused. Never raises.
 
-        Before the tag is checked nothing is read but the key id, which chooses the key, and the flag that says
-        whether the tag covers a destination.
+        Before the tag is checked nothing is read but the key id, which chooses the key, and the flags that say
+        whether the tag covers a destination and what makes it.
         """
         size = len(data)
         if size < self._least:
@@ -203,20 +211,16 @@ class Codec:
         if size > self._limits[stream]:
             return Refusal.OVERSIZED
         if self._ring is not None:
-            state = self._checking.get(data[4])
-            if state is None:
+            key = self._checking.get(data[4])
+            if key is None:
                 return Refusal.KEY
-            covered = self._no_destination if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
-            if not hmac.compare_digest(_tag(state, memoryview(data)[:-TAG_SIZE], covered), data[-TAG_SIZE:]):
+            if not self._is_tagged(data, key):
                 return Refusal.TAG
         elif data[4] != self._key_id:
             return Refusal.KEY
         elif self.tag_size:
-            covered = self._no_destination if data[5] & FLAG_ANY_DESTINATION else self._own_bytes
-            signed, tag, other = memoryview(data)[:-TAG_SIZE], data[-TAG_SIZE:], self._accepted_state
-            if not hmac.compare_digest(_tag(self._state, signed, covered), tag) and not (
-                other is not None and hmac.compare_digest(_tag(other, signed, covered), tag)
-            ):
+            other = self._accepted_state
+            if not self._is_tagged(data, self._state) and not (other is not None and self._is_tagged(data, other)):
                 return Refusal.TAG
         head: FieldsOfHead = HEAD.unpack_from(data)
         magic, version, type_, _, flags, count, sender, sequence, _, word = head
@@ -224,7 +228,7 @@ class Codec:
             return Refusal.MAGIC
         if version != VERSION:
             return Refusal.VERSION
-        if flags & ~ALL_FLAGS or bool(flags & FLAG_STREAM) is not stream:
+        if flags & ~ALL_FLAGS or bool(flags & FLAG_STREAM) is not stream or (flags & FLAG_SHA256 and not self.tag_size):
             return Refusal.FLAGS
         if type_ == RECORDS:
             if not 0 < count <= (size - self._least) // MIN_RECORD:
@@ -250,18 +254,17 @@ class Codec:
             return Refusal.SENDER
         return head
 
+    def _is_tagged(self, data: bytes, key: TagKey) -> bool:
+        flags = data[5]
+        covered = self._no_destination if flags & FLAG_ANY_DESTINATION else self._own_bytes
+        signed = memoryview(data)[:-TAG_SIZE]
+        tag = key.sha256(signed, covered) if flags & FLAG_SHA256 else key.blake2b(signed, covered)
+        return hmac.compare_digest(tag, data[-TAG_SIZE:])
 
-def _keyed(secret: bytes) -> hashlib.blake2b:
-    """The state of a tag before its data."""
-    key = secret if len(secret) <= 64 else hashlib.blake2b(secret).digest()
-    return hashlib.blake2b(digest_size=TAG_SIZE, key=key, person=b"pixiu-link")
 
-
-def _tag(keyed: hashlib.blake2b, data: bytes | memoryview, destination: bytes) -> bytes:
-    state = keyed.copy()
-    state.update(data)
-    state.update(destination)
-    return state.digest()
+def _key_of(secret: bytes) -> bytes:
+    """The key of the tags of a cluster that has a secret."""
+    return secret if len(secret) <= 64 else hashlib.blake2b(secret).digest()
 
 
 def split_control(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:

@@ -28,13 +28,13 @@ from cluster.links.head import (
     HEARTBEAT,
     RECORD_FRAGMENT,
     RECORDS,
-    TAG_SIZE,
+    SHA256_PROTOCOL,
     Codec,
     FieldsOfHead,
     Refusal,
     split_control,
 )
-from cluster.links.key_ring import ROLES, KeyRing
+from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing
 from cluster.links.liveness import Event, Liveness
 from cluster.links.options import STREAM, LinkOptions
 from cluster.links.peer_link import Link
@@ -138,6 +138,7 @@ class LinkCore:
                 link.attachment = b""
                 link.liveness = Liveness(self._options.suspect_after, self._options.dead_after)
                 self._fail(link, Drop.PEER_REMOVED)
+        self.codec.sha256_peers = frozenset(int(id_) for id_, (peer, _) in peers.items() if peer.protocol >= SHA256_PROTOCOL)
         self.codec.peer_roles = {int(id_): peer.role for id_, (peer, _) in peers.items() if peer.role in ROLES}
         for id_, (peer, address) in peers.items():
             if id_ == self.endpoint:

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import hmac
+import sys
+
 import pytest
 
 from cluster.links.head import (
     ACKNOWLEDGEMENT,
     CONTROL,
     FLAG_ANY_DESTINATION,
+    FLAG_SHA256,
     FLAG_STREAM,
     HEAD,
     HEAD_SIZE,
     HEARTBEAT,
     LAST_SEQUENCE,
     RECORDS,
-    TAG_SIZE,
     Codec,
     Refusal,
     join_control,
     split_control,
 )
+from cluster.links.key_ring import TAG_SIZE
 from pixiu.errors import InvalidArgument
 from pixiu.ids import EndpointID
 
 ALICE, BOB, CAROL = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
 DAVE = EndpointID(0x7777777788888888)
+TWIN = EndpointID(BOB ^ (1 << 40))
 SECRET = b"a secret of the cluster"
 ITEM = bytes(40)
+sha256_peers: frozenset[int] = frozenset()
 
 
-def codec(own: EndpointID, secret: bytes | None = SECRET, limit: int = 8192) -> Codec:
-    return Codec(own, secret, limit, 300_000)
+@pytest.fixture(autouse=True, params=["for older peers", "for today's"])
+def peers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with the tags of both versions."""
+    if request.param == "for today's":
+        monkeypatch.setattr(sys.modules[__name__], "sha256_peers", frozenset({ALICE, BOB, CAROL, DAVE, TWIN}))
+
+
+def codec(own: EndpointID, secret: bytes | None = SECRET, limit: int = 8192, accepted: bytes | None = None) -> Codec:
+    made = Codec(own, secret, limit, 300_000, accepted)
+    made.sha256_peers = sha256_peers
+    return made
 
 
 def plain(**fields: int) -> bytes:
@@ -55,7 +70,7 @@ def test_the_head_is_the_32_bytes_of_the_design() -> None:
 def test_what_was_packed_is_unpacked(secret: bytes | None) -> None:
     data = codec(ALICE, secret).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
     head = codec(BOB, secret).unpack(data, False)
-    assert head[2:9] == (RECORDS, 1 if secret else 0, 0, 1, ALICE, 7, 3)
+    assert head[2:9] == (RECORDS, 1 if secret else 0, FLAG_SHA256 if secret and sha256_peers else 0, 1, ALICE, 7, 3)
     assert len(data) == HEAD_SIZE + 40 + (TAG_SIZE if secret else 0)
 
 
@@ -73,10 +88,25 @@ def test_a_forged_tag_and_another_clusters_secret_are_refused() -> None:
     assert codec(BOB).unpack(data[:-TAG_SIZE] + bytes(TAG_SIZE), False) == Refusal.TAG
 
 
+def test_towards_todays_peers_a_tag_is_an_hmac() -> None:
+    alice = codec(ALICE)
+    alice.sha256_peers = frozenset({BOB})
+    data = alice.pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
+    key = hmac.digest(SECRET, b"pixiu datagrams sha256", "sha256")
+    assert data[5] == FLAG_SHA256
+    assert data[-TAG_SIZE:] == hmac.digest(key, data[:-TAG_SIZE] + BOB.to_bytes(8, "little"), "sha256")[:TAG_SIZE]
+    assert not alice.pack(RECORDS, 0, 1, 7, 3, CAROL, [ITEM])[5], "an older one could not check it"
+    assert alice.pack(HEARTBEAT, FLAG_ANY_DESTINATION, 0, 1, 0, BOB, [])[5] == FLAG_ANY_DESTINATION, "nor might a successor"
+
+
+def test_a_kind_of_tag_without_a_tag_is_refused() -> None:
+    assert codec(BOB, None).unpack(plain(flags=FLAG_SHA256), False) == Refusal.FLAGS
+
+
 def test_while_the_secret_changes_both_are_accepted_and_the_first_one_signs() -> None:
     old, new = SECRET, b"the next secret!"
     before, prepared, changed, after = (
-        Codec(own, secret, 9000, 300_000, accepted)
+        codec(own, secret, 9000, accepted)
         for own, secret, accepted in ((ALICE, old, None), (BOB, old, new), (CAROL, new, old), (DAVE, new, None))
     )
 
@@ -99,9 +129,8 @@ def test_with_and_without_a_secret_do_not_talk() -> None:
 
 
 def test_the_tag_covers_the_whole_destination() -> None:
-    twin = EndpointID(BOB ^ (1 << 40))
     data = codec(ALICE).pack(RECORDS, 0, 1, 7, 3, BOB, [ITEM])
-    assert codec(twin).unpack(data, False) == Refusal.TAG
+    assert codec(TWIN).unpack(data, False) == Refusal.TAG
     assert codec(CAROL).unpack(data, False) == Refusal.TAG
 
 

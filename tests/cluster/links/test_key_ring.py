@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from cluster.links.head import HEARTBEAT, RECORDS, TAG_SIZE, Codec, Refusal
-from cluster.links.key_ring import ROLES, KeyRing, key_byte, read_key_ring
+from cluster.links.head import HEARTBEAT, RECORDS, Codec, Refusal
+from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing, key_byte, read_key_ring
 from pixiu.discovery import paths
 from pixiu.errors import ConfigurationError
 from pixiu.ids import EndpointID
@@ -17,10 +18,20 @@ from registry.keys import keys as command
 GATEWAY, ROUTER, BROKER = EndpointID(0x1111111122222222), EndpointID(0x3333333344444444), EndpointID(0x5555555566666666)
 OLD, NEW = b"the first key of all", b"the key that is next"
 ITEM = bytes(40)
+sha256_peers: frozenset[int] = frozenset()
+
+
+@pytest.fixture(autouse=True, params=["for older peers", "for today's"])
+def peers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with the tags of both versions."""
+    if request.param == "for today's":
+        monkeypatch.setattr(sys.modules[__name__], "sha256_peers", frozenset({GATEWAY, ROUTER}))
 
 
 def codec(own: EndpointID, role: str, keys: dict[int, bytes] | None = None, signing: int = 1) -> Codec:
-    return Codec(own, None, 8192, 300_000, ring=KeyRing(keys or {1: OLD}, signing), role=role)
+    made = Codec(own, None, 8192, 300_000, ring=KeyRing(keys or {1: OLD}, signing), role=role)
+    made.sha256_peers = sha256_peers
+    return made
 
 
 def sent(sender: Codec, to: Codec, role: str, type_: int = RECORDS) -> bytes:

@@ -8,7 +8,8 @@ import pytest
 
 from cluster.links import heartbeat
 from cluster.links.api import PeerState
-from cluster.links.head import HEAD_SIZE, HEARTBEAT, TAG_SIZE
+from cluster.links.head import HEAD_SIZE, HEARTBEAT
+from cluster.links.key_ring import TAG_SIZE
 from cluster.links.liveness import TABLE, Event, Liveness
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import UNMEASURED
