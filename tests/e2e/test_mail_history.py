@@ -1,97 +1,127 @@
-"""Mail between users who come and go, while every kind of process is killed (-9) in turn, and what the checker says of it.
+"""Mail between users who come and go, while everything breaks in turn, and what the checker says of it.
 
-Datagrams are lost all the time (5 %), and ZooKeeper is killed and started again once. Each kill waits until `pixiu status` is
-healthy after the one before. `PIXIU_MAIL_KILLS=35` makes it long (`make mail`): at least 10 minutes then. The history is kept in
-the test's folder; what happened is printed (`pytest -s`).
+Datagrams are lost all the time (5 %). The kinds of faults are those of tests/support/mail_faults.py: each round has every kind
+once, in an order that follows from the seed; the next one begins when the cluster is whole again and mail has flowed. In the suite
+it is a round of a few kinds. `make mail` has all of them, with a file system for each replica of a store (which needs root), for
+`PIXIU_MAIL_MINUTES` (10) or longer until each kind was there once; `PIXIU_MAIL_SEED` gives the seed of a run that is to be
+repeated. The history is kept in the test's folder; what happened is printed (`pytest -s`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pixiu.discovery import login as logins
 from registry.embedded import EmbeddedZooKeeper
+from tests.history.applied import applied
 from tests.history.checker import check, counts, report
-from tests.history.record import Fault, History
+from tests.history.record import History
 from tests.history.violation import Limits
-from tests.support.cluster import LocalCluster, running_cluster, wait_for
-from tests.support.lossy import Faults, LossyNetwork
-from tests.support.mail_history import Traffic
+from tests.support.cluster import running_cluster
+from tests.support.cuts import CutNetwork
+from tests.support.disks import small_disk
+from tests.support.lossy import Faults
+from tests.support.mail_faults import BRIEF, DISK, KINDS, SESSION_MS, STORES, World, rounds
+from tests.support.mail_history import REFUSED_BYTES, Traffic
 
-KILLS = int(os.environ.get("PIXIU_MAIL_KILLS", "6"))
-MIN_S = 600.0 if KILLS >= 30 else 0.0
-SEED = int(os.environ.get("PIXIU_MAIL_SEED", "1"))
-VICTIMS = ("proxy", "relay", "gateway", "xiu", "pi")
-"""Killed in this order, again and again; of Xiu and Pi the leader, of the others each process in turn."""
+MINUTES = float(os.environ.get("PIXIU_MAIL_MINUTES", "0"))
+LONG = MINUTES > 0
+SEED = int(os.environ.get("PIXIU_MAIL_SEED") or (random.SystemRandom().randrange(1_000_000) if LONG else 1))
+CONFIRMED_S = 8.0 if LONG else 30.0
+"""A mail that is not confirmed by then is sent again, as another call: many a fault takes longer."""
+EXPIRY = ("EXPIRED_SILENTLY", "GAP")
+"""Rules that ask for inboxes which drop mail: none does within a run."""
+PARTITIONS, REPLICAS = 2 if LONG else 1, 2
 SHAPE = [
     "--proxies=2", "--gateways=2", "--relays=1", "--relay-replicas=2", "--brokers=1", "--broker-replicas=1", "--routers=1",
-    "--router-replicas=2", "--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=2",
+    "--router-replicas=2", f"--xius={PARTITIONS}", f"--xiu-replicas={REPLICAS}", f"--pis={PARTITIONS}", f"--pi-replicas={REPLICAS}",
+    "--set", f"cluster.max_record_bytes={REFUSED_BYTES}", "--set", "xiu.table_mb=8", "--set", "xiu.reserve_mb=0",
+    *(part for role in STORES for part in ("--set", f"{role}.session_timeout_ms={SESSION_MS}")),
 ]  # fmt: skip
 
-pytestmark = pytest.mark.timeout(300 + 60 * KILLS)
+pytestmark = pytest.mark.timeout(600 + 180 * MINUTES)
 
 
-def victim(cluster: LocalCluster, role: str, number: int) -> dict[str, object]:
-    """The process to kill: for a store its leader, once all its replicas are in sync."""
-
-    def find() -> dict[str, object] | None:
-        found = sorted(cluster.processes(role), key=lambda process: str(process["address"]))
-        if role in ("xiu", "pi"):
-            found = [process for process in found if process["replication"]["state"] == "Leading"]
-            return found[0] if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else None
-        return found[number % len(found)] if len(found) == 2 else None
-
-    process = wait_for(find, f"a {role} to kill")
-    assert process is not None
-    return process
+@contextlib.contextmanager
+def own_disks(folder: Path) -> Iterator[dict[str, Path]]:
+    """File systems for the data of every store's replica, where `pixiu up` has it; none in the suite."""
+    with contextlib.ExitStack() as stack:
+        names = [f"{role}-{p}-{n}" for role in STORES for p in range(PARTITIONS) for n in range(REPLICAS)] if LONG else []
+        (folder / "run").mkdir()
+        yield {name: stack.enter_context(small_disk(folder / "run" / name, DISK)) for name in names}
 
 
-async def test_every_mail_arrives_once_whoever_is_killed(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def leading_to(server: EmbeddedZooKeeper, network: CutNetwork) -> Iterator[str]:
+    """The registry's address in the network; who goes there has the logins, too."""
+    hosts = f"127.0.0.1:{network.registry_port}"
+    link = logins.leave(hosts, server.credentials)
+    try:
+        yield f"zk://{hosts}/pubsub"
+    finally:
+        if link is not None:
+            link.unlink(missing_ok=True)
+
+
+async def test_every_mail_arrives_once_whatever_breaks(tmp_path: Path) -> None:
+    print(f"\nPIXIU_MAIL_SEED={SEED}", flush=True)
     history = History(path=tmp_path / "history.jsonl")
-    with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
-        registry = f"zk://{server.address}/pubsub"
-        network = LossyNetwork(registry, SEED)
+    with own_disks(tmp_path) as disks, EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
+        direct = f"zk://{server.address}/pubsub"
+        network = CutNetwork(direct, SEED, server.port)
         network.start()
         try:
-            with running_cluster(
-                tmp_path, "--registry", registry, *SHAPE, *network.settings(), "--set", f"xiu.table_dir={tmp_path}"
-            ) as cluster:
-                await asyncio.to_thread(cluster.wait_healthy)
+            with (
+                leading_to(server, network) as registry,
+                running_cluster(
+                    tmp_path, "--registry", registry, *SHAPE, *network.settings(), "--set", f"xiu.table_dir={tmp_path}"
+                ) as cluster,
+            ):
+                world = World(cluster, server, network, history, random.Random(SEED), disks)
+                await world.whole()
                 with network.faults(Faults(lost=0.05)):
-                    async with Traffic(registry, history, SEED) as traffic:
+                    async with Traffic(direct, history, SEED, everything=True, confirmed_s=CONFIRMED_S) as traffic:
                         await traffic.more(200)
-                        await kill_all(cluster, server, history, traffic)
+                        await break_all(world, traffic)
                         await traffic.settle()
         finally:
             network.stop()
     history.close()
-    print(f"{dict(traffic.counts)}; {counts(history)}")
-    found = check(history, Limits(sends=30 * KILLS, deliveries=50 * KILLS, acknowledgements=50 * KILLS, faults=KILLS))
-    assert not found, report(history, found)
+    faults = sum(world.counts.values())
+    print(f"{dict(traffic.counts)}; {counts(history)}; stopped by cuts: {network.stopped}")
+    print(f"{faults} faults: {dict(sorted(world.counts.items()))}")
+    looked_at = {rule.name: number for rule, number in applied(history).items()}
+    print(f"looked at by rule: {looked_at}")
+    found = check(history, Limits(sends=30 * faults, deliveries=50 * faults, acknowledgements=50 * faults, faults=faults))
+    assert not found, f"seed {SEED}\n{report(history, found)}"
+    assert network.stopped["chunks"], "cuts cut nothing"
+    if LONG:
+        assert network.stopped["datagrams"], "no datagram was cut"
+        assert all(number for name, number in looked_at.items() if name not in EXPIRY), f"a rule looked at nothing: {looked_at}"
 
 
-async def kill_all(cluster: LocalCluster, server: EmbeddedZooKeeper, history: History, traffic: Traffic) -> None:
-    """One after the other, the next when the cluster is healthy again and mail has flowed meanwhile."""
-    began, number = time.monotonic(), 0
-    while number < KILLS or time.monotonic() - began < MIN_S:
-        role = VICTIMS[number % len(VICTIMS)]
-        process = await asyncio.to_thread(victim, cluster, role, number // len(VICTIMS))
-        pid = int(str(process["pid"]))
-        name = f"{role}/{process['address']}"
-        history.fault(Fault("kill", name))
-        os.kill(pid, signal.SIGKILL)
+async def break_all(world: World, traffic: Traffic) -> None:
+    """One after the other, the next when the cluster is whole again and mail has flowed meanwhile."""
+    began = time.monotonic()
+    kinds = KINDS if LONG else BRIEF
+    for number, kind in enumerate(rounds(kinds, world.random)):
+        if number >= len(kinds) and time.monotonic() - began >= 60 * MINUTES:
+            break
+        start = time.monotonic()
+        broken = await world.broken(kind)
+        lasts = asyncio.create_task(asyncio.sleep(world.random.uniform(*broken.lasts_s)))
+        try:
+            await lasts
+        finally:
+            await world.healed(kind, broken)
         await traffic.more(100)
-        if number == KILLS // 2:
-            history.fault(Fault("kill", "zookeeper"))
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.start)
-            history.fault(Fault("kill", "zookeeper", heals=True))
-        await asyncio.to_thread(cluster.wait_healthy)
-        history.fault(Fault("kill", name, heals=True))
-        print(f"{time.monotonic() - began:.0f} s: killed {name}; {dict(traffic.counts)}", flush=True)
-        number += 1
+        said = f"{start - began:.0f} s: {kind.name}: {', '.join(broken.targets)}; {time.monotonic() - start:.0f} s"
+        print(f"{said}; {dict(traffic.counts)}", flush=True)

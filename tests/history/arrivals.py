@@ -21,20 +21,23 @@ class Logins:
 
     def __init__(self, survey: Survey) -> None:
         self._of_runs: dict[Run, list[int]] = defaultdict(list)
-        self._of_devices: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._of_devices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        """When each began and ended."""
         for doing in survey.doings:
             if isinstance(doing.operation, Login):
                 login = doing.operation
                 self._of_runs[doing.process, login.uin, login.device].append(doing.begun)
-                self._of_devices[login.uin, login.device].append(doing.begun)
+                self._of_devices[login.uin, login.device].append((doing.begun, doing.ended))
 
     def of_run(self, copy: Copy) -> int:
         """When the connection on which a copy came began; -1 if that was not recorded."""
         return _last_before(self._of_runs[copy.process, *copy.place[:2]], copy.index)
 
-    def of_device(self, copy: Copy) -> int:
-        """The same, of whatever process."""
-        return _last_before(self._of_devices[copy.place[:2]], copy.index)
+    def done_of_device(self, copy: Copy) -> int:
+        """Until when the device connected, by whatever process, before a copy came: what is sent meanwhile may come twice."""
+        logins = self._of_devices[copy.place[:2]]
+        at = bisect_right(logins, (copy.index, NEVER))
+        return min(logins[at - 1][1], copy.index) if at else -1
 
 
 def _last_before(indexes: list[int], index: int) -> int:
@@ -101,23 +104,32 @@ def _check_order(survey: Survey, newest: dict[tuple[str, Place], Copy], copy: Co
 
 def _check_the_wire(survey: Survey, copies: list[Copy], logins: Logins) -> None:
     seen: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    written: set[tuple[str, int, Place, int]] = set()
+    """What came on each connection."""
     repeats: Counter[tuple[int, Place]] = Counter()
     newest: dict[tuple[str, Place], Copy] = {}
     for copy in copies:
         assert copy.mail
         connection = logins.of_run(copy)
+        way = (copy.process, connection, copy.place, copy.msg_id or -copy.id)
+        on_this = way in written
+        written.add(way)
         before = seen[copy.place[:2]].setdefault(copy.msg_id or -copy.id, copy.index)
         sent = survey.messages[copy.id].first if copy.id in survey.messages else -1
         if copy.mail.dup:
-            if before == copy.index and max(logins.of_device(copy), _last_before(survey.faults, copy.index)) < sent:
+            quiet = max(logins.done_of_device(copy), _last_before(survey.faults, copy.index)) < sent
+            if before == copy.index and quiet and not survey.relay_changes(sent, copy.index):
                 text = f"the first copy of {copy.id:#x} is marked as sent again, and nothing happened since it was sent"
                 survey.blame(Rule.DUP, text, sent, copy.index)
             repeats[connection, copy.place] += 1
-            if repeats[connection, copy.place] == survey.limits.window + 1:
-                text = f"the connection of {copy.place} repeats more than {survey.limits.window} messages"
+            most = survey.limits.window * (1 + survey.relay_changes(connection, copy.index))
+            if repeats[connection, copy.place] == most + 1:
+                text = f"the connection of {copy.place} repeats more than {most} messages"
                 survey.blame(Rule.WINDOW, text, connection, copy.index)
         elif before != copy.index:
-            survey.blame(Rule.DUP, f"{copy.id:#x} came to {copy.place} again, unmarked", before, copy.index)
+            # Another relay does not know what was sent; the gateway still knows what it wrote to this connection.
+            if on_this or not survey.relay_changes(before, copy.index):
+                survey.blame(Rule.DUP, f"{copy.id:#x} came to {copy.place} again, unmarked", before, copy.index)
         else:
             _check_order(survey, newest, copy, f"{copy.process} {connection}")
 

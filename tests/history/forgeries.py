@@ -41,7 +41,7 @@ from tests.history.record import (
 from tests.history.survey import NEVER, Copy, Message, Place, Survey
 from tests.history.violation import Limits, Rule
 
-LIMITS = Limits(sends=10, deliveries=10, acknowledgements=10, faults=1, window=WINDOW)
+LIMITS = Limits(sends=10, deliveries=10, acknowledgements=10, faults=1, window=WINDOW, handover_us=0)
 GHOST = "ghost"
 """A run of an application that a forgery adds."""
 T = TypeVar("T")
@@ -391,12 +391,12 @@ def hole_in_a_list(forged: Forged) -> None:
 
 def unmarked_repeat(forged: Forged) -> None:
     """A repeated copy is not marked."""
-    seen = set()
+    seen: dict[tuple[int, int, int], int] = {}
     found = []
     for index, mail in forged.mails(WIRE):
-        if (mail.uin, mail.device, mail.id) in seen:
+        first = seen.setdefault((mail.uin, mail.device, mail.id), index)
+        if first != index and not forged.survey.relay_changes(first, index):
             found.append((index, mail))
-        seen.add((mail.uin, mail.device, mail.id))
     index, mail = forged.choose(found)
     forged.put(index, replace(mail, dup=False))
 
@@ -413,8 +413,9 @@ def marked_first(forged: Forged) -> None:
         elif event.kind == FAULT:
             fault = index
         elif event.kind == WIRE and isinstance(body, Mail) and not body.dup:
-            calm = _first(forged, body.id) > max(fault, happened.get((body.uin, body.device), 0))
-            found += [(index, body)] if calm else []
+            first = _first(forged, body.id)
+            calm = first > max(fault, happened.get((body.uin, body.device), 0))
+            found += [(index, body)] if calm and not forged.survey.relay_changes(first, index) else []
     index, mail = forged.choose(found)
     forged.put(index, replace(mail, dup=True))
 
@@ -423,8 +424,10 @@ def more_than_a_window(forged: Forged) -> None:
     """A connection repeats more than a window."""
     copy = forged.choose(forged.unacknowledged())
     assert copy.mail
+    last = len(forged.events) - 1
+    windows = 1 + forged.survey.relay_changes(last, last)
     forged.call(Login(copy.mail.uin, copy.mail.device), LoggedIn())
-    for _ in range(LIMITS.window + 1):
+    for _ in range(LIMITS.window * windows + 1):
         forged.append(WIRE, replace(copy.mail, dup=True))
 
 

@@ -49,6 +49,8 @@ Inbox = tuple[int, int]
 Place = tuple[int, int, int]
 """(UIN, device, lane): what has a cursor."""
 STORES = ("xiu", "pi")
+OWNERS = ("relay", "zookeeper")
+"""With a fault of these, a user may get another relay."""
 
 
 @dataclass(slots=True)
@@ -176,6 +178,8 @@ class Survey:
         """Message → InboxSeq, where it was said. A message of which only the MsgID is known stands under the negative of that."""
         self.entries: dict[Inbox, dict[int, tuple[int, int]]] = defaultdict(dict)
         """InboxSeq → message, where it was said."""
+        self._relays_hit: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """Target → when it broke, and until when (in time) relays may have changed by that."""
         self._stores_hit: list[tuple[int, int]] = []
         self._broken: dict[str, int] = {}
         self._calls: dict[tuple[str, int], Doing] = {}
@@ -197,6 +201,11 @@ class Survey:
     def ended_well(self, *kinds: type[Operation]) -> Iterator[Doing]:
         """The calls of some kinds that did."""
         return (doing for doing in self.doings if doing.how == OK and isinstance(doing.operation, kinds))
+
+    def relay_changes(self, first: int, last: int) -> int:
+        """How often a user may have got another relay between two events: at a fault, and when it has healed."""
+        hits = (hit for one in self._relays_hit.values() for hit in one)
+        return 2 * sum(begun <= last and until_us >= self.at_us(first) for begun, until_us in hits)
 
     def _walk(self) -> None:
         before = 0
@@ -261,6 +270,12 @@ class Survey:
     def _fault(self, index: int, fault: Fault) -> None:
         if not fault.heals:
             self.faults.append(index)
+        if fault.target.startswith(OWNERS):
+            hit = self._relays_hit[fault.target]
+            if not fault.heals:
+                hit.append((index, NEVER))
+            elif hit:
+                hit[-1] = (hit[-1][0], self.at_us(index) + self.limits.handover_us)
         if fault.target.startswith(STORES):
             self._stores_hit.append((self.at_us(index), index))
             if fault.heals:

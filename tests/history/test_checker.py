@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from tests.history.applied import applied
 from tests.history.checker import check, counts, report
 from tests.history.forgeries import FORGERIES, LIMITS, Forged
 from tests.history.model import play
@@ -85,6 +86,14 @@ def test_a_long_history_is_checked_to_its_end() -> None:
     run = play(5, steps=LONG, users=40)
     assert sum(event.kind == "invoke" for event in run.history.events) >= LONG // 4
     assert not check(run.history, LIMITS)
+
+
+def test_what_each_rule_looked_at_is_counted() -> None:
+    everything: Counter[Rule] = Counter()
+    for seed in range(5):
+        everything.update(applied(play(seed).history))
+    assert all(everything[rule] for rule in Rule), everything
+    assert not any(number for rule, number in applied(History()).items() if rule is not Rule.TOO_LITTLE)
 
 
 def test_a_report_names_the_events() -> None:

@@ -31,7 +31,7 @@ from tests.history.record import (
 )
 from tests.history.violation import Limits, Rule
 
-LIMITS = Limits(sends=0, deliveries=0, acknowledgements=0, faults=0, window=2, inbox_cap=5, settle_us=50)
+LIMITS = Limits(sends=0, deliveries=0, acknowledgements=0, faults=0, window=2, inbox_cap=5, settle_us=50, handover_us=50)
 UIN, DEVICE, LANE = 7, 1, 1
 MAIL = Send(100, 1, (UIN,), LANE)
 
@@ -125,6 +125,30 @@ def test_a_repeat_on_the_wire_is_marked(tale: Tale) -> None:
     tale.passes()
     tale.history.wire("app", tale.copy(100, 1))
     assert tale.found() == {Rule.DUP}
+
+
+def test_another_relay_marks_nothing_on_another_connection(tale: Tale) -> None:
+    tale.send(100, 1)
+    tale.arrive(100, 1)
+    tale.history.fault(Fault("stop", "relay/0"))
+    tale.log_in("app again")
+    tale.history.wire("app again", tale.copy(100, 1))
+    tale.look(1, last=1)
+    tale.passes()
+    tale.history.wire("app again", tale.copy(100, 1))
+    assert tale.found() == {Rule.DUP}, "its gateway knows what it wrote"
+
+
+def test_a_relay_that_has_been_well_for_long_marks_what_comes_again(tale: Tale) -> None:
+    tale.history.fault(Fault("stop", "relay/0"))
+    tale.history.fault(Fault("stop", "relay/0", heals=True))
+    for number in range(LIMITS.handover_us):
+        tale.send(200 + number, 2 + number)
+    tale.send(100, 1)
+    tale.arrive(100, 1)
+    tale.log_in("app again")
+    tale.history.wire("app again", tale.copy(100, 1))
+    assert Rule.DUP in tale.found()
 
 
 def test_a_first_copy_is_marked_where_one_may_have_been_lost(tale: Tale) -> None:

@@ -70,3 +70,5 @@ class Limits:
     """Entries of an inbox; older ones go with a gap."""
     settle_us: int = 30_000_000
     """So long after a fault of a store, or its end, a leader may change: levels below `replicated` promise nothing then."""
+    handover_us: int = 3_000_000
+    """So long after the end of a fault of a relay or of ZooKeeper users may get another relay."""

@@ -7,8 +7,9 @@
         await traffic.settle()           # nothing more is sent; everybody comes until nothing is unacknowledged
 
 With `everything` it records what the checker's other rules need, too: every copy on the wire, the ends of acknowledgements as Pi
-says them, lists of inboxes while mail flows, bodies of 15 bytes to 8 KiB, and mail that the cluster must refuse (its records are
-at most `REFUSED_BYTES`).
+says them, lists of inboxes while mail flows, bodies of 15 bytes to 8 KiB, mail that the cluster must refuse (its records are at
+most `REFUSED_BYTES`), and a few that devices have and never acknowledge. With `confirmed_s` what is not confirmed in time, or is
+certainly not stored, is sent again.
 
 Source: docs/architecture.md, "A mail is sent", "Delivery of mail".
 """
@@ -21,7 +22,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -58,6 +59,10 @@ BODY_BYTES = (15, 8 << 10)
 REFUSED_BYTES = 16 << 10
 """`cluster.max_record_bytes` of a cluster that refuses what is sent to be refused."""
 REFUSED = 0.02
+NOT_STORED = (pixiu.NotSent, pixiu.DiskFull)
+"""Of a mail that failed so nothing is stored."""
+KEPT = 3
+"""So many last mails of a device are never acknowledged, where its last run still gets them: more would hold back what follows."""
 LISTED = 40
 """Entries of a list while mail flows."""
 LIST_S = 0.25
@@ -75,6 +80,8 @@ class Device:
     """MsgID → the run of the application that holds it: this one."""
     acknowledged: set[int] = field(default_factory=set)
     """MsgIDs that any run acknowledged."""
+    kept: set[int] = field(default_factory=set)
+    """MsgIDs that are never acknowledged."""
     unsaved: dict[int, list[tuple[int, Call]]] = field(default_factory=dict)
     """Lane → (InboxSeq, its acknowledgement), of which Pi is not known to have it."""
 
@@ -94,6 +101,7 @@ class Traffic:
         users: UINs that receive; every third has two devices.
         everything: see the module.
         token_of: the token of a user, where the cluster wants logins.
+        confirmed_s: what is not confirmed within so many seconds is sent again, until it is; 0: `TIMEOUT_S`, and once.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class Traffic:
         pace_s: float = 0.02,
         everything: bool = False,
         token_of: Callable[[int], str] | None = None,
+        confirmed_s: float = 0.0,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._registry = registry
@@ -116,6 +125,7 @@ class Traffic:
         self._devices = [Device(uin, number) for uin in self._uins for number in range(1, 3 if uin % 3 == 0 else 2)]
         self._senders, self._pace_s, self._everything = senders, pace_s, everything
         self._token_of = token_of
+        self._confirmed_s = confirmed_s
         self.waits: list[tuple[float, int, float]] = []
         """Of each confirmed mail to one user: when it was sent (monotonic seconds), the UIN, seconds until it was confirmed."""
         self._wanted: dict[int, set[int]] = {uin: set() for uin in self._uins}
@@ -161,17 +171,19 @@ class Traffic:
         return {f"{d.uin}/{d.number}": len(self._wanted[d.uin] - d.acknowledged) for d in self._devices if not self._has_all(d)}
 
     def _has_all(self, device: Device) -> bool:
-        return device.acknowledged >= self._wanted[device.uin] and not device.unacknowledged
+        return device.acknowledged | device.kept >= self._wanted[device.uin] and device.unacknowledged.keys() <= device.kept
 
     async def _until(self, what: str, condition: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S) as limit:
                 while not condition():
                     for task in self._tasks:
                         if task.done():
                             task.result()
                     await asyncio.sleep(0.05)
         except TimeoutError:
+            if not limit.expired():
+                raise  # a task's
             raise AssertionError(f"{what}: not within {TIMEOUT_S:.0f} s; {dict(self.counts)}; missing {self.missing()}") from None
 
     # --- senders
@@ -184,8 +196,9 @@ class Traffic:
                 uin=100 + number,
                 client=process,
                 token=self._token(100 + number),
-                mail_timeout_s=TIMEOUT_S,
+                mail_timeout_s=self._confirmed_s or TIMEOUT_S,
                 connect_timeout_s=TIMEOUT_S,
+                join_timeout_s=TIMEOUT_S,
             ) as px,
             px.mail_writer() as writer,
         ):
@@ -197,15 +210,14 @@ class Traffic:
                 self.counts["sent"] += 1
                 body = self._body(number)
                 receipt = writer.send(receivers[0], body, to=receivers[1:], lane=lane)
-                call = self._history.invoke(process, Send(receipt.id, 100 + number, receivers, lane, crc=crc32(body)))
-
-                task = asyncio.create_task(self._confirmed(receipt, call, receivers, time.monotonic()))
+                sent = Send(receipt.id, 100 + number, receivers, lane, crc=crc32(body))
+                task = asyncio.create_task(self._confirm(writer, receipt, self._history.invoke(process, sent), sent))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
                 await asyncio.sleep(self._random.expovariate(1 / self._pace_s))
-            with contextlib.suppress(pixiu.RecordTooLarge):
-                await writer.wait_finished()
             await asyncio.gather(*waiting)
+            with contextlib.suppress(pixiu.PixiuError if self._confirmed_s else pixiu.RecordTooLarge):  # others were sent again
+                await writer.wait_finished()
 
     def _token(self, uin: int) -> Callable[[], str] | None:
         return None if self._token_of is None else partial(self._token_of, uin)
@@ -219,23 +231,43 @@ class Traffic:
             return body.ljust(REFUSED_BYTES)
         return body.ljust(int(math.exp(self._random.uniform(*map(math.log, BODY_BYTES)))))
 
-    async def _confirmed(self, receipt: MailReceipt, call: Call, receivers: Sequence[int], began: float) -> None:
+    async def _confirm(self, writer: pixiu.MailWriter, receipt: MailReceipt, call: Call, sent: Send) -> None:
+        """Until it is confirmed, or is refused for good."""
+        process, began = call.process, time.monotonic()
+        while not await self._confirmed(receipt, call, sent):
+            while True:
+                await writer.room()
+                call = self._history.invoke(process, sent)
+                try:
+                    receipt = writer.resend(receipt)
+                    break
+                except pixiu.Overloaded as error:  # others were faster
+                    self._history.fail(call, error.code)
+            self.counts["sent again"] += 1
+        if receipt.stored_as and len(sent.receivers) == 1:
+            self.waits.append((began, sent.receivers[0], time.monotonic() - began))
+
+    async def _confirmed(self, receipt: MailReceipt, call: Call, sent: Send) -> bool:
+        """How a call ended; False: the mail is to be sent again."""
         try:
             await receipt
         except pixiu.RecordTooLarge as error:
             self._history.fail(call, error.code)
             self.counts["refused"] += 1
-            return
+            return True
+        except NOT_STORED as error:
+            self._history.fail(call, error.code)
+            self.counts[f"not stored {error.code}"] += 1
+            return not self._confirmed_s
         except pixiu.PixiuError as error:
             self._history.unknown(call, error.code)
             self.counts[f"unconfirmed {error.code}"] += 1
-            return
+            return not self._confirmed_s
         self._history.ok(call, Sent(int(receipt.stored_as)))
         self.counts["confirmed"] += 1
-        if len(receivers) == 1:
-            self.waits.append((began, receivers[0], time.monotonic() - began))
-        for uin in receivers:
+        for uin in sent.receivers:
             self._wanted[uin].add(int(receipt.stored_as))
+        return True
 
     # --- devices
 
@@ -247,7 +279,12 @@ class Traffic:
             device.unacknowledged.clear()
             process = f"app-{device.uin}-{device.number}-{device.run}"
             async with pixiu.connect(
-                self._registry, uin=device.uin, client=process, token=self._token(device.uin), connect_timeout_s=TIMEOUT_S
+                self._registry,
+                uin=device.uin,
+                client=process,
+                token=self._token(device.uin),
+                connect_timeout_s=TIMEOUT_S,
+                join_timeout_s=TIMEOUT_S,
             ) as px:
                 call = self._history.invoke(process, Login(device.uin, device.number))
                 inbox = px.inbox(device=device.name)
@@ -293,10 +330,17 @@ class Traffic:
             device.unacknowledged[msg_id] = process
             # Some mail is acknowledged behind what comes after it, and some only by the application's next run.
             chance = self._random.random()
-            if last or chance < 0.9:
+            if last and self._everything and self._is_kept(device, msg_id):
+                device.kept.add(msg_id)
+            elif last or chance < 0.9:
                 self._acknowledge(process, device, mail)
             elif chance < 0.96:
                 asyncio.get_running_loop().call_later(self._random.uniform(0.05, 1.0), self._acknowledge, process, device, mail)
+
+    def _is_kept(self, device: Device, msg_id: int) -> bool:
+        """One of the very last, of which the device never acknowledged any."""
+        left = self._wanted[device.uin] - device.acknowledged
+        return msg_id in left and len(left) <= KEPT
 
     def _acknowledge(self, process: str, device: Device, mail: pixiu.Mail) -> None:
         msg_id = int(mail.msg_id)
