@@ -46,7 +46,7 @@ fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 lossy: $(VENV)/.dev  # ten times as long as in the suite: real processes behind a network that loses datagrams
 	PIXIU_LOSSY_TIMES=$(or $(PIXIU_LOSSY_TIMES),10) $(BIN)/python -m pytest -s tests/e2e/test_lossy.py
 
-mail: $(VENV)/.dev  # ten minutes or PIXIU_MAIL_MINUTES: mail between users who come and go, while all breaks by a seed (needs root, for full disks)
+mail: $(VENV)/.dev  # ten minutes or PIXIU_MAIL_MINUTES: mail between users who come and go, while all breaks by a seed (needs root and cc, for bad disks and clocks)
 	PIXIU_MAIL_MINUTES=$(or $(PIXIU_MAIL_MINUTES),10) $(BIN)/python -m pytest -s tests/e2e/test_mail_history.py
 
 guarded: $(VENV)/.dev  # three machines with 21 processes, on which everything that guards them is exchanged again and again

@@ -25,10 +25,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import mmap
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -41,6 +39,8 @@ from benchmarks.harness import working
 from benchmarks.power_cut import Noted, append_mail, missing_entries, missing_mail, run, write_mail
 from benchmarks.stores import Stores, health, stores
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
+from tests.support.disks import fill
+from tests.support.interposed import EVERY, Interposed
 
 GOOD: Final = ("good-0", "good-1")
 BAD: Final = "bad"
@@ -61,77 +61,27 @@ SETTINGS = {
     "xiu": ("reserve_mb=1", "trim_interval_s=1", "table_mb=16", "memtable_mb=4", "flush_interval_s=1"),
     "pi": ("inbox_cap=10000000", "store_mb=512", "clock_interval_s=1"),
 }
-LIBRARY: Final = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
-
-static volatile int64_t *fault;
-static void *interpreter;
-static int (*real_clock)(clockid_t, struct timespec *);
-static int (*real_fdatasync)(int), (*real_fsync)(int), (*real_msync)(void *, size_t, int);
-
-__attribute__((constructor)) static void begin(void) {
-    Dl_info found;
-    int file = open(getenv("PIXIU_BENCH_FAULT"), O_RDONLY | O_CLOEXEC);
-    real_clock = dlsym(RTLD_NEXT, "clock_gettime");
-    real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
-    real_fsync = dlsym(RTLD_NEXT, "fsync");
-    real_msync = dlsym(RTLD_NEXT, "msync");
-    void *python = dlsym(RTLD_DEFAULT, "Py_BytesMain");
-    if (python && dladdr(python, &found)) interpreter = found.dli_fbase;
-    void *mapped = mmap(NULL, 16, PROT_READ, MAP_SHARED, file, 0);
-    if (mapped != MAP_FAILED) fault = mapped;
-}
-
-static void slow(void) {
-    if (fault && fault[0]) usleep(fault[0]);
-}
-
-int fdatasync(int file) { slow(); return real_fdatasync(file); }
-int fsync(int file) { slow(); return real_fsync(file); }
-int msync(void *at, size_t size, int flags) { slow(); return real_msync(at, size, flags); }
-
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    Dl_info caller;
-    int done = real_clock ? real_clock(clock, now) : -1;
-    if (clock == CLOCK_REALTIME && fault && fault[1] && dladdr(__builtin_return_address(0), &caller)
-        && caller.dli_fbase == interpreter) now->tv_sec += fault[1];
-    return done;
-}
-"""
 
 
 class Fault:
     """What is wrong with the bad replica, from when it is told on."""
 
     def __init__(self, folder: Path) -> None:
-        source, self.library, self.file = folder / "fault.c", folder / "fault.so", folder / "fault"
-        source.write_text(LIBRARY)
-        run("cc", "-O1", "-shared", "-fPIC", "-o", str(self.library), str(source), "-ldl")
-        self.file.write_bytes(bytes(16))
-        with self.file.open("r+b") as opened:
-            self._map = mmap.mmap(opened.fileno(), 16)
+        self._interposed = Interposed(folder)
         self.disk = folder / "small"
         self.disk.mkdir()
 
     @property
     def environment(self) -> dict[str, str]:
         """Of the bad replica."""
-        return {"LD_PRELOAD": str(self.library), "PIXIU_BENCH_FAULT": str(self.file)}
+        return self._interposed.environment
 
     def begin(self, name: str) -> None:
         """From now on."""
         if name == "full":
-            with contextlib.suppress(OSError), (self.disk / "ballast").open("wb", buffering=0) as rest:
-                while True:
-                    rest.write(bytes(4096))
-        self._map[:] = struct.pack("<qq", SLOW_US if name == "slow" else 0, AHEAD_S if name == "clock" else 0)
+            fill(self.disk / "ballast")
+        else:
+            self._interposed.begin(EVERY, sync_us=SLOW_US if name == "slow" else 0, ahead_s=AHEAD_S if name == "clock" else 0)
 
 
 @contextlib.contextmanager

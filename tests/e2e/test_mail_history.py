@@ -2,9 +2,9 @@
 
 Datagrams are lost all the time (5 %). The kinds of faults are those of tests/support/mail_faults.py: each round has every kind
 once, in an order that follows from the seed; the next one begins when the cluster is whole again and mail has flowed. In the suite
-it is a round of a few kinds. `make mail` has all of them, with a file system for each replica of a store (which needs root), for
-`PIXIU_MAIL_MINUTES` (10) or longer until each kind was there once; `PIXIU_MAIL_SEED` gives the seed of a run that is to be
-repeated. The history is kept in the test's folder; what happened is printed (`pytest -s`).
+it is a round of a few kinds. `make mail` has all of them, with a file system for each replica of a store and a library in front
+of libc's (so it needs root and `cc`), for `PIXIU_MAIL_MINUTES` (10) or longer until each kind was there once; `PIXIU_MAIL_SEED`
+gives the seed of a run that is to be repeated. The history is kept in the test's folder; what happened is printed (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.history.violation import Limits
 from tests.support.cluster import running_cluster
 from tests.support.cuts import CutNetwork
 from tests.support.disks import small_disk
+from tests.support.interposed import Interposed
 from tests.support.lossy import Faults
 from tests.support.mail_faults import BRIEF, DISK, KINDS, SESSION_MS, STORES, World, rounds
 from tests.support.mail_history import REFUSED_BYTES, Traffic
@@ -78,14 +79,22 @@ async def test_every_mail_arrives_once_whatever_breaks(tmp_path: Path) -> None:
         direct = f"zk://{server.address}/pubsub"
         network = CutNetwork(direct, SEED, server.port)
         network.start()
+        interposed = Interposed(tmp_path) if LONG else None
         try:
             with (
                 leading_to(server, network) as registry,
                 running_cluster(
-                    tmp_path, "--registry", registry, *SHAPE, *network.settings(), "--set", f"xiu.table_dir={tmp_path}"
+                    tmp_path,
+                    "--registry",
+                    registry,
+                    *SHAPE,
+                    *network.settings(),
+                    "--set",
+                    f"xiu.table_dir={tmp_path}",
+                    environment=interposed.environment if interposed else None,
                 ) as cluster,
             ):
-                world = World(cluster, server, network, history, random.Random(SEED), disks)
+                world = World(cluster, server, network, history, random.Random(SEED), disks, interposed)
                 await world.whole()
                 with network.faults(Faults(lost=0.05)):
                     async with Traffic(direct, history, SEED, everything=True, confirmed_s=CONFIRMED_S) as traffic:

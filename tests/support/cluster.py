@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,9 +60,10 @@ def is_healthy(target: str) -> bool:
 class LocalCluster:
     """`pixiu up` in a process of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self._arguments = arguments
+        self._environment = {**os.environ, **(environment or {})}
         self._log = folder / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.target = ""
@@ -73,7 +74,12 @@ class LocalCluster:
         command = [PIXIU, "up", "--data", str(self.folder / "run"), *free, *stores, "--json"]
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [*command, *self._arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                [*command, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment,
             )
         self.target = wait_for(self._running, "the cluster")
 
@@ -122,9 +128,9 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, *arguments: str) -> Iterator[LocalCluster]:
-    """A cluster that ends with the block, and must end in good order."""
-    cluster = LocalCluster(folder, *arguments)
+def running_cluster(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
+    """A cluster that ends with the block, and must end in good order. `environment` is added to the processes' own."""
+    cluster = LocalCluster(folder, *arguments, environment=environment)
     cluster.start()
     try:
         yield cluster

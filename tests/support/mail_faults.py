@@ -29,6 +29,7 @@ from registry.embedded import EmbeddedZooKeeper
 from tests.history.record import Fault, History
 from tests.support.cluster import LocalCluster, wait_for
 from tests.support.cuts import CutNetwork
+from tests.support.interposed import Interposed
 
 STORES: Final = ("xiu", "pi")
 SOFT: Final = ("proxy", "gateway", "relay", "router", "broker")
@@ -43,12 +44,17 @@ PATHS: Final = (
 """Roles that have to do with each other on a mail's way."""
 REPLICATION: Final = (("xiu", "xiu"), ("pi", "pi"))
 """The paths that always carry something."""
+LINKS: Final = (("proxy", "relay"), ("relay", "gateway"))
+"""Those on which datagrams go."""
 SICK_S: Final = (7.0, 10.0)
 """How long what is stopped or cut stays so: longer than peers (4 s) and ZooKeeper (`SESSION_MS`) wait."""
 SESSION_MS: Final = 5000
 FULL_S: Final = (4.0, 8.0)
 FILL_TRIES: Final = 100
 DISK: Final = "512m"
+SYNC_US: Final = (200_000, 2_000_000)
+"""How much longer each sync of a slow disk takes; a replica leaves ZooKeeper when one takes half its session."""
+CLOCK_S: Final = (-3600, -120, 120, 3600, 86_400, 10 * 365 * 86_400)
 WHOLE_S: Final = 240.0
 Process = dict[str, Any]
 
@@ -80,6 +86,7 @@ class World:
     history: History
     random: Random
     disks: dict[str, Path] = field(default_factory=dict)
+    interposed: Interposed | None = None
     counts: Counter[str] = field(default_factory=Counter)
     """Faults by kind."""
 
@@ -258,6 +265,27 @@ def _fill(world: World, role: str) -> Broken:
     return Broken((name_of(process),), space, FULL_S)
 
 
+def _slow(world: World, role: str) -> Broken:
+    """The disk of a replica of either kind takes long to sync."""
+    return _interposed(world, role, sync_us=world.random.randint(*SYNC_US))
+
+
+def _wrong_clock(world: World, role: str) -> Broken:
+    """A replica of either kind has its wall clock set."""
+    return _interposed(world, role, ahead_s=world.random.choice(CLOCK_S))
+
+
+def _interposed(world: World, role: str, *, sync_us: int = 0, ahead_s: int = 0) -> Broken:
+    process, interposed = world.replica(role, leads=world.random.random() < 0.5), world.interposed
+    assert interposed is not None, "its processes were started without the library"
+    interposed.begin(process["pid"], sync_us=sync_us, ahead_s=ahead_s)
+
+    async def well() -> None:
+        interposed.end()
+
+    return Broken((name_of(process),), well, SICK_S)
+
+
 def _runs_in(process: Process, folder: Path) -> bool:
     """Whether a process has its data there: one of its open files lies in it."""
     files = f"/proc/{process['pid']}/fd"
@@ -282,6 +310,8 @@ def _kinds() -> Iterator[Kind]:
         yield Kind(f"stop {role}", lambda world, role=role: _stop(world.one(role)))  # type: ignore[misc]
         yield Kind(f"stop {role} leader", lambda world, role=role: _stop(world.replica(role, leads=True)))  # type: ignore[misc]
         yield Kind(f"full disk of {role}", lambda world, role=role: _fill(world, role))  # type: ignore[misc]
+        yield Kind(f"slow disk of {role}", lambda world, role=role: _slow(world, role))  # type: ignore[misc]
+        yield Kind(f"wrong clock of {role}", lambda world, role=role: _wrong_clock(world, role))  # type: ignore[misc]
     for role in ("relay", "proxy", "gateway"):
         yield Kind(f"stop {role}", lambda world, role=role: _stop(world.one(role)))  # type: ignore[misc]
     for role in ("xiu", "pi", "relay", "proxy", "gateway"):
@@ -289,6 +319,7 @@ def _kinds() -> Iterator[Kind]:
     for number in (1, 2):
         yield Kind(f"cut both ways {number}", lambda world: _cut(world, one_way=False))
         yield Kind(f"cut one way {number}", lambda world: _cut(world, one_way=True))
+    yield Kind("cut links", lambda world: _cut(world, one_way=False, paths=LINKS))
     yield Kind("cut replicas", lambda world: _cut(world, one_way=False, paths=REPLICATION))
     yield Kind("kill a pair", _kill_pair)
     yield Kind("kill all of a soft role", _kill_all_of_a_soft_role)

@@ -1,0 +1,99 @@
+"""Disks that are slow to sync and wall clocks that are wrong, of one process or another, while they run. Needs Linux and `cc`.
+
+A library in front of libc's, by LD_PRELOAD. What is wrong, and with whom, is in a file that every such process maps. Only the
+interpreter's own clock is wrong: libraries such as gRPC take a jump of theirs for a hang.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+from pathlib import Path
+from typing import Final
+
+EVERY: Final = -1
+"""In place of a PID: every process that has the library."""
+FAULT: Final = struct.Struct("<qqq")
+"""PID, µs that a sync takes longer, s that the wall clock is ahead."""
+LIBRARY: Final = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile struct fault { int64_t pid, sync_us, ahead_s; } *fault;
+static void *interpreter;
+static int (*real_clock)(clockid_t, struct timespec *);
+static int (*real_fdatasync)(int), (*real_fsync)(int), (*real_msync)(void *, size_t, int);
+
+__attribute__((constructor)) static void begin(void) {
+    Dl_info found;
+    const char *name = getenv("PIXIU_TEST_FAULTS");
+    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    real_clock = dlsym(RTLD_NEXT, "clock_gettime");
+    real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
+    real_fsync = dlsym(RTLD_NEXT, "fsync");
+    real_msync = dlsym(RTLD_NEXT, "msync");
+    void *python = dlsym(RTLD_DEFAULT, "Py_BytesMain");
+    if (python && dladdr(python, &found)) interpreter = found.dli_fbase;
+    void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *fault, PROT_READ, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED) fault = mapped;
+}
+
+static int is_mine(void) {
+    return fault && fault->pid && (fault->pid == -1 || fault->pid == getpid());
+}
+
+static void slow(void) {
+    if (is_mine() && fault->sync_us) usleep(fault->sync_us);
+}
+
+int fdatasync(int file) { slow(); return real_fdatasync(file); }
+int fsync(int file) { slow(); return real_fsync(file); }
+int msync(void *at, size_t size, int flags) { slow(); return real_msync(at, size, flags); }
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    Dl_info caller;
+    int done = real_clock ? real_clock(clock, now) : -1;
+    if (clock == CLOCK_REALTIME && is_mine() && fault->ahead_s && dladdr(__builtin_return_address(0), &caller)
+        && caller.dli_fbase == interpreter) now->tv_sec += fault->ahead_s;
+    return done;
+}
+"""
+
+
+class Interposed:
+    """The library, and what is wrong with whom; nothing at first.
+
+    Raises RuntimeError where there is no C compiler.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        source, self._library, self._file = folder / "faults.c", folder / "faults.so", folder / "faults"
+        source.write_text(LIBRARY)
+        try:
+            command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(self._library), str(source), "-ldl"]
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise RuntimeError(f"slow disks and wrong clocks need a C compiler as `cc`: {error}") from error
+        self._file.write_bytes(bytes(FAULT.size))
+        with self._file.open("r+b") as opened:
+            self._map = mmap.mmap(opened.fileno(), 0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the processes with which something may be wrong."""
+        return {"LD_PRELOAD": str(self._library), "PIXIU_TEST_FAULTS": str(self._file)}
+
+    def begin(self, pid: int, *, sync_us: int = 0, ahead_s: int = 0) -> None:
+        """One process, or EVERY one, is bad from now on; all others are well."""
+        self._map[:] = FAULT.pack(pid, sync_us, ahead_s)
+
+    def end(self) -> None:
+        """All are well."""
+        self._map[:] = bytes(FAULT.size)
