@@ -22,6 +22,10 @@ class _Last:
     seqs: set[int] = field(default_factory=set)
 
 
+def _inbox(place: Place) -> Inbox:
+    return place[0], place[2]
+
+
 class Promises:
     """Each message that was sent with a good end, against each device of each of its receivers."""
 
@@ -46,10 +50,11 @@ class Promises:
         self._take_lists()
         for index, gap in survey.gaps:
             self._tell((gap.uin, gap.device, gap.lane), gap.first, gap.last, index)
-        self._nameless = {
-            place: sum(seq not in survey.entries[place[0], place[2]] for seq in told) for place, told in self._told.items()
-        }
+        nameless = {place: [seq for seq in told if seq not in survey.entries[_inbox(place)]] for place, told in self._told.items()}
+        self._nameless = {place: len(seqs) for place, seqs in nameless.items()}
         """Of the told numbers, how many nothing says whose they are."""
+        self._over = {place: sum(self._is_over(place, seq) for seq in seqs) for place, seqs in nameless.items()}
+        """How many of these are over the cap."""
 
     def check(self) -> None:
         """The rules about promises."""
@@ -81,11 +86,20 @@ class Promises:
         for seq in range(max(first, 1), min(last, self._ends[place[0], place[2]]) + 1):
             told[seq] = min(index, told.get(seq, NEVER))
 
+    def _is_over(self, place: Place, seq: int) -> bool:
+        return self._ends[_inbox(place)] - seq >= self._survey.limits.inbox_cap
+
     def _is_nameless(self, place: Place) -> bool:
         """Take one of the told numbers that may be that of a message whose number is unknown."""
         left = self._nameless.get(place, 0)
         self._nameless[place] = left - 1
         return left > 0
+
+    def _is_nameless_and_over(self, place: Place) -> bool:
+        """The same, of those over the cap."""
+        left = self._over.get(place, 0)
+        self._over[place] = left - 1
+        return left > 0 and self._is_nameless(place)
 
     def _check_receiver(self, message: Message, uin: int) -> None:
         had_one = False
@@ -113,6 +127,8 @@ class Promises:
         where = (message.first, message.ok, *(self._last[place].index for place in places))
         expired = [self._expired(message, self._last[place]) for place in places]
         if not any(expired):
+            if not seq and any(self._is_nameless_and_over(place) for place in places):
+                return
             text = f"{id_:#x} was sent to {uin}, who had no device, and is in none of the lists of the inbox"
             survey.blame(Rule.LOST, text, *where)
         elif seq or not any(self._is_nameless(place) for place in places):
@@ -134,8 +150,7 @@ class Promises:
         told = self._told[place].get(seq, NEVER) if seq else NEVER
         name = f"{sent.id:#x} (InboxSeq {seq or 'unknown'}) for {place}"
         if told != NEVER:
-            over = self._ends[uin, lane] - seq >= survey.limits.inbox_cap
-            if not over and not 0 < sent.expires_us <= survey.at_us(told):
+            if not self._is_over(place, seq) and not 0 < sent.expires_us <= survey.at_us(told):
                 survey.blame(Rule.GAP, f"{name} is told to be gone, and has not expired", *where, told)
         elif shown:
             if not self._expired(message, last):
@@ -144,7 +159,7 @@ class Promises:
             if not seq and self._is_nameless(place):
                 return
             survey.blame(Rule.EXPIRED_SILENTLY, f"{name} expired, and the device was told of no gap", *where)
-        else:
+        elif seq or not self._is_nameless_and_over(place):
             survey.blame(Rule.LOST, f"{name} was never shown, and is not listed in the end", *where)
 
     def _expired(self, message: Message, last: _Last) -> bool:

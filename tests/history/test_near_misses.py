@@ -256,6 +256,17 @@ def test_the_oldest_go_over_the_cap(tale: Tale, above: int) -> None:
     assert tale.found() == (set() if above >= LIMITS.inbox_cap else {Rule.GAP})
 
 
+@pytest.mark.parametrize("unseen", [1, 2])
+def test_the_oldest_may_have_gone_before_anybody_saw_their_numbers(tale: Tale, unseen: int) -> None:
+    end = LIMITS.inbox_cap + 1
+    for number in range(end):
+        tale.send(100 + number, number and number + 1)
+    for number in range(1, unseen):
+        tale.send(500 + number, 0)  # one number is gone, and two messages
+    tale.look(*range(2, end + 1), last=end, floor=1, gap=1)
+    assert tale.found() == (set() if unseen == 1 else {Rule.LOST})
+
+
 @pytest.mark.parametrize("level", [ACCEPTED, PERSISTED, REPLICATED])
 @pytest.mark.parametrize("target", ["", "gateway/1", "xiu/0/1", "pi/3/1"])
 def test_a_weaker_level_is_lost_with_a_leader_and_else_never(tale: Tale, level: str, target: str) -> None:

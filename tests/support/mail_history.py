@@ -9,7 +9,8 @@
 With `everything` it records what the checker's other rules need, too: every copy on the wire, the ends of acknowledgements as Pi
 says them, lists of inboxes while mail flows, bodies of 15 bytes to 8 KiB, mail that the cluster must refuse (its records are at
 most `REFUSED_BYTES`), and a few that devices have and never acknowledge. With `confirmed_s` what is not confirmed in time, or is
-certainly not stored, is sent again.
+certainly not stored, is sent again. With `sleeper` there is a user who comes once, and then only in the end: by then his inboxes
+have reached their cap, and some of his mail has expired.
 
 Source: docs/architecture.md, "A mail is sent", "Delivery of mail".
 """
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -63,6 +65,12 @@ NOT_STORED = (pixiu.NotSent, pixiu.DiskFull)
 """Of a mail that failed so nothing is stored."""
 KEPT = 3
 """So many last mails of a device are never acknowledged, where its last run still gets them: more would hold back what follows."""
+SLEEPER = 8500
+ALSO_TO_THE_SLEEPER = 0.2
+EXPIRING = 0.2
+"""Of those."""
+EXPIRE, EARLY = timedelta(minutes=1), timedelta(seconds=2)
+"""By how much the cluster's clock may be ahead of the history's."""
 LISTED = 40
 """Entries of a list while mail flows."""
 LIST_S = 0.25
@@ -102,6 +110,7 @@ class Traffic:
         everything: see the module.
         token_of: the token of a user, where the cluster wants logins.
         confirmed_s: what is not confirmed within so many seconds is sent again, until it is; 0: `TIMEOUT_S`, and once.
+        sleeper: see the module.
     """
 
     def __init__(
@@ -116,6 +125,7 @@ class Traffic:
         everything: bool = False,
         token_of: Callable[[int], str] | None = None,
         confirmed_s: float = 0.0,
+        sleeper: bool = False,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._registry = registry
@@ -123,12 +133,13 @@ class Traffic:
         self._random = random.Random(seed)
         self._uins = tuple(range(8001, 8001 + users))
         self._devices = [Device(uin, number) for uin in self._uins for number in range(1, 3 if uin % 3 == 0 else 2)]
+        self._sleeper = Device(SLEEPER, 1) if sleeper else None
         self._senders, self._pace_s, self._everything = senders, pace_s, everything
         self._token_of = token_of
         self._confirmed_s = confirmed_s
         self.waits: list[tuple[float, int, float]] = []
         """Of each confirmed mail to one user: when it was sent (monotonic seconds), the UIN, seconds until it was confirmed."""
-        self._wanted: dict[int, set[int]] = {uin: set() for uin in self._uins}
+        self._wanted: dict[int, set[int]] = {uin: set() for uin in (*self._uins, SLEEPER)}
         """By user: MsgIDs that were confirmed."""
         self._sending = True
         self._leaving = asyncio.Event()
@@ -136,6 +147,8 @@ class Traffic:
         self._ready = 0
 
     async def __aenter__(self) -> Self:
+        if self._sleeper is not None:
+            await self._come(self._sleeper)
         self._tasks = [asyncio.create_task(self._live(device), name=f"{device.uin}/{device.number}") for device in self._devices]
         await self._until("every device has been there once", lambda: self._ready == len(self._devices))
         self._tasks += [asyncio.create_task(self._send(number), name=f"sender-{number}") for number in range(1, self._senders + 1)]
@@ -162,9 +175,14 @@ class Traffic:
         # Who holds something goes once more, because it gets that again only then.
         self._leaving.set()
         await self._until("every device has acknowledged everything", lambda: all(map(self._has_all, self._devices)))
-        for device in self._devices:
+        if self._sleeper is not None:
+            await self._come(self._sleeper)
+        for device in self._everybody():
             for lane in LANES:
                 await self._look(device, lane)
+
+    def _everybody(self) -> list[Device]:
+        return [*self._devices, *([self._sleeper] if self._sleeper is not None else [])]
 
     def missing(self) -> dict[str, int]:
         """How many confirmed mails each device has not acknowledged; for a person."""
@@ -207,10 +225,16 @@ class Traffic:
                 await writer.room()
                 receivers = tuple(self._random.sample(self._uins, self._random.choice((1, 1, 1, 1, 3))))
                 lane = self._random.choice((0, 1, 1, 1))
+                expire, expires_us = None, 0
+                if self._sleeper is not None and self._random.random() < ALSO_TO_THE_SLEEPER:
+                    receivers += (SLEEPER,)
+                    if self._random.random() < EXPIRING:
+                        receivers, expire = (SLEEPER,), EXPIRE
+                        expires_us = (time.monotonic_ns() + int((EXPIRE - EARLY).total_seconds() * 1e9)) // 1000
                 self.counts["sent"] += 1
                 body = self._body(number)
-                receipt = writer.send(receivers[0], body, to=receivers[1:], lane=lane)
-                sent = Send(receipt.id, 100 + number, receivers, lane, crc=crc32(body))
+                receipt = writer.send(receivers[0], body, to=receivers[1:], lane=lane, expire=expire)
+                sent = Send(receipt.id, 100 + number, receivers, lane, crc=crc32(body), expires_us=expires_us)
                 task = asyncio.create_task(self._confirm(writer, receipt, self._history.invoke(process, sent), sent))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
@@ -275,37 +299,62 @@ class Traffic:
         """Come, take mail, go, again and again."""
         while True:
             last = self._leaving.is_set()
-            device.run += 1
-            device.unacknowledged.clear()
-            process = f"app-{device.uin}-{device.number}-{device.run}"
-            async with pixiu.connect(
-                self._registry,
-                uin=device.uin,
-                client=process,
-                token=self._token(device.uin),
-                connect_timeout_s=TIMEOUT_S,
-                join_timeout_s=TIMEOUT_S,
-            ) as px:
-                call = self._history.invoke(process, Login(device.uin, device.number))
-                inbox = px.inbox(device=device.name)
-                if self._everything:
-                    record_wire(inbox, self._history, process, device.uin, device.number)
-                async with inbox:
-                    inbox.on_gap = lambda gap, d=device, p=process: self._gap(p, d, gap)
-                    await inbox.ready(timeout_s=TIMEOUT_S)
-                    self._history.ok(call, LoggedIn())
-                    self.counts["logins"] += 1
-                    self._ready += device.run == 1
-                    take = asyncio.create_task(self._take(process, device, inbox, last=last))
-                    try:
-                        await self._stay(take, last=last)
-                    finally:
-                        take.cancel()
-                        await asyncio.gather(take, return_exceptions=True)
-                call = self._history.invoke(process, Logout(device.uin, device.number))
-            self._history.ok(call)
+            async with self._there(device) as (process, inbox):
+                self._ready += device.run == 1
+                take = asyncio.create_task(self._take(process, device, inbox, last=last))
+                try:
+                    await self._stay(take, last=last)
+                finally:
+                    take.cancel()
+                    await asyncio.gather(take, return_exceptions=True)
             if not self._leaving.is_set():
                 await asyncio.sleep(self._random.expovariate(1 / 2.0))
+
+    @contextlib.asynccontextmanager
+    async def _there(self, device: Device) -> AsyncIterator[tuple[str, pixiu.Inbox]]:
+        """A run of its application: what it is called, and the inbox, which is ready."""
+        device.run += 1
+        device.unacknowledged.clear()
+        process = f"app-{device.uin}-{device.number}-{device.run}"
+        async with pixiu.connect(
+            self._registry,
+            uin=device.uin,
+            client=process,
+            token=self._token(device.uin),
+            connect_timeout_s=TIMEOUT_S,
+            join_timeout_s=TIMEOUT_S,
+        ) as px:
+            call = self._history.invoke(process, Login(device.uin, device.number))
+            inbox = px.inbox(device=device.name)
+            if self._everything:
+                record_wire(inbox, self._history, process, device.uin, device.number)
+            async with inbox:
+                inbox.on_gap = lambda gap: self._gap(process, device, gap)
+                await inbox.ready(timeout_s=TIMEOUT_S)
+                self._history.ok(call, LoggedIn())
+                self.counts["logins"] += 1
+                yield process, inbox
+            call = self._history.invoke(process, Logout(device.uin, device.number))
+        self._history.ok(call)
+
+    async def _come(self, device: Device) -> None:
+        """Take and acknowledge all that is there, and go."""
+        async with self._there(device) as (process, inbox), asyncio.timeout(TIMEOUT_S):
+            take = asyncio.create_task(self._take(process, device, inbox, last=True))
+            try:
+                while not take.done() and await self._has_unread(device):
+                    await asyncio.sleep(LIST_S)
+                if take.done():
+                    take.result()
+            finally:
+                take.cancel()
+                await asyncio.gather(take, return_exceptions=True)
+
+    async def _has_unread(self, device: Device) -> bool:
+        """Whether Pi has anything in its inboxes that the device did not acknowledge."""
+        async with InboxView(self._registry) as view:
+            found = await view.unread(device.uin, LANES)
+        return any(there.up_to < lane.last for lane in found for there in lane.devices)
 
     async def _stay(self, take: asyncio.Task[None], *, last: bool) -> None:
         """For a while; `last`: for good."""
@@ -363,13 +412,13 @@ class Traffic:
         """Look at one inbox after the other, at the newest of it and at what Pi has of its devices' acknowledgements."""
         async with InboxView(self._registry) as view:
             while True:
-                for uin in self._uins:
+                for uin in sorted({device.uin for device in self._everybody()}):
                     for lane in LANES:
                         await self._look_now(view, uin, lane)
                     await asyncio.sleep(LIST_S)
 
     async def _look_now(self, view: InboxView, uin: int, lane: int) -> None:
-        devices = {device.name: device for device in self._devices if device.uin == uin}
+        devices = {device.name: device for device in self._everybody() if device.uin == uin}
         invoke = self._history.invoke
         calls = {name: invoke("reader", Read(uin, device.number, lane, num=0)) for name, device in devices.items()}
         try:
