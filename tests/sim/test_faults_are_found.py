@@ -65,10 +65,11 @@ FOUND_AT = {
     "logins out of reach forgotten": 20,
     "logins judged at once by clocks": 27,
     "GatewayMsgIDs compared by gateway": 4,
-    "feedback removes what is newer": 1,
+    "lists of a room's users kept": 12,
+    "feedback removes what is newer": 5,
     "signals forgotten at a restart": 1,
-    "old layout ignored: records dropped": 22,
-    "old layout ignored: nobody told": 22,
+    "old layout ignored: records dropped": 6,
+    "old layout ignored: nobody told": 6,
     "old layout ignored: joins dropped": 45,
 }
 """A seed that found a fault which not all find; it is played first, the others follow."""
