@@ -251,6 +251,7 @@ async def test_a_token_function_that_fails_is_asked_again(cluster: Any, until: U
     assert [record.body for record in cluster.proxies[0].mailer.records] == [b"hi"]
 
 
+@pytest.mark.slow
 async def test_a_token_function_that_fails_for_long_fails_messages_and_not_the_client(cluster: Any) -> None:
     await cluster.start()
     tokens = Tokens()

@@ -75,6 +75,7 @@ async def test_a_request_to_a_user_gets_the_reply_of_a_device(served: Any) -> No
         task.cancel()
 
 
+@pytest.mark.slow
 async def test_without_a_reply_it_says_so_in_time_and_late_replies_harm_nothing(served: Any, until: Until) -> None:
     async with pixiu.connect(served.target) as px, px.subscribe(room=42) as there:
         with pytest.raises(OutcomeUnknown, match="nobody replied") as raised:

@@ -60,6 +60,7 @@ async def test_what_is_refused_for_now_is_sent_again_with_its_id_after_the_time_
             await px.room(1).send(b"x", timeout_s=20)
 
 
+@pytest.mark.slow
 async def test_a_call_may_have_a_time_of_its_own_and_says_whether_the_message_may_have_been_delivered(
     cluster: Any, until: Until
 ) -> None:
@@ -157,6 +158,7 @@ async def test_early_sends_of_all_kinds_are_bounded_and_fail_when_the_client_clo
                 await receipt
 
 
+@pytest.mark.slow
 async def test_many_messages_at_once_stay_in_order_and_the_first_failure_is_raised(cluster: Any) -> None:
     await cluster.start()
     (proxy,) = cluster.proxies

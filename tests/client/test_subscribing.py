@@ -254,6 +254,7 @@ async def test_leaving_a_draining_gateway_loses_and_repeats_nothing(cluster: Any
         assert subscription.counters.moves == 1
 
 
+@pytest.mark.slow
 async def test_what_is_on_its_way_when_the_new_gateway_has_confirmed_still_comes_by_the_old_one(cluster: Any, until: Until) -> None:
     """It was accepted before the join, so that nobody else gets it: a gateway on a busy machine sends it later."""
     await cluster.start(gateways=2)
@@ -270,6 +271,7 @@ async def test_what_is_on_its_way_when_the_new_gateway_has_confirmed_still_comes
         assert await take(subscription, 1) == [b"3"]
 
 
+@pytest.mark.slow
 async def test_what_the_new_gateway_sends_later_than_the_old_one_did_is_not_shown_twice(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:

@@ -119,6 +119,7 @@ def test_serial_numbers_are_read_as_tools_write_them() -> None:
         read_revoked(b"1F\nxyz\n", "revoked")
 
 
+@pytest.mark.slow
 async def test_a_session_ends_when_its_certificate_is_revoked_and_a_token_does_not_mend_it(tmp_path: Path) -> None:
     access, revoked = tmp_path / "access.toml", tmp_path / "revoked"
     revoked.write_text("")

@@ -289,6 +289,7 @@ def largest(found: object) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [LwwMap, Devices])
 def test_no_container_of_a_map_is_so_large_that_its_growth_stops_a_loop(kind: type[LwwMap]) -> None:
     """A dict is copied in one go when it grows: with a million users in one that took tenths of a second."""
