@@ -36,6 +36,7 @@ FAULTS: dict[str, tuple[SystemVariant, str]] = {
     "a relay does not send again what a stream lost": (SystemVariant(session=NoRewind), " in lane "),
     "a relay sends a notice's mail whatever is missing before it": (SystemVariant(session=NoGapCheck), " in lane "),
     "a router confirms what nobody has": (SystemVariant(router=faults.ConfirmsUnheard), "does not know a confirmed change"),
+    "Pi forgets whose appends it refused": (SystemVariant(pi=faults.ForgetsRefusals), "is behind a later one"),
     "a parent of Pi takes what moved beside its child": (SystemVariant(pi=faults.WritesTwice), "InboxSeq is given twice"),
     "a child of Pi opens before it has learned everything": (SystemVariant(state=faults.OpensEarly), "InboxSeq is given twice"),
     "a child of Pi begins without cursors": (SystemVariant(state=faults.LearnsNoCursors), "acknowledged before a session began"),
@@ -62,6 +63,7 @@ DOUBLED = {
 FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 """Seeds to begin with, because a fault that is rare elsewhere has shown there."""
 FOUND_AT = {
+    "Pi forgets whose appends it refused": 10,
     "a relay does not send again what a stream lost": 8,
     "a child of Pi does not follow what is acknowledged": 43,
     "a relay drops what moved at the flip": 267,

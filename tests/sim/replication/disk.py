@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.replication.model import START, Damage, Entry, Position
-from pixiu.errors import DiskFull
+from pixiu.errors import DiskFull, LogDamaged
 
 
 @dataclass
@@ -115,6 +115,8 @@ class MemoryLog:
         """Operations so far."""
         self.cold_to = 0
         """What lies before this was not read since the start."""
+        self.rotten: tuple[int, int] | None = None
+        """An old segment that cannot be read any more: the first and the last counter in it."""
         self._durable = 0
 
     # --- the protocol
@@ -143,10 +145,16 @@ class MemoryLog:
         return counter >= self.cold_to
 
     def epoch_at(self, counter: int) -> int | None:
+        self._look(counter)
         index = counter - self._now.first.counter
         if index == 0:
             return self._now.first.epoch
         return self._now.entries[index - 1].epoch if 0 < index <= len(self._now.entries) else None
+
+    def _look(self, counter: int) -> None:
+        """Raises LogDamaged."""
+        if self.rotten is not None and self.rotten[0] <= counter <= self.rotten[1]:
+            raise LogDamaged("a bit was flipped", self.rotten[1])
 
     def kept_within(self, max_bytes: int) -> int:
         return self.first.counter
@@ -160,7 +168,11 @@ class MemoryLog:
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
         index = after - self._now.first.counter
         assert index >= 0
-        return self._now.entries[index : index + max_entries]
+        self._look(after + 1)
+        end = index + max_entries
+        if self.rotten is not None and after < self.rotten[0]:  # no read goes beyond a segment
+            end = min(end, self.rotten[0] - 1 - self._now.first.counter)
+        return self._now.entries[index:end]
 
     def _do(self, name: str, value: Any) -> None:
         self._now.apply((name, value))
@@ -184,6 +196,8 @@ class MemoryLog:
     def trim(self, up_to: int) -> None:
         if self.first.counter < up_to <= self.last.counter:
             self._do("trim", up_to)
+        if self.rotten is not None and up_to >= self.rotten[1]:
+            self.rotten = None
 
     def promise(self, epoch: int) -> None:
         if epoch > self.promised:

@@ -178,6 +178,13 @@ class NoHeirs(Core):
         return _NoHeirs(self.context, version, state, start, now)
 
 
+class EndsForAnOldSegment(Core):
+    """A segment that cannot be read ends the replica, also when all that it held is in the state."""
+
+    def _drop_rotten(self, last: int, reason: str, out: list[Effect]) -> bool:
+        return False
+
+
 class Faithful(Core):
     """A follower confirms its leader for as long as it hears it."""
 

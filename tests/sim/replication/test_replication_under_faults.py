@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.replication.core import Core
-from tests.sim.replication import clocks, faulty, forced
+from tests.sim.replication import clocks, faulty, forced, rotten
 from tests.sim.replication.files import FileDisk
 from tests.sim.replication.gray import FULL_LEADER, UNREGISTERED_LEADER, violations
 from tests.sim.replication.schedule import Verdict, run
@@ -121,6 +121,10 @@ FAULTS: dict[str, tuple[Run, set[str]]] = {
     ),
     "a leader with a full disk stays": (gray(FULL_LEADER, faulty.NoHeirs), {"few writes"}),
     "confirms a leader that is out of the registry": (gray(UNREGISTERED_LEADER, faulty.Faithful), {"nobody can find the leader"}),
+    "an old segment that is broken ends the replica": (
+        lambda seed: rotten.violations(seed, faulty.EndsForAnOldSegment),
+        {"halted"},
+    ),
     "trusts the page cache": (under(trust_cache=True), {"confirmed but not on the disk"}),
 }
 

@@ -318,7 +318,11 @@ class World(Simulation):
     def _scanned(self, node: Node, start: int) -> None:
         if node.start == start and node.log is not None:
             node.log.cold_to = 0
-            self.deliver(node, start, ev.SegmentScanned())
+            rotten = node.log.rotten
+            self.deliver(node, start, ev.SegmentScanned() if rotten is None else ev.SegmentRotten(rotten[1]))
+
+    def _do_LogDropped(self, node: Node, effect: ev.LogDropped) -> None:
+        self.counts["logs dropped"] += 1
 
     def _do_InstallSnapshot(self, node: Node, effect: ev.InstallSnapshot) -> None:
         node.applied = node.disk.flushed = effect.position.counter

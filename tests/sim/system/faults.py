@@ -25,6 +25,7 @@ from pi.doubling_state import DoublingState
 from pi.state import State
 from pixiu.placement.partition import serves
 from pixiu.wire.envelope import REDELIVERED
+from pixiu.wire.inbox_operations import Writer
 from pixiu.wire.v1.doubling_pb2 import DOUBLING_SPLIT
 from proxy.mail_batches import Batch
 from proxy.mail_events import Effect as MailEffect
@@ -107,6 +108,13 @@ class WritesTwice(pi.core.Core):
         super()._serve()
         if self._record.phase in (PiPhase.SPLIT, PiPhase.CLEANING) or self._appended:
             self._partitions = self._layout
+
+
+class ForgetsRefusals(pi.core.Core):
+    """Fault: Pi does not remember whose appends it refused: what came behind them is taken."""
+
+    def _end_writers(self, stream: int, writers: list[Writer]) -> None:
+        """Nothing is noted."""
 
 
 class _OpensEarly(DoublingState):
