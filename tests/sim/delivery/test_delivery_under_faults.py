@@ -88,11 +88,13 @@ FAULTS: dict[type[Session] | type[Deliveries], set[str]] = {
     faulty.TellsNoGap: {"dropped without a word"},
     faulty.MarksNothing: {"marked wrongly"},
 }
+FOUND_AT: dict[type[Session] | type[Deliveries], int] = {faulty.NeverPolls: 42}
+"""A seed that found a fault which few find; it is played first."""
 
 
 @pytest.mark.parametrize("fault", portion(FAULTS), ids=lambda fault: fault.__name__)
 def test_a_fault_put_back_is_found(fault: type[Session] | type[Deliveries]) -> None:
-    for seed in range(SEEDS):
+    for seed in sorted(range(SEEDS), key=lambda seed: seed != FOUND_AT.get(fault)):
         verdict = run(seed, table=fault) if issubclass(fault, Deliveries) else run(seed, fault)
         if {what for what, _ in verdict.violations} & FAULTS[fault]:
             return
