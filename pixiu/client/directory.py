@@ -40,6 +40,7 @@ class ClusterMap:
     """Addresses (`host:port`, gRPC) in the order of their registration."""
 
     proxies: tuple[str, ...] = ()
+    """Of the last time that there was any: once known, never empty."""
     gateways: tuple[str, ...] = ()
     id: str = ""
     """What tells this cluster from every other one, 16 hex digits; empty: not known, as releases before it do not say."""
@@ -129,13 +130,14 @@ class ZooKeeperDirectory:
         await self._zookeeper.close()
 
     def _learn(self, view: View) -> None:
+        proxies = tuple(dict.fromkeys(node.client_address for node in view.running("proxy")))
+        if proxies:
+            self._complete.set()
         found = ClusterMap(
-            tuple(dict.fromkeys(node.client_address for node in view.running("proxy"))),
+            proxies or self._map.proxies,  # all are away for a moment: whoever looks for one must not be left without any
             tuple(dict.fromkeys(node.client_address for node in view.running("gateway"))),
             view.layout.cluster,
         )
-        if found.proxies:
-            self._complete.set()
         if found != self._map:
             self._map = found
             self._on_change(found)

@@ -76,3 +76,34 @@ async def test_a_connection_that_breaks_while_the_registry_is_read_is_waited_for
     assert broken == 2
     assert cluster.proxies[0].payloads() == [b"after all"]
     await member.unregister()
+
+
+async def test_a_client_whose_proxies_had_all_left_the_registry_is_lent_a_worker_number_again(
+    cluster: Any, until: Until, zookeeper: ZooKeeper, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lends the numbers ended for good when it looked for a proxy just then; minutes later nothing could be sent any more."""
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    member = await register(zookeeper, root, "proxy", proxy.port)
+    async with pixiu.connect(f"zk://{zookeeper.hosts}{root}", connect_timeout_s=10.0) as px:
+        await px.room(1).send(b"before")
+        directory: Any = px._directory
+        worker: Any = px._worker
+        proxies, looked = worker._proxies, 0
+
+        def looked_for() -> Any:
+            nonlocal looked
+            looked += 1
+            return proxies()
+
+        monkeypatch.setattr(worker, "_proxies", looked_for)
+        await member.unregister()
+        await until(lambda: not directory._discovery.view.running("proxy"))
+        await proxy.kill()
+        await until(lambda: looked)
+        await proxy.start()
+        again = await register(zookeeper, root, "proxy", proxy.port)
+        await until(lambda: sum(hello.lend_worker for hello in proxy.hellos) == 2)
+        await px.room(1).send(b"after")
+    assert proxy.payloads() == [b"before", b"after"]
+    await again.unregister()
