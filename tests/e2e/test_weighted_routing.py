@@ -25,6 +25,7 @@ async def test_a_broker_that_is_short_of_cpu_has_less_weight_until_it_is_well_ag
     roles.start("gateway-0", cluster_weighted_routing=True)
     roles.start("proxy-0", cluster_weighted_routing=True)
     proxy, *_ = await roles.running("proxy-0", "broker-0", "broker-1", "router-0", "gateway-0")
+    await until(lambda: at_least(roles.metric(proxy, "broker_weight"), 2.0), "the proxy sees both brokers")
     assert await roles.metric(proxy, "broker_weight") == 2.0
 
     async def starve() -> None:
