@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 import pixiu
-from benchmarks.harness import Running, cluster
+from benchmarks.harness import Running, cluster, cpu_seconds
 from benchmarks.mqtt_load import packet, string
 from pixiu.errors import PixiuError
 
@@ -132,6 +132,16 @@ def resident_mib(running: Running) -> dict[str, float]:
     return found
 
 
+def used_cpu(running: Running) -> dict[str, float]:
+    """Seconds of CPU so far, by role."""
+    return {role: cpu_seconds(pids) for role, pids in running.pids.items()}
+
+
+def share(before: dict[str, float], after: dict[str, float], seconds: float) -> str:
+    """Percent of a core that each role used in between."""
+    return ", ".join(f"{role} {100 * (after[role] - before[role]) / seconds:.0f} %" for role in sorted(before))
+
+
 class Innocent:
     """The user who acknowledges."""
 
@@ -168,8 +178,11 @@ async def child(*arguments: str) -> asyncio.subprocess.Process:
 
 async def meanwhile(
     running: Running, args: argparse.Namespace, most: dict[str, float], innocent: Innocent
-) -> tuple[str, str, Times]:
-    """The slow receivers and their mail. What they and the writer said last, and the innocent's times until all was sent."""
+) -> tuple[str, str, Times, str]:
+    """The slow receivers and their mail.
+
+    What they and the writer said last, the innocent's times until all was sent, and the CPU of each role afterwards.
+    """
     heard, sent = "0 0 0", ""
     ports = [f"--port={port}" for port in running.mqtt_ports]
     receivers = await child("--receive", *ports, f"--connections={args.connections}")
@@ -190,17 +203,18 @@ async def meanwhile(
                     sent = (await asyncio.wait_for(writer.stdout.readline(), LOOK_S)).decode().strip()
                     end = min(end, time.monotonic() + 1)
         sending = innocent.told()
-        settle = time.monotonic() + args.quiet_s
+        settle, used = time.monotonic() + args.quiet_s, used_cpu(running)
         while time.monotonic() < settle:
             heard = (await receivers.stdout.readline()).decode().strip() or heard
             for role, mib in resident_mib(running).items():
                 most[role] = max(most.get(role, 0.0), mib)
+        cost = share(used, used_cpu(running), args.quiet_s)
     finally:
         for process in (receivers, writer):
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
-    return heard, sent, sending
+    return heard, sent, sending, cost
 
 
 async def slow_receivers(args: argparse.Namespace) -> bool:
@@ -212,10 +226,11 @@ async def slow_receivers(args: argparse.Namespace) -> bool:
             try:
                 await asyncio.sleep(3.0)
                 innocent.told()
+                used = used_cpu(running)
                 await asyncio.sleep(args.quiet_s)
-                before, alone = resident_mib(running), innocent.told()
+                before, alone, cost_alone = resident_mib(running), innocent.told(), share(used, used_cpu(running), args.quiet_s)
                 most = dict(before)
-                heard, sent, sending = await meanwhile(running, args, most, innocent)
+                heard, sent, sending, cost_loud = await meanwhile(running, args, most, innocent)
                 loud = innocent.told()
             finally:
                 for task in tasks:
@@ -230,6 +245,7 @@ async def slow_receivers(args: argparse.Namespace) -> bool:
         print(f"{role:8} {before[role]:6.0f} MiB before, {most[role]:6.0f} at most: grew by {most[role] - before[role]:.0f}{bound}")
     for name, (p50, p99, count) in (("alone", alone), ("while it is sent", sending), ("afterwards, with the slow", loud)):
         print(f"the innocent, {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {count} mails")
+    print(f"CPU alone: {cost_alone}\nCPU afterwards: {cost_loud}")
     failed = [str(each) for each in done if isinstance(each, Exception)]
     print("\n".join(failed))
     grew = max(most[role] - before[role] for role in BOUNDED)
