@@ -35,6 +35,7 @@ from typing import Final
 import pixiu
 from benchmarks.harness import Running, cluster, cpu_seconds
 from benchmarks.mqtt_load import packet, string
+from pixiu.cli.http import fetch
 from pixiu.errors import PixiuError
 
 MIB: Final = 1 << 20
@@ -142,6 +143,12 @@ def share(before: dict[str, float], after: dict[str, float], seconds: float) -> 
     return ", ".join(f"{role} {100 * (after[role] - before[role]) / seconds:.0f} %" for role in sorted(before))
 
 
+async def why_closed(running: Running) -> str:
+    """How many connections gateways have closed, by reason."""
+    pages = [(await fetch("127.0.0.1", port, "/metrics"))[1].decode() for port in running.http_ports["gateway"]]
+    return "; ".join(line for page in pages for line in page.splitlines() if "connections_closed_total{" in line)
+
+
 class Innocent:
     """The user who acknowledges."""
 
@@ -208,6 +215,7 @@ async def meanwhile(
             heard = (await receivers.stdout.readline()).decode().strip() or heard
             for role, mib in resident_mib(running).items():
                 most[role] = max(most.get(role, 0.0), mib)
+        print("closed:", await why_closed(running) or "nobody")
         cost = share(used, used_cpu(running), args.quiet_s)
     finally:
         for process in (receivers, writer):

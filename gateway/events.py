@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.lww_map import Update
@@ -177,6 +177,26 @@ class MailStreamClosed:
     stream: int
 
 
+class DeviceLane(Protocol):
+    """A lane of what a relay sends to a device under a session, as `DeliveryBatch` has it."""
+
+    @property
+    def uin(self) -> int:
+        """The user."""
+
+    @property
+    def device(self) -> int:
+        """Pi's number."""
+
+    @property
+    def session(self) -> int:
+        """The session's number."""
+
+    @property
+    def lane(self) -> int:
+        """The lane, as it came: it may be none."""
+
+
 @dataclass(frozen=True, slots=True)
 class MailArrived:
     """A relay's batch, read by `gateway.mail.read_batch`."""
@@ -184,6 +204,8 @@ class MailArrived:
     stream: int
     devices: Sequence[MailDevice]
     deliveries: Sequence[Envelope]
+    asked: Sequence[DeviceLane] = ()
+    """Which lanes the relay wants to be told of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Acknowledgement(NamedTuple):
     lane: int
     up_to: int
     bits: int
+    written: int
+    """The highest InboxSeq that was written to its connection."""
 
 
 @dataclass(slots=True)
@@ -170,6 +172,11 @@ class MailBook:
             else:
                 self._take(recipient, event.stream, item, writes)
         out += [write for write in writes.values() if write.deliveries or write.anew]
+        for lane in event.asked:
+            recipient = self._recipient(stream, (lane.uin, lane.device))
+            if recipient is not None and recipient.session == lane.session and 0 <= lane.lane < INBOX_LANES:
+                recipient.stream = event.stream
+                self._soon(recipient, lane.lane)
         out += self._due(event.stream)
 
     def take_acknowledgements(self, number: int, most: int) -> list[Acknowledgement]:
@@ -318,4 +325,4 @@ class MailBook:
 
 def _acknowledgement(recipient: _Recipient, number: int) -> Acknowledgement:
     lane = recipient.lanes[number]
-    return Acknowledgement(recipient.uin, recipient.device, recipient.session, number, lane.up_to, lane.bits)
+    return Acknowledgement(recipient.uin, recipient.device, recipient.session, number, lane.up_to, lane.bits, lane.highest)

@@ -172,8 +172,8 @@ class MailDeliveryService(delivery_pb2_grpc.MailDeliveryServicer):
         devices, deliveries = read_batch(batch)
         if relay:
             self._step(ev.MailStreamOpened(stream.number, EndpointID(relay)))
-        if devices or deliveries:
-            self._step(ev.MailArrived(stream.number, devices, deliveries))
+        if devices or deliveries or batch.asked:
+            self._step(ev.MailArrived(stream.number, devices, deliveries, batch.asked))
 
     def acknowledgements(self, number: int) -> list[Acknowledgement]:
         """The next ones for a relay; at most `MAX_ACKNOWLEDGEMENTS`."""

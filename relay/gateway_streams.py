@@ -22,6 +22,7 @@ from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import Duplex, StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import delivery_pb2, delivery_pb2_grpc
+from relay.delivery.events import DeviceLane
 from relay.mail_devices import Place
 
 READY_S: Final = 5.0
@@ -60,6 +61,7 @@ class Batch:
 
     devices: list[delivery_pb2.MailDevice] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
+    asked: list[delivery_pb2.DeviceLane] = field(default_factory=list)
     size: int = 0
 
 
@@ -97,7 +99,7 @@ class Outbox:
                     named = delivery_pb2.MailDevice(uin=uin, key=place.key, connect_time=place.connection, device=number)
             last = self._batches[-1] if self._batches else None
             # What was for a device's former connection leaves before the new one is named.
-            if last is None or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
+            if last is None or last.asked or (named is not None and last.chunks) or last.size + len(chunk) > MAX_MESSAGE_BYTES:
                 last = Batch()
                 self._batches.append(last)
             if named is not None:
@@ -105,6 +107,12 @@ class Outbox:
             last.chunks.append(chunk)
             last.size += len(chunk)
             self.bytes += len(chunk)
+
+    def ask(self, lanes: Sequence[DeviceLane]) -> None:
+        """Ask what was written of these, behind all that waits."""
+        if not self._batches:
+            self._batches.append(Batch())
+        self._batches[-1].asked.extend(delivery_pb2.DeviceLane(**lane._asdict()) for lane in lanes)
 
     def take(self) -> Batch:
         """The next message; `sent` when it has left."""
@@ -136,6 +144,11 @@ class _Stream:
     def send(self, chunks: Sequence[bytes]) -> None:
         self.outbox.add(chunks)
         if self._duplex is not None:
+            self._duplex.wake()
+
+    def ask(self, lanes: Sequence[DeviceLane]) -> None:
+        if self._duplex is not None:
+            self.outbox.ask(lanes)
             self._duplex.wake()
 
     def give_up(self) -> None:
@@ -187,7 +200,9 @@ class _Stream:
             return None
         self._leaving = batch = self.outbox.take()
         self._stalled = asyncio.get_running_loop().call_later(STALL_S, self.give_up)
-        return delivery_pb2.DeliveryBatch(devices=batch.devices, deliveries=b"".join(batch.chunks), count=len(batch.chunks))
+        return delivery_pb2.DeliveryBatch(
+            devices=batch.devices, deliveries=b"".join(batch.chunks), count=len(batch.chunks), asked=batch.asked
+        )
 
     def _over(self) -> None:
         self._duplex = None
@@ -250,6 +265,12 @@ class GatewayStreams:
             return False
         stream.send(chunks)
         return True
+
+    def ask_written(self, gateway: int, lanes: Sequence[DeviceLane]) -> None:
+        """Ask what was written. Nobody answers while there is no stream; what it had is sent again then."""
+        stream = self._streams.get(gateway)
+        if stream is not None:
+            stream.ask(lanes)
 
     def keep(self, gateways: Collection[int]) -> None:
         """End the streams to all others."""

@@ -127,3 +127,13 @@ def notices_of(batch: delivery_pb2.NoticeBatch) -> list[ev.Notice] | None:
             return None
         found.append(ev.Notice(uin, msg_lane(msg_id), seq, msg_id, record))
     return found
+
+
+def acknowledgements_of(reply: delivery_pb2.DeliveryReply) -> list[ev.Acknowledgement]:
+    """What a gateway says that devices have got, and where it was asked what it has written."""
+    return [
+        ev.Acknowledgement(
+            each.uin, each.device, each.session, each.lane, each.up_to, each.bits, each.written if each.HasField("written") else -1
+        )
+        for each in reply.acknowledgements
+    ]

@@ -77,4 +77,4 @@ class KeepStreams:
     gateways: Collection[int]
 
 
-Effect = ConnectPis | AskPi | OpenStreams | KeepStreams | dv.FetchMessages | dv.Deliver | dv.ConfirmNotices
+Effect = ConnectPis | AskPi | OpenStreams | KeepStreams | dv.FetchMessages | dv.Deliver | dv.AskWritten | dv.ConfirmNotices

@@ -28,7 +28,7 @@ from relay.delivery import events as dv
 from relay.delivery.limits import Limits
 from relay.delivery.sessions import Deliveries
 from relay.gateway_streams import GatewayStreams
-from relay.mail_answers import FetchItem, fetches_of, notices_of, records_of
+from relay.mail_answers import FetchItem, acknowledgements_of, fetches_of, notices_of, records_of
 from relay.mail_core import MailCore
 from relay.mail_devices import MailDevices, Place, TrackedDevices
 from relay.mail_stores import PiLinks
@@ -84,6 +84,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         effects.on(ev.KeepStreams, lambda effect: self._gateways.keep(effect.gateways))
         effects.on(dv.FetchMessages, self._fetch_all)
         effects.on(dv.Deliver, self._deliver)
+        effects.on(dv.AskWritten, lambda effect: self._gateways.ask_written(effect.gateway, effect.lanes))
         effects.on(dv.ConfirmNotices, self._confirmed.append)
 
     # --- what the relay's service calls
@@ -174,14 +175,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
 
     def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
         """Clients have got something."""
-        self.runner.step(
-            dv.Acknowledged(
-                [
-                    dv.Acknowledgement(each.uin, each.device, each.session, each.lane, each.up_to, each.bits)
-                    for each in reply.acknowledgements
-                ]
-            )
-        )
+        self.runner.step(dv.Acknowledged(acknowledgements_of(reply)))
 
     def place(self, uin: int, number: int) -> Place | None:
         """Where a device is."""

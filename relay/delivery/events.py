@@ -52,6 +52,17 @@ class Acknowledgement(NamedTuple):
     lane: int
     up_to: int
     bits: int
+    written: int = -1
+    """The highest InboxSeq that its gateway wrote to the connection; -1: it does not say."""
+
+
+class DeviceLane(NamedTuple):
+    """A lane of what is sent to a device under a session."""
+
+    uin: int
+    device: int
+    session: int
+    lane: int
 
 
 class Asked(NamedTuple):
@@ -251,6 +262,14 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class AskWritten:
+    """Ask a gateway, behind what was delivered, up to where these lanes were written."""
+
+    gateway: int
+    lanes: Sequence[DeviceLane]
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmNotices:
     """A batch of notices is taken, but for these users, whom another relay serves."""
 
@@ -259,4 +278,4 @@ class ConfirmNotices:
     elsewhere: Sequence[int]
 
 
-Effect = OpenSessions | ReadInboxes | FetchMessages | SaveCursors | Deliver | ConfirmNotices
+Effect = OpenSessions | ReadInboxes | FetchMessages | SaveCursors | Deliver | AskWritten | ConfirmNotices

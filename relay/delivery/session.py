@@ -20,7 +20,7 @@ from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.states import Cause, State
-from relay.delivery.window import WINDOW, Lane, Plan
+from relay.delivery.window import CAUTIOUS_BYTES, WINDOW, WINDOW_BYTES, Lane, Plan
 
 _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
@@ -55,6 +55,9 @@ class SessionHost(Protocol):
     def sendable(self, gateway: int, now: float) -> bool:
         """Whether its stream takes deliveries."""
 
+    def ask(self, gateway: int, lane: ev.DeviceLane) -> None:
+        """Ask a gateway up to where it has written."""
+
     def save(self, item: ev.Acknowledgement, now: float) -> None:
         """Queue an acknowledgement to be saved at Pi."""
 
@@ -86,10 +89,14 @@ class Session:
         self._failures = 0
         self._asked: list[ev.Read] = []
         self._plans: list[Plan] = []
-        self._resend_at = self._poll_at = self._reread_at = NEVER
+        self._ask_at = self._resend_at = self._poll_at = self._reread_at = NEVER
         self._seen_at = 0.0
         """When Pi heard of the device last."""
         self._resends = 0
+        self._overdue = False
+        """The time for an acknowledgement has passed since the last one."""
+        self.cautious = False
+        """Nothing has been acknowledged since a connection ended with that."""
 
     def make_lane(self) -> Lane:
         """A lane; a test puts another kind in its place."""
@@ -99,6 +106,11 @@ class Session:
     def asked(self) -> ev.Asked:
         """What an answer echoes."""
         return ev.Asked(self.uin, self.device, self.token)
+
+    @property
+    def acknowledges_nothing(self) -> bool:
+        """Whether the next connection of the device is to be sent little."""
+        return self.cautious or self._overdue
 
     @property
     def waits_for_answer(self) -> bool:
@@ -122,7 +134,7 @@ class Session:
             self.deadline = NEVER
         elif self.state is State.SENDING:
             blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
-            self.deadline = min(self._poll_at, self._reread_at, self._resend_at, *blocked)
+            self.deadline = min(self._poll_at, self._reread_at, self._ask_at, self._resend_at, *blocked)
 
     def on_time(self, now: float) -> None:
         """The deadline is due."""
@@ -130,6 +142,8 @@ class Session:
             self.on(Cause.PAUSED_ENOUGH if self._pausing else Cause.FAILED, None, now)
         elif self._resend_at <= now:
             self.on(Cause.UNACKNOWLEDGED, None, now)
+        elif self._ask_at <= now:
+            self._ask_written(now)
         elif min(self._poll_at, self._reread_at) <= now:
             self._reread_at = NEVER
             self.on(Cause.POLL, None, now)
@@ -155,11 +169,13 @@ class Session:
         """Wait for a slot among the sessions that are opened."""
         self._host.hurry(now)
         self.gateway, self.connection = login.gateway, login.connection
+        self.cautious, self._overdue = self.acknowledges_nothing, False
         self.number = self._failures = self._resends = 0
         self.token = self._host.next_token()
-        self._resend_at = self._poll_at = NEVER
+        self._ask_at = self._resend_at = self._poll_at = NEVER
         for lane in self.lanes:
             lane.open()
+            lane.window_bytes = CAUTIOUS_BYTES if self.cautious else WINDOW_BYTES
         self.opening = True
         self._queue(None, now)
 
@@ -291,11 +307,24 @@ class Session:
             flags |= GAP
             self._host.sent_gap()
         lane.sent_up_to(seq, len(record))
+        lane.top = seq
         return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
 
     def _set_resend(self, now: float) -> None:
         limits = self._host.limits
-        self._resend_at = now + min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
+        wait_s = min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
+        self._ask_at, self._resend_at = now + wait_s / 2, now + wait_s
+
+    def _ask_written(self, now: float) -> None:
+        """Half of the time has passed: is anything missing there, or does the device only not acknowledge it?"""
+        self._ask_at = NEVER
+        for lane in self.lanes:
+            lane.asked = 0
+        if self._host.sendable(self.gateway, now):
+            for number, lane in enumerate(self.lanes):
+                if lane.cursor.up_to < lane.top:
+                    lane.asked, lane.written = lane.top, 0
+                    self._host.ask(self.gateway, ev.DeviceLane(self.uin, self.device, self.number, number))
 
     def kind_of(self, notice: ev.Notice, now: float) -> Cause:
         """What a notice is to this session."""
@@ -375,11 +404,16 @@ class Session:
     def _acknowledge(self, item: ev.Acknowledgement, now: float) -> None:
         """Move the window, never beyond what was sent, and save the cursor."""
         lane = self.lanes[item.lane]
+        lane.written = max(lane.written, item.written)
         if lane.acknowledge(item.up_to, item.bits):
             cursor = lane.cursor
             self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
-            self._resends, self._seen_at = 0, now
-            self._resend_at = NEVER
+            self._resends, self._overdue, self._seen_at = 0, False, now
+            self._ask_at = self._resend_at = NEVER
+            if self.cautious:
+                self.cautious = False
+                for each in self.lanes:
+                    each.window_bytes = WINDOW_BYTES
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 
@@ -393,17 +427,27 @@ class Session:
         self._acknowledge(item, now)
         self._look(now)
 
-    def _rewind(self, what: object, now: float) -> None:
-        """Redeliver what is not acknowledged."""
+    def _redeliver(self, what: object, now: float) -> None:
+        """The time for an acknowledgement has passed. What the gateway has not written is redelivered; all, if it does not say."""
+        self._overdue = True
+        self._rewind([lane for lane in self.lanes if not lane.all_written], now)
+
+    def _redeliver_all(self, what: object, now: float) -> None:
+        """What is under way is lost."""
+        for lane in self.lanes:
+            lane.written = 0
+        self._rewind(self.lanes, now)
+
+    def _rewind(self, lanes: Sequence[Lane], now: float) -> None:
         self._host.leave(self)
         self.token = self._host.next_token()
         self._plans = []
         self._resends += 1
-        for lane in self.lanes:
-            lane.rewind()
+        for lane in lanes:
+            lane.rewind(lane.written)
         self._set_resend(now)
         if not any(lane.unacknowledged for lane in self.lanes):
-            self._resend_at = NEVER
+            self._ask_at = self._resend_at = NEVER
         self._poll_at = min(self._poll_at, now + self._host.limits.poll_s)
         self._look(now)
 
@@ -439,10 +483,10 @@ TABLE: dict[tuple[State, Cause], _Row] = {
     (_SENDING, Cause.ACKNOWLEDGED): (_SENDING, Session._acknowledge_and_look),
     (_SENDING, Cause.BEHIND): (_IDS, Session._queue),
     (_SENDING, Cause.POLL): (_SENDING, Session._poll),
-    (_SENDING, Cause.UNACKNOWLEDGED): (_SENDING, Session._rewind),
-    (_IDS, Cause.BROKEN): (_SENDING, Session._rewind),
-    (_MESSAGES, Cause.BROKEN): (_SENDING, Session._rewind),
-    (_SENDING, Cause.BROKEN): (_SENDING, Session._rewind),
+    (_SENDING, Cause.UNACKNOWLEDGED): (_SENDING, Session._redeliver),
+    (_IDS, Cause.BROKEN): (_SENDING, Session._redeliver_all),
+    (_MESSAGES, Cause.BROKEN): (_SENDING, Session._redeliver_all),
+    (_SENDING, Cause.BROKEN): (_SENDING, Session._redeliver_all),
     **{(state, Cause.LOGIN): (_ON, Session._log_in) for state in (_ON, _IDS, _MESSAGES, _SENDING)},
     **{(state, Cause.LOGOUT): (_OFF, Session._log_out) for state in (_ON, _IDS, _MESSAGES, _SENDING)},
     **{

@@ -33,6 +33,8 @@ class DeliveryCounters:
 
     delivered: int = 0
     """Envelopes sent, repeats included."""
+    asked: int = 0
+    """Lanes of which a gateway was asked what it has written, because nothing was acknowledged for half the time."""
     gaps: int = 0
     """Gap markers among them."""
     from_notices: int = 0
@@ -58,6 +60,8 @@ class _Remembered:
     """Per lane, the highest InboxSeq that was sent to it."""
     not_before: float
     """It is not served again before."""
+    cautious: bool
+    """It is sent little until it acknowledges something."""
 
 
 class Deliveries:
@@ -96,6 +100,7 @@ class Deliveries:
         self._reads: list[tuple[ev.Asked, int, Sequence[ev.Read]]] = []
         self._fetches: list[tuple[ev.Asked, Sequence[int]]] = []
         self._chunks: dict[int, list[bytes]] = {}
+        self._asks: dict[int, list[ev.DeviceLane]] = {}
         self._confirmed: list[ev.Effect] = []
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.LoggedIn, self._on_logged_in)
@@ -168,6 +173,10 @@ class Deliveries:
             self.counters.delivered += len(chunks)
             out.append(ev.Deliver(gateway, chunks))
         self._chunks.clear()
+        for gateway, lanes in self._asks.items():
+            self.counters.asked += len(lanes)
+            out.append(ev.AskWritten(gateway, lanes))
+        self._asks.clear()
         out += self._confirmed
         self._confirmed.clear()
 
@@ -203,6 +212,10 @@ class Deliveries:
     def deliver(self, gateway: int, chunks: list[bytes]) -> None:
         """Send to a gateway."""
         self._chunks.setdefault(gateway, []).extend(chunks)
+
+    def ask(self, gateway: int, lane: ev.DeviceLane) -> None:
+        """Ask a gateway up to where it has written."""
+        self._asks.setdefault(gateway, []).append(lane)
 
     def sendable(self, gateway: int, now: float) -> bool:
         """Whether its stream takes deliveries."""
@@ -246,7 +259,9 @@ class Deliveries:
         self._remembered.pop(device, None)
         if len(self._remembered) >= self.limits.max_remembered:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[device] = _Remembered(tuple(max(lane.marked, lane.reach) for lane in session.lanes), not_before)
+        self._remembered[device] = _Remembered(
+            tuple(max(lane.marked, lane.reach) for lane in session.lanes), not_before, session.acknowledges_nothing
+        )
 
     def _leave_gateway(self, session: Session) -> None:
         there = self._at.get(session.gateway)
@@ -281,6 +296,7 @@ class Deliveries:
                 del self._remembered[device]
                 for lane, sent in zip(session.lanes, known.sent, strict=True):
                     lane.marked = sent
+                session.cautious = known.cautious
         self._at.setdefault(login.gateway, {})[session] = None
         self._on(session, cause, login, now)
         if taken_over:

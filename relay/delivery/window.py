@@ -20,6 +20,8 @@ WINDOW: Final = MAP_BITS
 WINDOW_BYTES: Final = 1 << 20
 """Of records that were sent on a lane and are not acknowledged; no record is larger. So a gateway holds at most so much of a lane
 for a connection that does not read."""
+CAUTIOUS_BYTES: Final = 64 << 10
+"""Instead, or a single record, for a device that let its last connection end without an acknowledgement."""
 _WORTH_A_FETCH: Final = WINDOW // 2
 
 
@@ -37,14 +39,16 @@ class Lane:
     """Cursor, window and gaps of one lane of a session."""
 
     __slots__ = (
-        "_base", "_sizes", "_typical", "blocked_until", "bytes_sent", "cursor", "failures", "known", "last", "marked", "reach",
-        "sent", "unread",
+        "_base", "_sizes", "_typical", "asked", "blocked_until", "bytes_sent", "cursor", "failures", "known", "last", "marked",
+        "reach", "sent", "top", "unread", "window_bytes", "written",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.marked = 0
         """Sent up to here under an earlier session of this relay."""
         self.reach = 0
+        self.window_bytes = WINDOW_BYTES
+        """What may be unacknowledged."""
         self.open()
 
     def open(self) -> None:
@@ -52,6 +56,10 @@ class Lane:
         self.marked = max(self.marked, self.reach)
         self.cursor = Cursor()
         self.sent = self.reach = self.last = self.failures = 0
+        self.top = 0
+        """The highest InboxSeq that was sent, as a record or a marker."""
+        self.asked = self.written = 0
+        """`top` when the gateway was asked what it has written, 0: it was not; what it has said since."""
         self.known = False
         """The cursor was read."""
         self.unread = True
@@ -89,12 +97,12 @@ class Lane:
 
     def fits(self, size: int) -> bool:
         """Whether a record of so many bytes may be sent now."""
-        return not self.bytes_sent or self.bytes_sent + size <= WINDOW_BYTES
+        return not self.bytes_sent or self.bytes_sent + size <= self.window_bytes
 
     @property
     def most(self) -> int:
         """How many entries are worth asking for: more would be fetched in vain."""
-        return max(1, min(WINDOW, self.limit - self.sent, (WINDOW_BYTES - self.bytes_sent) // self._typical))
+        return max(1, min(WINDOW, self.limit - self.sent, (self.window_bytes - self.bytes_sent) // self._typical))
 
     def wait_for_room(self, size: int) -> None:
         """The next record, of so many bytes, does not fit: it is fetched again when it does."""
@@ -132,13 +140,20 @@ class Lane:
                 self.bytes_sent -= sizes[index]
                 sizes[index] = 0
 
-    def rewind(self) -> None:
-        """What is not acknowledged is to be redelivered."""
+    @property
+    def all_written(self) -> bool:
+        """Whether the gateway has said that it wrote everything that had been sent when it was asked."""
+        return 0 < self.asked <= self.written
+
+    def rewind(self, written: int = 0) -> None:
+        """What is neither acknowledged nor among the first so many entries, which were written, is to be redelivered."""
         self.marked = max(self.marked, self.reach)
         self.last = max(self.last, self.reach, self.sent)
-        self.sent = self.cursor.up_to
-        self._sizes.clear()
-        self.bytes_sent = 0
+        self.sent = max(self.cursor.up_to, min(written, self.top))
+        self.top = min(self.top, self.sent)
+        self.asked = self.written = 0
+        del self._sizes[max(self.sent - self._base, 0) :]
+        self.bytes_sent = sum(self._sizes)
 
     def sent_up_to(self, seq: int, size: int = 0) -> None:
         """Everything up to here was sent, or need not be; this entry with a record of so many bytes."""

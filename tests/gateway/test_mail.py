@@ -71,7 +71,13 @@ class Gateway:
         return self.step(ev.MailAcknowledged(connection, ranges))
 
     def said(self, stream: int = FIRST) -> list[Acknowledgement]:
-        return self.core.mail.take_acknowledgements(stream, 100)
+        """Without what was written: see `written`."""
+        return [each._replace(written=0) for each in self.core.mail.take_acknowledgements(stream, 100)]
+
+    def written(self, stream: int = FIRST, *lanes: delivery_pb2.DeviceLane) -> list[tuple[int, int, int]]:
+        """What is answered when the relay asks of lanes: (lane, acknowledged up to, written up to)."""
+        self.step(ev.MailArrived(stream, [], [], lanes))
+        return [(each.lane, each.up_to, each.written) for each in self.core.mail.take_acknowledgements(stream, 100)]
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ def gateway() -> Gateway:
 
 
 def ack(up_to: int, bits: int = 0, *, lane: int = 1, session: int = 1) -> Acknowledgement:
-    return Acknowledgement(UIN, NUMBER, session, lane, up_to, bits)
+    return Acknowledgement(UIN, NUMBER, session, lane, up_to, bits, 0)
 
 
 def test_mail_goes_to_its_connection_in_order_and_its_acknowledgements_back(gateway: Gateway) -> None:
@@ -96,6 +102,19 @@ def test_mail_goes_to_its_connection_in_order_and_its_acknowledgements_back(gate
     assert gateway.said() == [ack(3)], "one for all that was acknowledged since"
     assert gateway.said(SECOND) == []
     assert (gateway.core.mail.unacknowledged, gateway.core.mail.counters.acknowledged) == (0, 3)
+
+
+def test_a_relay_that_asks_is_told_up_to_where_mail_was_written(gateway: Gateway) -> None:
+    gateway.take(item(1), item(2), item(8, lane=3))
+    gateway.acknowledge((1, 1, 1))
+    gateway.said()
+    lanes = [delivery_pb2.DeviceLane(uin=UIN, device=NUMBER, session=1, lane=lane) for lane in (0, 1, 3)]
+    assert set(gateway.written(FIRST, *lanes)) == {(0, 0, 0), (1, 1, 2), (3, 7, 8)}
+    gateway.take(item(3)._replace(data=item(3).data[:-1] + b"?"), item(4))
+    assert gateway.written(FIRST, lanes[1]) == [(1, 1, 2)], "neither what was damaged nor what stands behind it"
+    wrong = [{"session": 2}, {"uin": UIN + 1}, {"lane": 9}]
+    others = [delivery_pb2.DeviceLane(**{"uin": UIN, "device": NUMBER, "session": 1, "lane": 1, **each}) for each in wrong]
+    assert gateway.written(FIRST, *others) == [], "another session, user, and a lane that there is not"
 
 
 def test_each_lane_is_acknowledged_by_itself(gateway: Gateway) -> None:

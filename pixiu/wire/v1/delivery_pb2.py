@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpixiu/wire/v1/delivery.proto\x12\x08pixiu.v1\"y\n\x0bNoticeBatch\x12\x0e\n\x06number\x18\x01 \x01(\x06\x12\x0c\n\x04uins\x18\x02 \x03(\x06\x12\x0c\n\x04seqs\x18\x03 \x03(\x04\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\r\n\x05sizes\x18\x05 \x03(\r\x12\x0f\n\x07records\x18\x06 \x01(\x0c\x12\r\n\x05proxy\x18\x07 \x01(\x06\"1\n\x0cNoticesTaken\x12\x0e\n\x06number\x18\x01 \x01(\x06\x12\x11\n\telsewhere\x18\x02 \x03(\x06\"h\n\rDeliveryBatch\x12\r\n\x05relay\x18\x01 \x01(\x06\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.pixiu.v1.MailDevice\x12\x12\n\ndeliveries\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\"L\n\nMailDevice\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0b\n\x03key\x18\x02 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\r\"Y\n\rDeliveryReply\x12\x39\n\x10\x61\x63knowledgements\x18\x01 \x03(\x0b\x32\x1f.pixiu.v1.DeviceAcknowledgement\x12\r\n\x05ready\x18\x02 \x01(\x08\"p\n\x15\x44\x65viceAcknowledgement\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\r\x12\x0c\n\x04lane\x18\x04 \x01(\r\x12\r\n\x05up_to\x18\x05 \x01(\x04\x12\x0c\n\x04\x62its\x18\x06 \x01(\x06\x32J\n\x0bMailNotices\x12;\n\x06Notify\x12\x15.pixiu.v1.NoticeBatch\x1a\x16.pixiu.v1.NoticesTaken(\x01\x30\x01\x32O\n\x0cMailDelivery\x12?\n\x07\x44\x65liver\x12\x17.pixiu.v1.DeliveryBatch\x1a\x17.pixiu.v1.DeliveryReply(\x01\x30\x01\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpixiu/wire/v1/delivery.proto\x12\x08pixiu.v1\"y\n\x0bNoticeBatch\x12\x0e\n\x06number\x18\x01 \x01(\x06\x12\x0c\n\x04uins\x18\x02 \x03(\x06\x12\x0c\n\x04seqs\x18\x03 \x03(\x04\x12\x0f\n\x07msg_ids\x18\x04 \x03(\x06\x12\r\n\x05sizes\x18\x05 \x03(\r\x12\x0f\n\x07records\x18\x06 \x01(\x0c\x12\r\n\x05proxy\x18\x07 \x01(\x06\"1\n\x0cNoticesTaken\x12\x0e\n\x06number\x18\x01 \x01(\x06\x12\x11\n\telsewhere\x18\x02 \x03(\x06\"\x8d\x01\n\rDeliveryBatch\x12\r\n\x05relay\x18\x01 \x01(\x06\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.pixiu.v1.MailDevice\x12\x12\n\ndeliveries\x18\x03 \x01(\x0c\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12#\n\x05\x61sked\x18\x05 \x03(\x0b\x32\x14.pixiu.v1.DeviceLane\"H\n\nDeviceLane\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\r\x12\x0c\n\x04lane\x18\x04 \x01(\r\"L\n\nMailDevice\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0b\n\x03key\x18\x02 \x01(\x06\x12\x14\n\x0c\x63onnect_time\x18\x03 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\r\"Y\n\rDeliveryReply\x12\x39\n\x10\x61\x63knowledgements\x18\x01 \x03(\x0b\x32\x1f.pixiu.v1.DeviceAcknowledgement\x12\r\n\x05ready\x18\x02 \x01(\x08\"\x92\x01\n\x15\x44\x65viceAcknowledgement\x12\x0b\n\x03uin\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\r\x12\x0c\n\x04lane\x18\x04 \x01(\r\x12\r\n\x05up_to\x18\x05 \x01(\x04\x12\x0c\n\x04\x62its\x18\x06 \x01(\x06\x12\x14\n\x07written\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\n\n\x08_written2J\n\x0bMailNotices\x12;\n\x06Notify\x12\x15.pixiu.v1.NoticeBatch\x1a\x16.pixiu.v1.NoticesTaken(\x01\x30\x01\x32O\n\x0cMailDelivery\x12?\n\x07\x44\x65liver\x12\x17.pixiu.v1.DeliveryBatch\x1a\x17.pixiu.v1.DeliveryReply(\x01\x30\x01\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,16 +36,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOTICEBATCH']._serialized_end=163
   _globals['_NOTICESTAKEN']._serialized_start=165
   _globals['_NOTICESTAKEN']._serialized_end=214
-  _globals['_DELIVERYBATCH']._serialized_start=216
-  _globals['_DELIVERYBATCH']._serialized_end=320
-  _globals['_MAILDEVICE']._serialized_start=322
-  _globals['_MAILDEVICE']._serialized_end=398
-  _globals['_DELIVERYREPLY']._serialized_start=400
-  _globals['_DELIVERYREPLY']._serialized_end=489
-  _globals['_DEVICEACKNOWLEDGEMENT']._serialized_start=491
-  _globals['_DEVICEACKNOWLEDGEMENT']._serialized_end=603
-  _globals['_MAILNOTICES']._serialized_start=605
-  _globals['_MAILNOTICES']._serialized_end=679
-  _globals['_MAILDELIVERY']._serialized_start=681
-  _globals['_MAILDELIVERY']._serialized_end=760
+  _globals['_DELIVERYBATCH']._serialized_start=217
+  _globals['_DELIVERYBATCH']._serialized_end=358
+  _globals['_DEVICELANE']._serialized_start=360
+  _globals['_DEVICELANE']._serialized_end=432
+  _globals['_MAILDEVICE']._serialized_start=434
+  _globals['_MAILDEVICE']._serialized_end=510
+  _globals['_DELIVERYREPLY']._serialized_start=512
+  _globals['_DELIVERYREPLY']._serialized_end=601
+  _globals['_DEVICEACKNOWLEDGEMENT']._serialized_start=604
+  _globals['_DEVICEACKNOWLEDGEMENT']._serialized_end=750
+  _globals['_MAILNOTICES']._serialized_start=752
+  _globals['_MAILNOTICES']._serialized_end=826
+  _globals['_MAILDELIVERY']._serialized_start=828
+  _globals['_MAILDELIVERY']._serialized_end=907
 # @@protoc_insertion_point(module_scope)

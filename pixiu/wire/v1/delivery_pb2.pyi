@@ -100,6 +100,7 @@ class DeliveryBatch(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
     relay: _builtins.int
     """the relay's endpoint, in the first batch"""
     deliveries: _builtins.bytes
@@ -110,6 +111,10 @@ class DeliveryBatch(_message.Message):
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___MailDevice]:
         """before the first delivery to each on this stream"""
 
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceLane]:
+        """behind the deliveries: each is answered with an acknowledgement that says what was written"""
+
     def __init__(
         self,
         *,
@@ -117,14 +122,46 @@ class DeliveryBatch(_message.Message):
         devices: _abc.Iterable[Global___MailDevice] | None = ...,
         deliveries: _builtins.bytes = ...,
         count: _builtins.int = ...,
+        asked: _abc.Iterable[Global___DeviceLane] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "deliveries", b"deliveries", "devices", b"devices", "relay", b"relay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "count", b"count", "deliveries", b"deliveries", "devices", b"devices", "relay", b"relay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeliveryBatch: _TypeAlias = DeliveryBatch  # noqa: Y015
+
+@_typing.final
+class DeviceLane(_message.Message):
+    """A lane of a device's mail, under a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIN_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    uin: _builtins.int
+    device: _builtins.int
+    """Pi's number"""
+    session: _builtins.int
+    lane: _builtins.int
+    def __init__(
+        self,
+        *,
+        uin: _builtins.int = ...,
+        device: _builtins.int = ...,
+        session: _builtins.int = ...,
+        lane: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "lane", b"lane", "session", b"session", "uin", b"uin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceLane: _TypeAlias = DeviceLane  # noqa: Y015
 
 @_typing.final
 class MailDevice(_message.Message):
@@ -193,6 +230,7 @@ class DeviceAcknowledgement(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     UP_TO_FIELD_NUMBER: _builtins.int
     BITS_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     device: _builtins.int
     """Pi's number"""
@@ -201,6 +239,8 @@ class DeviceAcknowledgement(_message.Message):
     up_to: _builtins.int
     bits: _builtins.int
     """bit i: up_to + 1 + i, too"""
+    written: _builtins.int
+    """the highest InboxSeq written to the connection; nothing that was sent below it is missing"""
     def __init__(
         self,
         *,
@@ -210,11 +250,14 @@ class DeviceAcknowledgement(_message.Message):
         lane: _builtins.int = ...,
         up_to: _builtins.int = ...,
         bits: _builtins.int = ...,
+        written: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_written", b"_written", "written", b"written"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "device", b"device", "lane", b"lane", "session", b"session", "uin", b"uin", "up_to", b"up_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_written", b"_written", "bits", b"bits", "device", b"device", "lane", b"lane", "session", b"session", "uin", b"uin", "up_to", b"up_to", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__written: _TypeAlias = _typing.Literal["written"]  # noqa: Y015
+    _WhichOneofArgType__written: _TypeAlias = _typing.Literal["_written", b"_written"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__written) -> _WhichOneofReturnType__written | None: ...
 
 Global___DeviceAcknowledgement: _TypeAlias = DeviceAcknowledgement  # noqa: Y015

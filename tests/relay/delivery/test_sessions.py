@@ -113,8 +113,8 @@ class Bench:
         self.tell(ev.Notified(5, seq, [notice]))
         assert self.take(ev.ConfirmNotices) == ev.ConfirmNotices(5, seq, ())
 
-    def acknowledge(self, up_to: int, bits: int = 0, session: int = 1, lane: int = 1) -> None:
-        self.tell(ev.Acknowledged([ev.Acknowledgement(UIN, 0, session, lane, up_to, bits)]))
+    def acknowledge(self, up_to: int, bits: int = 0, session: int = 1, lane: int = 1, written: int = -1) -> None:
+        self.tell(ev.Acknowledged([ev.Acknowledgement(UIN, 0, session, lane, up_to, bits, written)]))
 
     def seqs(self) -> list[int]:
         return [delivery.seq for delivery in self.delivered]
@@ -517,6 +517,72 @@ def test_what_is_not_acknowledged_is_sent_again_ever_more_seldom() -> None:
     assert [round(each) for each in times] == [10, 20, 40, 60, 60]
     assert bench.seqs() == [1] * 6
     assert {mail.flags for mail in bench.delivered[1:]} == {REDELIVERED}
+
+
+def test_a_gateway_that_is_asked_says_what_is_missing_and_nothing_else_is_sent_again() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    asked_at = bench.now
+    while bench.none(ev.AskWritten):
+        bench.tick()
+    assert bench.take(ev.AskWritten) == ev.AskWritten(GATEWAY, [ev.DeviceLane(UIN, 0, 1, 1)])
+    assert bench.now - asked_at == LIMITS.resend_s / 2
+    bench.acknowledge(0, written=2)
+    while bench.none(ev.ReadInboxes):
+        bench.tick()
+    assert bench.now - asked_at == LIMITS.resend_s
+    bench.answer_read()
+    bench.answer_fetch()
+    assert [(mail.seq, mail.flags) for mail in bench.delivered[3:]] == [(3, REDELIVERED)]
+    assert bench.table.counters.asked == 1
+
+
+def test_a_device_that_acknowledges_nothing_costs_no_fetch_while_it_is_connected() -> None:
+    bench = Bench()
+    bench.online(1, 2, 3)
+    end = bench.now + 1000.0
+    asked = 0
+    while bench.now < end:
+        bench.tick()
+        if not bench.none(ev.AskWritten):
+            bench.take(ev.AskWritten)
+            asked += 1
+            bench.acknowledge(0, written=3)
+        if not bench.none(ev.ReadInboxes):  # by the poll
+            bench.answer_read()
+        assert bench.none(ev.FetchMessages)
+    assert bench.seqs() == [1, 2, 3]
+    assert 10 <= asked <= 20, "ever more seldom"
+    bench.notify(4)
+    bench.acknowledge(4)
+    assert bench.seqs() == [1, 2, 3, 4]
+
+
+def test_a_device_that_let_its_connection_end_without_an_acknowledgement_is_sent_little_until_it_acknowledges() -> None:
+    bench = Bench()
+    bench.body_bytes = WINDOW_BYTES // 4
+    bench.online(*range(1, 9))
+    assert bench.seqs() == [1, 2, 3]
+    silent_until = bench.now + LIMITS.resend_s
+    while bench.now < silent_until:
+        bench.tick()
+        if not bench.none(ev.AskWritten):
+            bench.take(ev.AskWritten)
+            bench.acknowledge(0, written=3)
+    for connection in (2, 3):
+        bench.tell(ev.LoggedOut([ev.Login(UIN, 0, GATEWAY, connection - 1)]))
+        bench.delivered.clear()
+        bench.log_in(connection)
+        bench.answer_open(connection)
+        bench.answer_read()
+        bench.answer_fetch()
+        assert bench.seqs() == [1], "and no more while it is silent, however often it connects"
+        assert bench.none(ev.ReadInboxes)
+    bench.acknowledge(1, session=3)
+    bench.inbox[1] = list(range(2, 9))
+    bench.answer_read()
+    bench.answer_fetch()
+    assert bench.seqs() == [1, 2, 3, 4]
 
 
 def test_a_lost_notify_is_found_by_a_poll() -> None:

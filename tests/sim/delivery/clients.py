@@ -48,6 +48,13 @@ class Gateway:
             if self.up and connection is not None:
                 self._write(connection, relay, delivery)
 
+    def asked(self, relay: Relay, lanes: Sequence[ev.DeviceLane]) -> None:
+        """What was written of these?"""
+        for lane in lanes:
+            connection = self.connections.get((lane.uin, lane.device))
+            if self.up and connection is not None and connection.session == lane.session:
+                self._acknowledge_soon(connection, lane.lane)
+
     def _write(self, connection: Connection, relay: Relay, delivery: Delivery) -> None:
         counts, lane, seq = self.world.counts, delivery.lane, delivery.seq
         if delivery.session < connection.session:
@@ -91,7 +98,7 @@ class Gateway:
     @staticmethod
     def _item(connection: Connection, lane: int, up_to: int, bits: int) -> ev.Acknowledgement:
         client = connection.client
-        return ev.Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits)
+        return ev.Acknowledgement(client.uin, client.device, connection.session, lane, up_to, bits, connection.highest[lane])
 
     def lie(self, connection: Connection, lane: int) -> None:
         """A client acknowledges what it cannot have."""

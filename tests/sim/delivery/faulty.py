@@ -148,9 +148,9 @@ class TellsNoGap(Session):
 
 
 class _Unmarked(Lane):
-    def rewind(self) -> None:
+    def rewind(self, written: int = 0) -> None:
         marked = self.marked
-        super().rewind()
+        super().rewind(written)
         self.marked = marked
 
 

@@ -13,7 +13,7 @@ from gateway.mail import MailBook
 from gateway.mail_lane import MailLane
 from pixiu.ids import EndpointID
 from pixiu.wire.envelope import Delivery, encode, envelopes, split
-from relay.delivery.events import Acknowledgement, Device
+from relay.delivery.events import Acknowledgement, Device, DeviceLane
 from tests.sim.delivery import clients, world
 from tests.sim.delivery.schedule import run
 
@@ -91,6 +91,11 @@ class BookedGateway(clients.Gateway):
                 devices.append(ev.MailDevice(item.uin, item.device, self._meant[meant], item.device))
         data = b"".join(encode(*item) for item in deliveries)
         self._tell(self._book.arrived, ev.MailArrived(stream, devices, envelopes(data, len(deliveries))))
+
+    def asked(self, relay: Relay, lanes: Sequence[DeviceLane]) -> None:
+        stream = relay.streams[self.endpoint]
+        if self.up and stream in self._relays:
+            self._tell(self._book.arrived, ev.MailArrived(stream, [], [], lanes))
 
     def acknowledged(self, connection: clients.Connection, lane: int, seqs: Sequence[int]) -> None:
         said = ev.MailAcknowledged(self._numbers[connection], [(lane, seq, seq) for seq in seqs])

@@ -313,6 +313,12 @@ class World(Simulation):
             relay.streams[effect.gateway] = self._streams
         self.on_stream(relay, effect.gateway, "down", gateway.take, relay, deliveries)
 
+    def _ask_written(self, relay: Relay, effect: ev.AskWritten) -> None:
+        gateway = next((g for g in self.gateways if g.endpoint == effect.gateway and g.up), None)
+        if gateway is not None:
+            self.counts["asked what was written"] += len(effect.lanes)
+            self.on_stream(relay, effect.gateway, "down", gateway.asked, relay, effect.lanes)
+
     def on_stream(self, relay: Relay, gateway: int, way: str, action: Callable[..., None], *arguments: Any) -> None:
         """In order, or not at all once the stream is broken."""
         number = relay.streams.get(gateway)
@@ -388,5 +394,6 @@ _DO: dict[type[Any], Callable[[World, Relay, Any], None]] = {
     ev.FetchMessages: World._fetch,
     ev.SaveCursors: World._save,
     ev.Deliver: World._deliver,
+    ev.AskWritten: World._ask_written,
     ev.ConfirmNotices: World._confirm,
 }

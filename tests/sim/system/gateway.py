@@ -66,7 +66,7 @@ class SystemGateway(Served, GatewayProcess):
                 stream.reply(delivery_pb2.DeliveryReply(ready=True))
                 return
             devices, deliveries = read_batch(batch)
-            self.step(ge.MailArrived(number, devices, deliveries))
+            self.step(ge.MailArrived(number, devices, deliveries, batch.asked))
 
         def left() -> None:
             if self._relays.pop(number, None) is not None:

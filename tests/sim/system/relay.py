@@ -16,7 +16,7 @@ from relay import mail_events as ev
 from relay.delivery import events as dv
 from relay.delivery.limits import Limits
 from relay.gateway_streams import Outbox
-from relay.mail_answers import notices_of, records_of
+from relay.mail_answers import acknowledgements_of, notices_of, records_of
 from relay.mail_devices import Place, TrackedDevices
 from relay.mail_service import FETCH_S, SAVE_POLL_S, SAVE_S
 from relay.mail_stores import STALL_S
@@ -103,12 +103,21 @@ class _GatewayStream:
     def send(self, chunks: Sequence[bytes]) -> None:
         """Envelopes, in order."""
         self.outbox.add(chunks)
+        self._flush()
+
+    def ask(self, lanes: Sequence[dv.DeviceLane]) -> None:
+        """What was written of them."""
+        self.outbox.ask(lanes)
+        self._flush()
+
+    def _flush(self) -> None:
         while self.outbox:
             parcel = self.outbox.take()
             self.outbox.sent(parcel)
             assert self._stream is not None
-            data = b"".join(parcel.chunks)
-            self._stream.send(delivery_pb2.DeliveryBatch(devices=parcel.devices, deliveries=data, count=len(parcel.chunks)))
+            batch = delivery_pb2.DeliveryBatch(devices=parcel.devices, deliveries=b"".join(parcel.chunks), count=len(parcel.chunks))
+            batch.asked.extend(parcel.asked)
+            self._stream.send(batch)
 
     def close(self) -> None:
         """End."""
@@ -246,8 +255,7 @@ class SystemRelay(Served, RelayProcess):
 
     def acknowledged(self, reply: delivery_pb2.DeliveryReply) -> None:
         """Clients have got something."""
-        said = [dv.Acknowledgement(a.uin, a.device, a.session, a.lane, a.up_to, a.bits) for a in reply.acknowledgements]
-        self.mail_step(dv.Acknowledged(said))
+        self.mail_step(dv.Acknowledged(acknowledgements_of(reply)))
 
     # --- proxies
 
@@ -390,6 +398,9 @@ class SystemRelay(Served, RelayProcess):
                     self._gateways[gateway].send(chunks)
                 else:
                     self._events.append(dv.StreamBroken(gateway))
+            case dv.AskWritten(gateway, lanes):
+                if gateway in self._gateways and self._gateways[gateway].ready:
+                    self._gateways[gateway].ask(lanes)
             case dv.ConfirmNotices():
                 self._confirmed.append(effect)
             case dv.FetchMessages():
