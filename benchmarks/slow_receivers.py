@@ -145,7 +145,7 @@ def share(before: dict[str, float], after: dict[str, float], seconds: float) -> 
 
 async def why_closed(running: Running) -> str:
     """How many connections gateways have closed, by reason."""
-    pages = [(await fetch("127.0.0.1", port, "/metrics"))[1].decode() for port in running.http_ports["gateway"]]
+    pages = [(await fetch("127.0.0.1", port, "/metrics", 30.0))[1].decode() for port in running.http_ports["gateway"]]
     return "; ".join(line for page in pages for line in page.splitlines() if "connections_closed_total{" in line)
 
 
