@@ -282,9 +282,12 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             raise Overloaded("too many streams of this gateway have not sent their hello yet", retry_after_ms=1_000)
         if hello.done() and isinstance(garbage := hello.exception(), PixiuError):
             raise garbage
-        first = None if not hello.done() or hello.exception() is not None else hello.result()
+        if not hello.done():  # it may be starved, and comes again
+            text = f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s"
+            raise Overloaded(text, retry_after_ms=1_000)
+        first = None if hello.exception() is not None else hello.result()
         if first is None:
-            raise InvalidArgument(f"the first request of a Subscribe stream must come within {HELLO_TIMEOUT_S:.0f} s")
+            raise InvalidArgument("the first request of a Subscribe stream must carry `hello`")
         return first
 
     def _take(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:

@@ -9,7 +9,9 @@ import pytest
 
 from gateway import subscriber
 from gateway.subscriber import SubscriberService, _Stream
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Overloaded
+from pixiu.rpc.channels import REFUSED
+from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import wire_pb2
 from tests.gateway.world import World
 
@@ -25,6 +27,7 @@ class Carrier:
 
     def __init__(self, there: asyncio.Event) -> None:
         self._there = there
+        self.hello: wire_pb2.SubscribeRequest | None = HELLO
 
     async def opened(self, timeout_s: float) -> None: ...
     async def done_writing(self) -> None: ...
@@ -34,7 +37,7 @@ class Carrier:
         await self._there.wait()
         for _ in range(HOPS):
             await asyncio.sleep(0)
-        return HELLO
+        return self.hello
 
 
 async def first(there: asyncio.Event) -> wire_pb2.SubscribeRequest:
@@ -56,7 +59,19 @@ async def test_a_hello_that_came_while_the_loop_stood_still_is_taken(monkeypatch
     assert await first(there) == HELLO
 
 
-async def test_a_stream_without_a_hello_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_whose_hello_is_late_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "HELLO_TIMEOUT_S", 0.1)
-    with pytest.raises(InvalidArgument, match="the first request"):
+    with pytest.raises(Overloaded, match="the first request") as raised:
         await first(asyncio.Event())
+    assert raised.value.retry_after_ms > 0
+    assert GRPC_STATUS[Overloaded.code] not in REFUSED, "clients take these for the last word"
+
+
+async def test_a_stream_that_ends_without_a_hello_is_refused() -> None:
+    clients = World().clients
+    ended = asyncio.Event()
+    ended.set()
+    carrier = Carrier(ended)
+    carrier.hello = None
+    with pytest.raises(InvalidArgument, match="the first request"):
+        await SubscriberService(clients)._first(_Stream(clients, ""), carrier)
