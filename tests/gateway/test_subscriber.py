@@ -1,4 +1,4 @@
-"""A Subscribe stream says hello in time, as far as the gateway's own loop lets it."""
+"""A Subscribe stream says hello in time, as far as the gateway's own loop lets it; what it asks for is bounded and paced."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 
 import pytest
 
+from gateway import events as ev
 from gateway import subscriber
-from gateway.subscriber import SubscriberService, _Stream
+from gateway.options import Options
+from gateway.subscriber import MAX_FILTER_BYTES, SubscriberService, _Stream
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.rpc.channels import REFUSED
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.v1 import wire_pb2
-from tests.gateway.world import World
+from tests.gateway.world import World, of
 
 HELLO = wire_pb2.SubscribeRequest(hello=wire_pb2.SubscribeHello(uin=7))
 HOPS = 20
@@ -75,3 +77,29 @@ async def test_a_stream_that_ends_without_a_hello_is_refused() -> None:
     carrier.hello = None
     with pytest.raises(InvalidArgument, match="the first request"):
         await SubscriberService(clients)._first(_Stream(clients, ""), carrier)
+
+
+def asks(number: int, *topics: str, leave: bool = False) -> wire_pb2.SubscribeRequest:
+    return wire_pb2.SubscribeRequest(request=number, join_topics=() if leave else topics, leave_topics=topics if leave else ())
+
+
+async def test_the_names_of_a_streams_topics_have_one_bound_of_bytes() -> None:
+    world = World()
+    service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
+    large = MAX_FILTER_BYTES // 4
+    for number in range(1, 6):
+        service._take(stream, asks(number, f"devices/{number}".ljust(large - 1, "x")))
+    service._take(stream, asks(6, "devices/1".ljust(large - 1, "x"), leave=True))
+    service._take(stream, asks(7, "devices/7".ljust(large - 1, "x")))
+    assert [join.request for join in of(ev.Join, world.events)] == [1, 2, 3, 4, 7], "the fifth has no room until another one left"
+
+
+async def test_a_stream_that_joins_and_leaves_without_end_is_not_read_from_for_a_while() -> None:
+    world = World(Options(client_joins_per_s=10, client_joins_burst=100), now=1000.0)
+    service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
+    pauses = [service._take(stream, asks(number, "devices/1", leave=bool(number % 2))) for number in range(150)]
+    assert not any(pauses[:100])
+    assert all(pauses[101:])
+    for pause in filter(None, pauses):
+        assert asyncio.iscoroutine(pause)
+        pause.close()
