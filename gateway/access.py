@@ -25,8 +25,9 @@ def credentials_of(connect: Connect, address: str, certificate: bytes) -> Creden
 
 def open_user(guard: Guard, identity: Identity, address: str, client: str, end: Callable[[str], None]) -> Session:
     """A session of somebody who receives. Raises `NotAllowed` for a service, and what `Guard.open` raises."""
-    if not identity.uin:
-        raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")
+    with guard.refusing(address, client):
+        if not identity.uin:
+            raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")
     return guard.open(identity, address, client, end)
 
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 import grpc
 import grpc.aio
 
-from cluster.access.doors import address_of, certificate_of, header_of
-from cluster.access.doors import credentials_of as grpc_credentials_of
+from cluster.access.doors import address_of, brought
 from cluster.access.guard import Guard, Session
 from gateway import events as ev
 from gateway.access import check_stream, foresee_stream, open_user
@@ -350,12 +349,12 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
 
 async def _log_in(guard: Guard, context: Context, stream: _Stream, first: wire_pb2.SubscribeRequest) -> Session:
-    peer = str(context.peer())
-    guard.called(peer)
-    address = address_of(peer)
-    identity = await guard.check(grpc_credentials_of(header_of(context), first.hello.client, address, certificate_of(context)))
-    identity.check_uin(first.hello.uin)
-    access = open_user(guard, identity, address, first.hello.client, stream.login_over)
+    client = first.hello.client
+    credentials = brought(guard, context, client)
+    identity = await guard.check(credentials)
+    with guard.refusing(credentials.address, client):
+        identity.check_uin(first.hello.uin)
+    access = open_user(guard, identity, credentials.address, client, stream.login_over)
     access.rules_changed = stream.rules_changed
     return access
 

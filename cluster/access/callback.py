@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 
 from cluster.access.decisions import Breaker, Remembered
-from cluster.access.identity import NEVER_S, Credentials, Identity, groups_of, uin_of
+from cluster.access.identity import NEVER_S, Credentials, Identity, groups_of, uin_of, user_of
 from cluster.access.settings import CallbackSettings
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError
 
@@ -89,7 +89,10 @@ class Asker(Generic[Answer]):
 
     async def _post(self, body: dict[str, object]) -> Any:
         if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False)
+            # An answer is never unpacked: a small one could become a huge one.
+            plain = {"Accept-Encoding": "identity"}
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(headers=plain, cookie_jar=jar, trust_env=False, auto_decompress=False)
         async with self._session.post(self._settings.url, json=body, allow_redirects=False) as answer:
             if answer.status in (401, 403):
                 return None
@@ -174,15 +177,19 @@ def read_answer(answer: Any, credentials: Credentials, wall: float) -> Identity:
     allowed, expires_in_s = _yes_or_no(answer)
     if not allowed:
         return NOBODY
-    user = answer.get("user", credentials.user)
-    if not isinstance(user, str) or not user or len(user) > 256:
-        raise ValueError("no user")
     claims = answer.get("claims", {})
     if not isinstance(claims, dict) or len(claims) > 64:
         raise ValueError("no claims")
     texts = {str(key): str(value)[:256] for key, value in claims.items() if isinstance(value, str | int)}
     until = NEVER_S if expires_in_s is None else wall + expires_in_s
-    return Identity(user, uin_of(answer.get("uin")), groups_of(answer.get("groups")), texts, until, "callback")
+    return Identity(
+        user_of(answer.get("user", credentials.user)),
+        uin_of(answer.get("uin")),
+        groups_of(answer.get("groups")),
+        texts,
+        until,
+        "callback",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 from structlog.typing import FilteringBoundLogger
 
@@ -62,11 +63,17 @@ async def enter(guard: Guard | None, context: Any, client: str, end: Callable[[s
     """
     if guard is None:
         return None
+    credentials = brought(guard, context, client)
+    return guard.open(await guard.check(credentials), credentials.address, client, end)
+
+
+def brought(guard: Guard, context: Any, client: str) -> Credentials:
+    """What a gRPC caller brought. Raises `NotAuthenticated` for what is none."""
     peer = str(context.peer())
     guard.called(peer)
     address = address_of(peer)
-    identity = await guard.check(credentials_of(header_of(context), client, address, certificate_of(context)))
-    return guard.open(identity, address, client, end)
+    with guard.refusing(address, client):
+        return credentials_of(header_of(context), client, address, certificate_of(context))
 
 
 CALLS: Final = ("gateway", "proxy, calls")
@@ -150,5 +157,5 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
 
 
 def address_of(peer: str) -> str:
-    """The machine's address in gRPC's name of a peer, such as ipv4:10.0.0.7:41000."""
-    return peer.partition(":")[2].rpartition(":")[0] or peer
+    """The machine's address in gRPC's name of a peer, such as ipv4:10.0.0.7:41000 or ipv6:%5B::1%5D:41000."""
+    return unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]") or peer

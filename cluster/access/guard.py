@@ -17,7 +17,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from structlog.typing import FilteringBoundLogger
 from cluster.access import certificates, passwords, tokens
 from cluster.access.callback import Callback, Decider, Question
 from cluster.access.decisions import Remembered
-from cluster.access.identity import NEVER_S, Credentials, Identity
+from cluster.access.identity import NEVER_S, Credentials, Identity, machine_of
 from cluster.access.rules import Permissions, Target, name_of, topic_of
 from cluster.access.settings import Quota, Settings, parse
 from cluster.runtime.audit import Audit
@@ -188,7 +188,7 @@ class Guard:
 
     def check_now(self, credentials: Credentials) -> Identity | None:
         """Who it is, when that can be said without waiting; None: `check` can. Raises `NotAuthenticated` or `Overloaded`."""
-        with self._refusing(credentials):
+        with self.refusing(credentials.address, credentials.client_id):
             credentials.check()
             self._check_failures(credentials.address)
             if credentials.certificate and self.settings.certificate is not None:
@@ -213,7 +213,7 @@ class Guard:
         found = self.check_now(credentials)
         if found is not None:
             return found
-        with self._refusing(credentials):
+        with self.refusing(credentials.address, credentials.client_id):
             if credentials.user in self._users or self._callback is None:
                 return self._accepted(await self._check_password(credentials), credentials)
             return self._accepted(await self._callback.log_in(credentials), credentials)
@@ -245,34 +245,38 @@ class Guard:
             hashing.exception()  # somebody may have hung up, and nobody else ask for it
 
     @contextlib.contextmanager
-    def _refusing(self, credentials: Credentials) -> Any:
+    def refusing(self, address: str, client: str) -> Iterator[None]:
+        """What is raised in here keeps a client out: it is counted and audited. Of who did not prove who he is, or hung up before
+        the answer, the address pays."""
         try:
             yield
+        except NotAuthenticated as error:
+            self._failed(address, client, str(error))
+            raise
         except PixiuError as error:
-            self.counts["refused"] += 1
-            if isinstance(error, NotAuthenticated):
-                self._failed(credentials, str(error))
+            # Who comes is not to blame, and all may be told the same: it has one line a second.
+            self._refused(str(error), address, client, str(error))
             raise
         except asyncio.CancelledError:
-            self.counts["refused"] += 1
-            self._failed(credentials, "the client hung up before the answer")
+            self._failed(address, client, "the client hung up before the answer")
             raise
 
-    def _failed(self, credentials: Credentials, why: str) -> None:
-        """A login has failed, which its address pays for; whoever hangs up before the answer pays the same."""
-        now = time.monotonic()
+    def _failed(self, address: str, client: str, why: str) -> None:
+        now, machine = time.monotonic(), machine_of(address)
         if self._failures is not None:
-            self._failures.of(credentials.address, now).spend(1, 0, now)
-        address, client = credentials.address, credentials.client_id[:128]
-        self._audit.write_limited("login_refused", address, address=address, client=client, why=why)
+            self._failures.of(machine, now).spend(1, 0, now)
+        self._refused(machine, address, client, why)
+
+    def _refused(self, about: str, address: str, client: str, why: str) -> None:
+        self.counts["refused"] += 1
+        self._audit.write_limited("login_refused", about, address=address, client=client[:128], why=why)
 
     def refused_certificate(self, address: str, why: str) -> None:
         """TLS has refused a client for its certificate, before it could say anything."""
-        self.counts["refused"] += 1
-        self._failed(Credentials("", "", address=address), why)
+        self._failed(address, "", why)
 
     def _check_failures(self, address: str) -> None:
-        if self._failures is not None and self._failures.of(address, time.monotonic()).wait_s(time.monotonic()):
+        if self._failures is not None and self._failures.of(machine_of(address), time.monotonic()).wait_s(time.monotonic()):
             raise Overloaded("too many logins of this address have failed; wait a minute", 60_000)
 
     def _accepted(self, identity: Identity, credentials: Credentials) -> Identity:
@@ -287,7 +291,7 @@ class Guard:
         try:
             if quota.sessions_per_user and self._of_user[identity.user] >= quota.sessions_per_user:
                 raise Overloaded(f"this user has {quota.sessions_per_user} sessions here already", RETRY_MS)
-            if quota.sessions_per_address and self._of_address[address] >= quota.sessions_per_address:
+            if quota.sessions_per_address and self._of_address[machine_of(address)] >= quota.sessions_per_address:
                 raise Overloaded(f"this address has {quota.sessions_per_address} sessions here already", RETRY_MS)
             permissions = self._permissions(identity, client_id, address)
         except PixiuError as error:
@@ -299,7 +303,7 @@ class Guard:
         session.entry = self._users.get(identity.user) if identity.by == "password" else None
         self._sessions.add(session)
         self._of_user[identity.user] += 1
-        self._of_address[address] += 1
+        self._of_address[machine_of(address)] += 1
         self.counts["logins"] += 1
         about = f"{identity.user} {address}"
         self._audit.write_limited(
@@ -324,7 +328,7 @@ class Guard:
         """A session is over."""
         if session in self._sessions:
             self._sessions.discard(session)
-            for counter, key in ((self._of_user, session.identity.user), (self._of_address, session.address)):
+            for counter, key in ((self._of_user, session.identity.user), (self._of_address, machine_of(session.address))):
                 counter[key] -= 1
                 if not counter[key]:
                     del counter[key]

@@ -5,6 +5,7 @@ Source: docs/security.md, "Logging in".
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +18,8 @@ MAX_SECRET_BYTES: Final = 8192
 MAX_USER_BYTES: Final = 256
 MAX_GROUPS: Final = 64
 NEVER_S: Final = float("inf")
+NETWORK_BITS: Final = 64
+"""Of an address of IPv6: the rest is its owner's to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,29 @@ class Identity:
         """Raises `NotAuthenticated` when a client asks for another user's UIN. 0: it asks for none."""
         if uin and uin != self.uin:
             raise NotAuthenticated("the UIN is another user's: the login says who you are, so leave it out or give your own")
+
+
+def machine_of(address: str) -> str:
+    """What limits of one address count: the address, or of IPv6 its network, since whoever has one has 2^64 of them."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found), NETWORK_BITS), strict=False))
+
+
+def user_of(value: object) -> str:
+    """The name that an authenticator gave: a text, or an integer. Raises `NotAuthenticated`."""
+    user = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    try:
+        size = len(user.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= MAX_USER_BYTES:
+        raise NotAuthenticated(f"the login's user name is no text of 1 to {MAX_USER_BYTES} bytes")
+    return user
 
 
 def uin_of(value: object) -> int:

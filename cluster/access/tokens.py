@@ -20,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from cluster.access.identity import MAX_SECRET_BYTES, Identity, groups_of, uin_of
+from cluster.access.identity import MAX_SECRET_BYTES, Identity, groups_of, uin_of, user_of
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
 ALGORITHMS: Final = (
@@ -135,19 +135,18 @@ def _identity(claims: Mapping[str, Any], settings: TokenSettings, now: float) ->
         begins = _time(claims, claim)
         if begins is not None and now < begins - leeway:
             raise NotAuthenticated("the token is not valid yet")
-    audience = claims.get("aud", ())
-    if settings.audience and settings.audience not in ((audience,) if isinstance(audience, str) else audience or ()):
+    audience = claims.get("aud")
+    if settings.audience and settings.audience not in (audience if isinstance(audience, list) else (audience,)):
         raise NotAuthenticated("the token is meant for somebody else (aud)")
     if settings.issuer and claims.get("iss") != settings.issuer:
         raise NotAuthenticated("the token is of another issuer (iss)")
-    user = claims.get(settings.user_claim, "")
-    user = str(user) if isinstance(user, str | int) and not isinstance(user, bool) else ""
-    if not user:
+    user = claims.get(settings.user_claim)
+    if user in (None, ""):
         raise NotAuthenticated(f"the token does not say who it is for ({settings.user_claim})")
     usable = {name: str(value) for name, value in claims.items() if isinstance(value, str | int) and not isinstance(value, bool)}
     usable = {name: value for name, value in usable.items() if len(value.encode(errors="replace")) <= MAX_CLAIM_BYTES}
     uin = uin_of(claims.get(settings.uin_claim))
-    return Identity(user, uin, groups_of(claims.get(settings.groups_claim)), usable, expires + leeway, "jwt")
+    return Identity(user_of(user), uin, groups_of(claims.get(settings.groups_claim)), usable, expires + leeway, "jwt")
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:

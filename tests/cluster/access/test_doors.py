@@ -1,17 +1,23 @@
-"""Who calls: a process of the cluster, by its proof."""
+"""Who calls: a process of the cluster, by its proof; a client, by its login; nobody."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.access.doors import KEYS_S, ProcessProofs
+from cluster.access.doors import KEYS_S, ProcessProofs, address_of, enter
+from cluster.access.guard import Guard
 from cluster.access.process_login import prove
+from cluster.runtime import log
+from cluster.runtime.audit import Audit
 from cluster.runtime.options import ClusterOptions
+from pixiu.errors import NotAuthenticated
+from tests.support.logins import Logins
 
 
 def call(proof: str) -> Any:
@@ -44,3 +50,47 @@ def test_a_strangers_calls_read_no_files_and_are_told_nothing(tmp_path: Path, mo
     now[0] += KEYS_S
     assert proofs.is_process(good, "gateway")
     assert read == [3]
+
+
+class Caller:
+    """A gRPC call, as far as doors look at it."""
+
+    def __init__(self, *headers: str, peer: str = "ipv4:10.0.0.9:41000") -> None:
+        self._headers, self._peer = headers, peer
+
+    def peer(self) -> str:
+        return self._peer
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return tuple(("authorization", header) for header in self._headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (), ("",), ("Bearer",), ("Bearer ",), ("Basic !",), ("Basic 4pyT",), ("Basic /w==",), ("Digest x",), ("nonsense",),
+        ("Bearer a", "Bearer b"), ("PixiuProcess gateway.0.0.0",),
+    ],
+)  # fmt: skip
+async def test_a_call_with_no_login_or_half_a_one_is_refused_counted_and_audited(tmp_path: Path, headers: tuple[str, ...]) -> None:
+    lines: list[Mapping[str, object]] = []
+    guard = Guard(str(Logins(tmp_path).file), log.get_logger(), Audit(None, tell=lambda _, fields: lines.append(fields)))
+    with pytest.raises(NotAuthenticated):
+        await enter(guard, Caller(*headers), "", lambda _: None)
+    assert guard.counts["refused"] == 1
+    assert [(line["address"], bool(line["why"])) for line in lines] == [("10.0.0.9", True)]
+    await guard.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.9:41000", "10.0.0.9"), ("ipv6:%5B2001:db8::1%5D:41000", "2001:db8::1"), ("ipv6:[::1]:7", "::1"),
+        ("unix:", "unix:"),
+    ],
+)  # fmt: skip
+def test_an_address_is_as_other_doors_name_it(peer: str, address: str) -> None:
+    assert address_of(peer) == address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
@@ -140,7 +142,8 @@ async def lets_in(guard: Guard, credentials: Credentials) -> bool:
     "answer",
     [
         hangs, redirects, floods, says("no JSON"), says("[" * 100_000), says("[]"), says("{}"), says('{"allow": 1}'), says("", 500),
-        says('{"allow": true, "user": ""}'), says('{"allow": true, "uin": -1}'), says('{"allow": true, "groups": 5}'),
+        says('{"allow": true, "user": ""}'), says('{"allow": true, "user": "\\ud800"}'), says('{"allow": true, "user": 7}'),
+        says('{"allow": true, "uin": -1}'), says('{"allow": true, "groups": 5}'),
         says('{"allow": true, "expires_in_s": "x"}'), says('{"allow": true, "expires_in_s": 1' + "0" * 400 + "}"),
         says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
     ],
@@ -151,14 +154,31 @@ async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
     guard = guards(callback(service, timeout_s=0.2 if answer is hangs else 2.0, open_s=600.0))
     await until(lambda: lets_in(guard, login()), "the first answer")
     service.answer = answer
-    for number in range(3):
-        with pytest.raises(Overloaded, match="does not answer"):
-            await guard.check(login(f"secret-{number}"))
-    asked = len(service.asked)
-    with pytest.raises(Overloaded):  # it is not even asked any more
-        await guard.check(login("one-more"))
+    refused = guard.counts["refused"]
+    with capture_logs() as lines:
+        for number in range(3):
+            with pytest.raises(Overloaded, match="does not answer"):
+                await guard.check(login(f"secret-{number}"))
+        asked = len(service.asked)
+        with pytest.raises(Overloaded):  # it is not even asked any more
+            await guard.check(login("one-more"))
     assert len(service.asked) == asked
+    assert guard.counts["refused"] == refused + 4
+    assert "does not answer" in next(line["why"] for line in lines if line.get("what") == "login_refused")
+    assert "secret-" not in str(lines)
     assert guard.check_now(login()) is not None  # who is remembered comes in
+
+
+async def test_a_callback_is_asked_for_what_it_can_be_understood_in(service: Service, guards: Callable[[str], Guard]) -> None:
+    """Many a web server compresses what whoever asks takes compressed."""
+
+    async def compresses(request: web.Request) -> web.StreamResponse:
+        response = await service.yes(request)
+        response.enable_compression()
+        return response
+
+    service.answer = compresses
+    assert (await guards(callback(service)).check(login())).uin == 70
 
 
 async def test_a_callback_that_answers_again_is_asked_again(service: Service, guards: Callable[[str], Guard]) -> None:
@@ -256,6 +276,24 @@ async def test_too_many_failed_logins_of_an_address_close_it(tmp_path: Path, gua
     with pytest.raises(Overloaded, match="failed"):
         await guard.check(good)
     assert guard.check_now(Credentials("", good.secret, "", "10.0.0.10")) is not None
+
+
+async def test_failed_logins_count_for_a_network_of_version_6_and_for_an_address_of_version_4(
+    tmp_path: Path, guards: Callable[[str], Guard]
+) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text() + "[quota]\nfailed_logins_per_min = 5\n")
+    for number in range(20):  # whoever has one such address has 2^64 of them
+        with pytest.raises((NotAuthenticated, Overloaded)):
+            guard.check_now(Credentials("", "eyJ.wrong.token", "", f"2001:db8::{number:x}"))
+        with pytest.raises(NotAuthenticated):
+            guard.check_now(Credentials("", "eyJ.wrong.token", "", f"2001:db8:0:{number + 1:x}::1"))
+        with pytest.raises(NotAuthenticated):
+            guard.check_now(Credentials("", "eyJ.wrong.token", "", f"::ffff:10.0.1.{number}"))
+    good = logins.token("alice", 7)
+    with pytest.raises(Overloaded, match="failed"):
+        guard.check_now(Credentials("", good, "", "2001:db8::ffff"))
+    assert guard.check_now(Credentials("", good, "", "2001:db8:0:ffff::1")) is not None
 
 
 @pytest.mark.parametrize("way", ["password", "callback"])
@@ -356,6 +394,37 @@ async def test_what_is_refused_is_audited_without_a_secret(tmp_path: Path, guard
     assert guard.counts["denied"] == 3
     assert "carols-pass" not in str(lines)
     assert "carols-pass" not in repr(login("carols-password", "carol"))
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda logins: logins.token("alice", 7, lasts_s=-60),
+        lambda logins: logins.token("alice", 7, nbf=time.time() + 60),
+        lambda logins: logins.token("alice", 7, key=logins.other),
+        lambda logins: f"{part({'alg': 'none'})}.{part({'sub': 'alice', 'aud': 'pixiu', 'exp': time.time() + 60})}.",
+        lambda logins: logins.token("alice", 7, filler="x" * 20_000),
+        lambda logins: jwt.encode({"sub": "alice"}, logins.key, "EdDSA", headers={"kid": "1", "cty": "JWT"}),
+        lambda logins: logins.token("alice", 7, aud=7),
+        lambda logins: logins.token("\ud800", 7),
+    ],
+    ids=["expired", "not yet", "another key", "alg none", "huge", "nested", "audience", "name"],
+)
+async def test_each_wrong_token_is_refused_counted_and_audited(
+    tmp_path: Path, guards: Callable[[str], Guard], make: Callable[[Logins], str]
+) -> None:
+    logins = Logins(tmp_path)
+    guard = guards(logins.file.read_text())
+    token = make(logins)
+    with capture_logs() as lines, pytest.raises(NotAuthenticated):
+        await guard.check(login(token))
+    assert guard.counts["refused"] == 1
+    assert [line["what"] for line in lines] == ["login_refused"]
+    assert token not in str(lines)
 
 
 PASSWORDS = '[password]\nfile = "users"\n'
