@@ -182,14 +182,9 @@ def read_answer(answer: Any, credentials: Credentials, wall: float) -> Identity:
         raise ValueError("no claims")
     texts = {str(key): str(value)[:256] for key, value in claims.items() if isinstance(value, str | int)}
     until = NEVER_S if expires_in_s is None else wall + expires_in_s
-    return Identity(
-        user_of(answer.get("user", credentials.user)),
-        uin_of(answer.get("uin")),
-        groups_of(answer.get("groups")),
-        texts,
-        until,
-        "callback",
-    )
+    name = answer.get("user", credentials.user)
+    user = user_of(name if isinstance(name, str) else None)
+    return Identity(user, uin_of(answer.get("uin")), groups_of(answer.get("groups")), texts, until, "callback")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import http.client
 import itertools
+import json
 import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,26 +19,45 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import jwt
 import pytest
 
 import pixiu
 import pixiu.testing
+from cluster.access.process_login import SCHEME, prove
+from cluster.runtime.guard import METHODS
 from pixiu.ids import snowflake, snowflake_worker
 from pixiu.mqtt.client import ConnectionRefused
 from pixiu.mqtt.client_io import MQTTClient, SubscriptionRefused
+from pixiu.mqtt.codec import encode as encode_packet
+from pixiu.mqtt.packets import Connect, PacketType, Publish
 from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
-from tests.support.cluster import PIXIU
+from tests.support.cluster import PIXIU, status_of
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
 
 WAIT_S = 60.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
 TRIES = 20
-CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service")
+CALLERS = ("nobody", "expired", "wrong key", "alice", "bob", "service", "gateway")
+"""The last one is a process: it has the cluster's secret."""
+ACCESS = (
+    """
+[quota]
+failed_logins_per_min = 60000
+[[rule]]
+allow = ["publish"]
+topics = ["names/{username}"]
+"""
+    + RULES
+)
+FLOW = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "PINGREQ", "DISCONNECT"}
+"""What clients send that asks for nothing by itself."""
 GENERATIONS = itertools.count(1)
 PAYLOAD = b"the-payload-of-a-message"
+SECRET = b"cluster-secret-of-a-test"
 
 
 @dataclass
@@ -50,10 +73,22 @@ class World:
         host, _, port = self.cluster.mqtt[0].rpartition(":")
         return host, int(port)
 
+    def token_of(self, caller: str) -> str:
+        """With what a caller comes; a process's proof is of now."""
+        return prove(SECRET, "gateway", 1, time.time()) if caller == "gateway" else self.tokens[caller]
+
+    def counted(self, role: str, name: str) -> float:
+        """A metric of the one process of a role."""
+        (found,) = [process for process in status_of(self.cluster.target)["processes"] if process["role"] == role]
+        with urllib.request.urlopen(f"{found['http']}/metrics", timeout=WAIT_S) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"pixiu_{role}_{name}"))
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     logins = Logins(tmp_path_factory.mktemp("logins"))
+    logins.write_rules(ACCESS)
     tokens = {
         "nobody": "",
         "expired": logins.token("alice", 7, "players", lasts_s=-60),
@@ -65,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pixiu.testing.cluster(settings=logins.settings()) as cluster:
         yield World(cluster, logins, tokens)
         said = b"".join(path.read_bytes() for path in cluster.logs.rglob("*") if path.is_file())
-        said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit/*") if path.is_file())
+        said += b"".join(path.read_bytes() for path in cluster.logs.parent.rglob("audit*.log") if path.is_file())
     assert b"login_refused" in said
     assert b"denied" in said
     secrets = [token.encode() for token in tokens.values() if token]
@@ -73,7 +108,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         *secrets,
         *(token.split(b".")[2] for token in secrets),
         b"carols-password",
-        b"cluster-secret-of-a-test",
+        b"carols-passwort",
+        SECRET,
         PAYLOAD,
     ):
         assert secret not in said
@@ -81,6 +117,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def metadata(token: str) -> tuple[tuple[str, str], ...]:
+    if token.startswith(SCHEME):
+        return (("authorization", token),)
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 
@@ -108,6 +146,8 @@ async def answer(asked: Callable[[], Awaitable[str]]) -> str:
 
 
 # --- what is tried
+
+Try = Callable[[World, str], Awaitable[str]]
 
 
 async def connect(world: World, token: str, name: str = "", client_id: str = "") -> MQTTClient:
@@ -147,6 +187,54 @@ def publishing(topic: str) -> Callable[[MQTTClient], Awaitable[str]]:
         return "yes"
 
     return act
+
+
+def dropping(topic: str) -> Try:
+    """A message of QoS 0, which nobody answers: it is dropped and counted, or taken."""
+
+    async def tried(world: World, token: str) -> str:
+        async def act(client: MQTTClient) -> str:
+            before = await asyncio.to_thread(world.counted, "gateway", "denied_total")
+            client.publish(topic, PAYLOAD)
+            await client.unsubscribe([topic])  # what comes after it is served
+            return "dropped" if await asyncio.to_thread(world.counted, "gateway", "denied_total") > before else "yes"
+
+        return await mqtt(world, token, act)
+
+    return tried
+
+
+async def read_or_end(reader: asyncio.StreamReader) -> bytes:
+    """What comes next; empty when the connection has been closed, in whichever way."""
+    try:
+        return await reader.read(100)
+    except ConnectionError:
+        return b""
+
+
+def publishing_twice(topic: str) -> Try:
+    """A message of QoS 2, of which the gateway has the first half when it says PUBREC."""
+
+    async def tried(world: World, token: str) -> str:
+        reader, writer = await asyncio.open_connection(*world.mqtt)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                writer.write(encode_packet(Connect("qos-2", keep_alive_s=60, user_name="any", password=token.encode() or None)))
+                connack = await reader.readexactly(4)
+                if connack[3]:
+                    return f"CONNACK {connack[3]}"
+                writer.write(encode_packet(Publish(topic, PAYLOAD, qos=2, packet_id=5)))
+                answer = await read_or_end(reader)
+                return "yes" if answer == b"\x50\x02\x00\x05" else "closed" if not answer else answer.hex()
+        finally:
+            writer.close()
+
+    return tried
+
+
+async def unsubscribing(client: MQTTClient) -> str:
+    await client.unsubscribe(["room/42"])
+    return "yes"
 
 
 async def connecting(client: MQTTClient) -> str:
@@ -237,7 +325,6 @@ def room(number: int) -> Callable[[int], bytes]:
     return lambda message_id: encode(Kind.ROOM, number, PAYLOAD, message_id, flags=Flag.TO_ROOM, sender=99)
 
 
-Try = Callable[[World, str], Awaitable[str]]
 TRIED: dict[str, Try] = {
     "MQTT: CONNECT": lambda w, t: mqtt(w, t, connecting),
     "MQTT: CONNECT, user name `7`": lambda w, t: mqtt(w, t, connecting, "7"),
@@ -248,6 +335,12 @@ TRIED: dict[str, Try] = {
     "MQTT: PUBLISH `room/42`, QoS 1": lambda w, t: mqtt(w, t, publishing("room/42")),
     "MQTT: PUBLISH `room/13`, QoS 1": lambda w, t: mqtt(w, t, publishing("room/13")),
     "MQTT: PUBLISH `games/8/chess`, QoS 1": lambda w, t: mqtt(w, t, publishing("games/8/chess")),
+    "MQTT: PUBLISH `user/9`, QoS 1": lambda w, t: mqtt(w, t, publishing("user/9")),
+    "MQTT: PUBLISH `room/42`, QoS 0": dropping("room/42"),
+    "MQTT: PUBLISH `room/13`, QoS 0": dropping("room/13"),
+    "MQTT: PUBLISH `room/42`, QoS 2": publishing_twice("room/42"),
+    "MQTT: PUBLISH `room/13`, QoS 2": publishing_twice("room/13"),
+    "MQTT: UNSUBSCRIBE": lambda w, t: mqtt(w, t, unsubscribing),
     "gateway: Subscriber.Subscribe, room 42": lambda w, t: subscribe(w, t, join_rooms=[42]),
     "gateway: Subscriber.Subscribe, room 13": lambda w, t: subscribe(w, t, join_rooms=[13]),
     "gateway: Subscriber.Subscribe as UIN 7": lambda w, t: subscribe(w, t, uin=7),
@@ -304,7 +397,7 @@ def documented() -> dict[str, list[str]]:
 
 
 async def test_every_door_says_to_everybody_what_the_page_says(world: World) -> None:
-    found = {what: [await tried(world, world.tokens[caller]) for caller in CALLERS] for what, tried in TRIED.items()}
+    found = {what: [await tried(world, world.token_of(caller)) for caller in CALLERS] for what, tried in TRIED.items()}
     assert found == documented()
 
 
@@ -313,6 +406,112 @@ def test_every_method_of_the_clients_services_is_tried() -> None:
     services += [mail_pb2.DESCRIPTOR.services_by_name["Mailer"]]
     methods = {f"{service.name}.{method.name}" for service in services for method in service.methods}
     assert methods == {found[1] for what in TRIED if (found := re.search(r"(\w+\.\w+)", what)) is not None}
+
+
+def test_every_action_of_mqtt_is_tried() -> None:
+    kinds = {kind.name for kind in PacketType} - FLOW - {"CONNACK", "SUBACK", "UNSUBACK", "PINGRESP"}
+    assert kinds == {found[1] for what in TRIED if (found := re.match(r"MQTT: (\w+)", what)) is not None}
+    assert {found[1] for what in TRIED if (found := re.search(r"QoS (\d)", what)) is not None} == {"0", "1", "2"}
+
+
+async def test_nothing_is_said_to_who_has_not_connected(world: World) -> None:
+    for kind in PacketType:
+        if kind is PacketType.CONNECT:
+            continue
+        reader, writer = await asyncio.open_connection(*world.mqtt)
+        flags = 2 if kind in (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE) else 0
+        body = {
+            "PUBLISH": b"\x00\x07room/42x",
+            "SUBSCRIBE": b"\x00\x01\x00\x06user/7\x00",
+            "UNSUBSCRIBE": b"\x00\x01\x00\x06user/7",
+        }
+        rest = body.get(kind.name, b"" if kind.name in ("PINGREQ", "PINGRESP", "DISCONNECT") else b"\x00\x01")
+        writer.write(bytes((kind << 4 | flags, len(rest))) + rest)
+        async with asyncio.timeout(WAIT_S):
+            assert await read_or_end(reader) == b"", kind
+        writer.close()
+
+
+@pytest.mark.parametrize("role", ["gateway", "proxy"])
+async def test_a_door_of_clients_has_their_methods_and_no_others(world: World, role: str) -> None:
+    """Whoever comes there, a process's proof in hand or not: what the cluster calls is at another port."""
+    served = {"gateway": ("Subscriber",), "proxy": ("Publisher", "Mailer", "Presence")}[role]
+    address = (world.cluster.gateways if role == "gateway" else world.cluster.proxies)[0]
+    for_all = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+    others = [method for method in METHODS if method.split("/")[1].removeprefix("pixiu.v1.") not in (*served, *for_all)]
+    assert len(others) >= 30
+    async with channel(address) as to:
+        for caller in ("nobody", "alice", "service", "gateway"):
+
+            async def code(method: str, caller: str = caller) -> grpc.StatusCode:
+                call: Any = to.stream_stream(method)(iter(()), timeout=WAIT_S, metadata=metadata(world.token_of(caller)))
+                return await call.code()  # type: ignore[no-any-return]
+
+            found = dict(zip(others, await asyncio.gather(*map(code, others)), strict=True))
+            assert set(found.values()) == {grpc.StatusCode.UNIMPLEMENTED}, (caller, found)
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+async def test_each_wrong_login_is_refused_in_the_protocols_own_words_and_counted(world: World) -> None:
+    logins, now = world.logins, time.time()
+    said = {"sub": "alice", "uin": 7, "aud": "pixiu", "exp": now + 60}
+    wrong = {
+        "not valid yet": logins.token("alice", 7, nbf=now + 600),
+        "valid for ever": logins.token("alice", 7, lasts_s=1e9),
+        "for somebody else": logins.token("alice", 7, aud="another"),
+        "a number for an audience": logins.token("alice", 7, aud=5),
+        "alg none": f"{part({'alg': 'none', 'typ': 'JWT'})}.{part(said)}.",
+        "nested": jwt.encode(said, logins.key, "EdDSA", headers={"kid": "1", "cty": "JWT"}),
+        "a key of its own": jwt.encode(said, logins.key, "EdDSA", headers={"kid": "1", "jku": "http://127.0.0.1/"}),
+        "large": logins.token("alice", 7, filler="x" * 2000, exp=now - 60),
+        "no UTF-8": logins.token("\ud800", 7),
+    }
+    forbidden = {name: logins.token(name, 7, "players") for name in ("#", "+", "a/b", "a\0b", "$SYS")}
+    before = [await asyncio.to_thread(world.counted, role, "access_refused_total") for role in ("gateway", "proxy")]
+    for tokens, codes in ((wrong, ("CONNACK 4", "UNAUTHENTICATED")), (forbidden, ("CONNACK 5", "PERMISSION_DENIED"))):
+        for name, token in tokens.items():
+            tried = [
+                TRIED[what] for what in ("MQTT: CONNECT", "gateway: Subscriber.Subscribe, room 42", "proxy: Publisher.Cluster")
+            ]
+            told = [await each(world, token) for each in tried]
+            assert told == [codes[0], codes[1], codes[1]], name
+    after = [await asyncio.to_thread(world.counted, role, "access_refused_total") for role in ("gateway", "proxy")]
+    count = len(wrong) + len(forbidden)
+    # A call whose status gRPC's client forgot is made again.
+    assert after[0] - before[0] >= 2 * count
+    assert after[1] - before[1] >= count
+    audited = "".join(path.read_text() for path in world.cluster.logs.parent.glob("*/audit/*"))
+    for name in forbidden:
+        assert json.dumps({"kind": "login_refused"})[1:-1] in audited
+        assert json.dumps({"user": name})[1:-1] in audited, name
+
+
+async def test_what_comes_to_the_http_door_is_not_logged(world: World) -> None:
+    """The fixture looks for the tokens in all logs."""
+    token = world.tokens["alice"]
+
+    def ask(address: str) -> list[int]:
+        codes = []
+        for path in ("live", "metrics", "nonsense"):
+            connection = http.client.HTTPConnection(address, timeout=WAIT_S)
+            connection.request("GET", f"/{path}?token={token}", headers={"Authorization": f"Bearer {token}"})
+            codes.append(connection.getresponse().status)
+            connection.close()
+        return codes
+
+    for process in (await asyncio.to_thread(status_of, world.cluster.target))["processes"]:
+        assert await asyncio.to_thread(ask, process["http"].removeprefix("http://")) == [200, 200, 404]
+
+
+async def test_what_is_too_long_for_a_login_is_refused(world: World) -> None:
+    token = world.logins.token("alice", 7, filler="x" * 20_000)
+    with pytest.raises(pixiu.PixiuError):
+        await connect(world, token)
+    assert await TRIED["proxy: Publisher.Cluster"](world, token) in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
+    assert await TRIED["proxy: Publisher.Cluster"](world, world.tokens["alice"]) == "yes"
 
 
 async def test_a_client_of_the_sdk_sends_as_who_has_logged_in_whatever_it_says(world: World) -> None:
@@ -406,13 +605,13 @@ async def test_new_rules_take_effect_without_a_restart(world: World) -> None:
     client = MQTTClient(*world.mqtt, "r", "any", password=world.tokens["alice"].encode(), on_disconnect=gone.set_result)
     await client.connect()
     await client.subscribe(["room/60"])
-    world.logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["60"]\n' + RULES)
+    world.logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["60"]\n' + ACCESS)
     try:
         await asyncio.wait_for(gone, WAIT_S)
         assert await mqtt(world, world.tokens["alice"], subscribing("room/60")) == "SUBACK 0x80"
         assert await mqtt(world, world.tokens["alice"], subscribing("room/61")) == "yes"
     finally:
-        world.logins.write_rules(RULES)
+        world.logins.write_rules(ACCESS)
     # A file that does not do changes nothing, and the log says so.
     world.logins.write_rules("[[rule]]\nallow = 1\n")
     logs = world.cluster.logs
@@ -420,4 +619,4 @@ async def test_new_rules_take_effect_without_a_restart(world: World) -> None:
         lambda: any("access_file_wrong" in path.read_text() for path in logs.rglob("*.log")), "the log's word about the file"
     )
     assert await mqtt(world, world.tokens["alice"], subscribing("room/61")) == "yes"
-    world.logins.write_rules(RULES)
+    world.logins.write_rules(ACCESS)

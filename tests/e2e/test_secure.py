@@ -43,6 +43,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         tls.use(tls.Tls(folder, tls.OPERATOR))
         yield running
         tls.use(None)
+        data = running.folder / "run"
+        said = b"".join(path.read_bytes() for path in (*data.glob("logs/*"), *data.rglob("audit*.log")) if path.is_file())
+        private = [
+            path for folder in ("keys", "pki", "tls", "doors", "secure") for path in (data / folder).rglob("*") if path.is_file()
+        ]
+        secrets = {line for path in private if path.stat().st_mode & 0o077 == 0 for line in path.read_bytes().split(b"\n")}
+        secrets |= {word for line in (data / "zookeeper/credentials").read_bytes().split(b"\n") for word in line.split()[1:]}
+        found = [line[:8] for line in secrets if len(line) >= 16 and b"-----" not in line and line in said]
+        assert len(secrets) > 20
+        assert not found
+        assert len(said) > 1000
 
 
 def token(cluster: LocalCluster) -> str:
