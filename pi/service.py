@@ -19,6 +19,7 @@ from cluster.replication.doubling import DoublingService, phase_samples
 from cluster.replication.events import Accepted, Persisted
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
+from cluster.rpc.leader_stream import PI_METHOD
 from cluster.runtime.context import Context
 from cluster.runtime.contract import END_OF_TURN, TICK
 from cluster.runtime.role import RoleShell, Runner, totals
@@ -81,7 +82,9 @@ class Service(RoleShell):
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._runner.effects.on(ev.Propose, self._propose)
         self._runner.effects.on(ev.Reply, self._reply)
-        pi_pb2_grpc.add_PiServicer_to_server(PiService(self, context.audit), context.server)
+        served = PiService(self, context.audit)
+        pi_pb2_grpc.add_PiServicer_to_server(served, context.server)
+        context.streams.serve(PI_METHOD, pi_pb2.PiRequest.FromString, served.exchange_framed)
         pi_replicas_pb2_grpc.add_PiReplicasServicer_to_server(ReplicasService(self._comparer, self.repairer), context.server)
         DoublingService(context.server, self._replica, self._doubling)
         pi_replicas_pb2_grpc.add_PiDoublingServicer_to_server(self._teacher, context.server)

@@ -12,13 +12,14 @@ from typing import Final, Protocol
 
 import grpc.aio
 
+from cluster.rpc.framed import FramedHandler
 from cluster.runtime.audit import Audit
 from cluster.runtime.guard import Caller, caller_of
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
 from pi.work import removals
 from pixiu.errors import Overloaded, PixiuError
-from pixiu.rpc.duplex import Carrier, Duplex
+from pixiu.rpc.duplex import Carrier, Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
@@ -34,6 +35,7 @@ MAX_READ_ENTRIES: Final = 50_000
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 StreamCarrier = Carrier[pi_pb2.PiReply, pi_pb2.PiRequest]
+StreamHandler = Served[pi_pb2.PiReply, pi_pb2.PiRequest]
 VerifyContext = grpc.aio.ServicerContext[pi_pb2.PiVerifyRequest, pi_pb2.PiVerifyReply]
 
 
@@ -165,16 +167,23 @@ class PiService(pi_pb2_grpc.PiServicer):
         self, request_iterator: AsyncIterator[pi_pb2.PiRequest], context: Context
     ) -> None:
         """Serve one caller's stream."""
+        await self.exchange(GrpcHandler(context), lambda: caller_of(context))
+
+    async def exchange_framed(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
+        """The same, over frames."""
+        await self.exchange(handler, lambda: Caller(handler.role, handler.name))
+
+    async def exchange(self, handler: StreamHandler, who: Callable[[], Caller]) -> None:
+        """Serve one caller's stream, whatever carries it."""
         number = 0
-        handler: GrpcHandler[pi_pb2.PiReply, pi_pb2.PiRequest] = GrpcHandler(context)
         caller: Caller | None = None
 
         def take(request: pi_pb2.PiRequest) -> None:
             nonlocal caller
             if request.operations:
                 for what in removals(request.operations):
-                    caller = caller or caller_of(context)
-                    self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=str(context.peer()), **what)
+                    caller = caller or who()
+                    self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=handler.peer, **what)
             self._hub.request(number, request)
 
         stream = Stream(handler, take, lambda: self._hub.left(number))

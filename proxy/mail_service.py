@@ -339,6 +339,7 @@ class MailService(mail_pb2_grpc.MailerServicer):
             lambda: next(self._numbers),
             self.runner.step,
             self._context.crash,
+            self._context.framed,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cluster.rpc.framed import Framed
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.errors import WrongPartition
@@ -26,6 +27,7 @@ class StoreLink:
         numbers: gives a new number for each stream.
         take: called with what happens.
         crash: called with an error that is a bug here: without its link a partition would get no mail, and nobody know why.
+        framed: opens framed streams; None: gRPC carries all.
     """
 
     def __init__(
@@ -36,14 +38,16 @@ class StoreLink:
         numbers: Callable[[], int],
         take: Callable[[ev.Event], None],
         crash: Callable[[BaseException], None],
+        framed: Framed | None = None,
     ) -> None:
         self.store = store
         self._numbers = numbers
         self._take = take
         self._number = 0
         self._stream = LeaderStream(
-            store.role, store.partition, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash
-        )
+            store.role, store.partition, view, channels,
+            up=self._up, reply=self._replied, down=self._down, crash=crash, framed=framed,
+        )  # fmt: skip
 
     def send(self, effect: ev.SendStore | ev.SendAppend) -> None:
         """A request of the stream that is open."""

@@ -64,7 +64,7 @@ class MailService(RoleShell, delivery_pb2_grpc.MailNoticesServicer):
         )  # fmt: skip
         self.core = MailCore(self.devices, Deliveries(self.devices.owns, limits))
         self._channels = Channels()
-        self._pi = PiLinks(lambda: context.view, self._channels, context.crash)
+        self._pi = PiLinks(lambda: context.view, self._channels, context.crash, context.framed)
         self._fetcher = Fetcher(lambda: context.view, self._channels)
         max_bytes = options.mail_waiting_mb << 20
         self._gateways = GatewayStreams(self, context.endpoint_id, lambda: context.view, max_bytes, context.crash)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cluster.rpc.framed import Framed
 from cluster.rpc.leader_stream import LeaderStream, Reply
 from pixiu.discovery.view import View
 from pixiu.errors import NotLeader, WrongPartition
@@ -29,11 +30,20 @@ of these users no more, or not yet; else 0."""
 class _Partition:
     """One partition's stream, and what was asked on it."""
 
-    def __init__(self, number: int, view: Callable[[], View], channels: Channels, crash: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        view: Callable[[], View],
+        channels: Channels,
+        crash: Callable[[BaseException], None],
+        framed: Framed | None,
+    ) -> None:
         self._unanswered: dict[int, tuple[float, Answered]] = {}
         self._request = 0
         self._closed = False
-        self.stream = LeaderStream("pi", number, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash)
+        self.stream = LeaderStream(
+            "pi", number, view, channels, up=self._up, reply=self._replied, down=self._down, crash=crash, framed=framed
+        )
 
     def ask(self, operations: bytes, reads: Sequence[pi_pb2.PiRead], answered: Answered) -> None:
         if self._closed or not self.stream.open or len(self._unanswered) >= MAX_UNANSWERED:
@@ -77,10 +87,17 @@ class PiLinks:
         view: gives the newest view of the cluster.
         channels: gRPC channels by address.
         crash: called with an error that is a bug here.
+        framed: opens framed streams; None: gRPC carries all.
     """
 
-    def __init__(self, view: Callable[[], View], channels: Channels, crash: Callable[[BaseException], None]) -> None:
-        self._view, self._channels, self._crash = view, channels, crash
+    def __init__(
+        self,
+        view: Callable[[], View],
+        channels: Channels,
+        crash: Callable[[BaseException], None],
+        framed: Framed | None = None,
+    ) -> None:
+        self._view, self._channels, self._crash, self._framed = view, channels, crash, framed
         self._partitions: list[_Partition] = []
         self._closing: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -102,7 +119,7 @@ class PiLinks:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         while len(self._partitions) < count:
-            self._partitions.append(_Partition(len(self._partitions), self._view, self._channels, self._crash))
+            self._partitions.append(_Partition(len(self._partitions), self._view, self._channels, self._crash, self._framed))
         if self._timer is None and count:
             self._check()
 

@@ -21,6 +21,7 @@ from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Pr
 from cluster.replication.model import Entry
 from cluster.replication.proposals import Proposal
 from cluster.replication.replica import Replica
+from cluster.rpc.leader_stream import XIU_METHOD
 from cluster.runtime.context import Context
 from cluster.runtime.contract import Tick
 from cluster.runtime.role import RoleShell, Runner, totals
@@ -40,7 +41,7 @@ from pixiu.errors import (
     Unavailable,
 )
 from pixiu.wire.levels import Level
-from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2_grpc
+from pixiu.wire.v1 import export_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 from xiu import events as ev
 from xiu.batch import drawn_user
 from xiu.block import Block
@@ -130,7 +131,9 @@ class Service(RoleShell):
         self._runner.effects.on(ev.NeedEpoch, self._need_epoch)
         self.cuts = Cuts(context, self._replica, self, self._runner.step)
         self._runner.effects.on(ev.AskParent, self.cuts.ask)
-        xiu_pb2_grpc.add_XiuServicer_to_server(XiuService(self, options), context.server)
+        served = XiuService(self, options)
+        xiu_pb2_grpc.add_XiuServicer_to_server(served, context.server)
+        context.streams.serve(XIU_METHOD, xiu_pb2.StoreRequest.FromString, served.store)
         self.export = XiuExport(self, options)
         export_pb2_grpc.add_ExportServicer_to_server(self.export, context.server)
         context.metrics.collect_from(self._samples)

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
-from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged
+from pixiu.errors import InvalidArgument, MalformedData, Overloaded, PixiuError, StorageError, StoreDamaged, Unavailable
 from pixiu.ids import MAX_ID, MAX_MSG_SEQUENCE
-from pixiu.rpc.duplex import Carrier, Duplex
+from pixiu.rpc.duplex import Carrier, Duplex, Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
 from pixiu.wire.levels import Level
@@ -45,7 +45,10 @@ STEPS: Final = frozenset(map(int, Step))
 MAX_TEXT: Final = 512
 """Of what an operator says of himself."""
 
+NOT_OPEN: Final = "this Xiu is not open; try again soon"
+
 StoreCarrier = Carrier[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
+StoreHandler = Served[xiu_pb2.StoreReply, xiu_pb2.StoreRequest]
 
 
 class Shell(Protocol):
@@ -202,8 +205,12 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
         self, requests: AsyncIterator[xiu_pb2.StoreRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Serve one writer's stream."""
-        await self._open(context)
-        handler: GrpcHandler[xiu_pb2.StoreReply, xiu_pb2.StoreRequest] = GrpcHandler(context)
+        await self.store(GrpcHandler(context))
+
+    async def store(self, handler: StoreHandler) -> None:
+        """Serve one writer's stream, whatever carries it."""
+        if self._shell.reading is None or self._shell.core is None:
+            await handler.refuse(Unavailable(NOT_OPEN))
         stream = self._shell.streams.open(self._window, handler, self)
         await stream.run()
         if stream.problem:
@@ -431,7 +438,7 @@ class XiuService(xiu_pb2_grpc.XiuServicer):
     async def _open(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[Reading, Core]:
         reading, core = self._shell.reading, self._shell.core
         if reading is None or core is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this Xiu is not open; try again soon")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_OPEN)
             raise AssertionError("abort raises")
         return reading, core
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from cluster.rpc.framed import Framed, FramedCall
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.rpc.backoff import Backoff
@@ -30,10 +31,15 @@ NOBODY_S: Final = 0.2
 after its replicas run, and before its parent is split."""
 MAX_WAITING: Final = 1 << 20
 """Requests of a stream; its owner bounds those under way, so there are never so many. Policy: a further one is lost."""
+GRPC_EVERY: Final = 3
+"""Every so many tries to reach a framed port are made over gRPC: the port may be closed on the way, and the other one open."""
+XIU_METHOD: Final = "/pixiu.v1.Xiu/Store"
+PI_METHOD: Final = "/pixiu.v1.Pi/Exchange"
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
 
 Request = xiu_pb2.StoreRequest | pi_pb2.PiRequest
 Reply = xiu_pb2.StoreReply | pi_pb2.PiReply
+PARSE: Final[dict[str, Callable[[bytes], Reply]]] = {"pi": pi_pb2.PiReply.FromString, "xiu": xiu_pb2.StoreReply.FromString}
 
 
 class LeaderStream:
@@ -48,6 +54,7 @@ class LeaderStream:
         reply: called with each reply.
         down: called with the reason when the stream is gone, or could not be opened.
         crash: called with an error that is a bug here: without its stream nobody would know why a partition does nothing.
+        framed: opens framed streams to replicas that offer them; None: gRPC carries all.
     """
 
     def __init__(
@@ -61,8 +68,12 @@ class LeaderStream:
         reply: Callable[[Reply], None],
         down: Callable[[str], None],
         crash: Callable[[BaseException], None],
+        framed: Framed | None = None,
     ) -> None:
         self.role, self.partition = role, partition
+        self._framed = framed
+        self._unreached = 0
+        """Framed streams in a row for which there was no connection."""
         self._view, self._channels = view, channels
         self._up, self._reply, self._down, self._crash = up, reply, down, crash
         self.open = False
@@ -136,7 +147,10 @@ class LeaderStream:
         """One stream to its end. Returns who leads, as far as this replica knows, why it ended, and whether it led itself."""
         empty: Request = pi_pb2.PiRequest() if self.role == "pi" else xiu_pb2.StoreRequest()
         async with self._call(address) as call:
-            reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
+            try:
+                reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
+            finally:
+                self._unreached = self._unreached + 1 if isinstance(call, FramedCall) and not call.reached else 0
             if not reply.epoch:
                 return (reply.server.address if isinstance(reply, pi_pb2.PiReply) else reply.leader), "it does not lead", False
             self._outbox = Outbox(MAX_WAITING)
@@ -146,7 +160,12 @@ class LeaderStream:
             end = await self._stream.run()
             return "", end.text, True
 
-    def _call(self, address: str) -> GrpcCall[Request, Reply]:
+    def _call(self, address: str) -> GrpcCall[Request, Reply] | FramedCall[Request, Reply]:
+        if self._framed is not None and (self._unreached + 1) % GRPC_EVERY:
+            nodes = self._view().replicas(self.role, self.partition, STATES)
+            if node := next((node for node in nodes if node.address == address and node.stream_port), None):
+                method = PI_METHOD if self.role == "pi" else XIU_METHOD
+                return self._framed.call(node, method, PARSE[self.role])
         if self.role == "pi":
             return GrpcCall.over(self._channels, address, lambda channel: pi_pb2_grpc.PiStub(channel).Exchange(), "pi")
         return GrpcCall.over(self._channels, address, lambda channel: xiu_pb2_grpc.XiuStub(channel).Store(), "xiu")

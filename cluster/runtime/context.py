@@ -14,6 +14,8 @@ import grpc.aio
 from structlog.typing import FilteringBoundLogger
 
 from cluster.links.api import LinkHandler, Links
+from cluster.rpc.framed import Framed
+from cluster.rpc.framed_door import FramedDoor
 from cluster.runtime.audit import Audit
 from cluster.runtime.door_tls import DoorTls
 from cluster.runtime.hot_keys import HotKeys
@@ -107,6 +109,10 @@ class Context(Generic[OptionsT_co]):
 
     client_server: grpc.aio.Server | None = None
     """Of clients, for a role that has `ClientDoorOptions`."""
+    streams: FramedDoor = field(default_factory=FramedDoor)
+    """Where this process serves framed streams, besides those of gRPC."""
+    framed: Framed | None = None
+    """Opens framed streams to processes that offer them; None: gRPC carries all."""
     client_tls: DoorTls | None = None
     """What clients are shown at their doors; None: these do not speak TLS."""
     client_called: Callable[[str], None] = lambda _peer: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,7 @@ from cryptography import x509
 
 from cluster.runtime.audit import Audit
 from pixiu.discovery.paths import ROLES
+from pixiu.errors import NotAllowed
 from pixiu.rpc.tls import OPERATOR, ROLE_URI, Tls
 
 SAME: Final = "same"
@@ -159,13 +161,14 @@ class Guard(grpc.aio.ServerInterceptor):
     def caller_of(self, context: Any) -> Caller:
         """Who calls. Source: docs/security.md."""
         pems = context.auth_context().get("x509_pem_cert")
-        if not pems:
-            return STRANGER
-        caller = self._callers.get(pems[0])
+        return self._caller(pems[0]) if pems else STRANGER
+
+    def _caller(self, pem: bytes) -> Caller:
+        caller = self._callers.get(pem)
         if caller is None:
             while len(self._callers) >= MAX_CALLERS:
                 del self._callers[next(iter(self._callers))]
-            caller = self._callers[pems[0]] = read_certificate(pems[0])
+            caller = self._callers[pem] = read_certificate(pem)
         return STRANGER._replace(name=caller.name) if caller.serial in self._read_revoked() else caller
 
     def _read_revoked(self) -> frozenset[int]:
@@ -204,16 +207,28 @@ class Guard(grpc.aio.ServerInterceptor):
             self._audit.write_limited("revoked_unreadable", "", error=wrong)
 
     async def _check(self, method: str, context: Any) -> None:
-        self._called(str(context.peer()))
-        caller = self.caller_of(context)
+        peer = str(context.peer())
+        self._called(peer)
+        if refusal := self._refusal(method, self.caller_of(context), peer):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+
+    def admit(self, method: str, certificate: bytes, peer: str) -> Caller:
+        """Who opens a framed stream, by a certificate (DER) that TLS has verified. Raises `NotAllowed`."""
+        caller = self._caller(ssl.DER_cert_to_PEM_cert(certificate).encode()) if certificate else STRANGER
+        if refusal := self._refusal(method, caller, peer):
+            raise NotAllowed(refusal)
+        return caller
+
+    def _refusal(self, method: str, caller: Caller, peer: str) -> str:
+        """Why the table refuses a call, after it was counted and audited; empty: it does not."""
         if may_call(method, caller.role, self._role):
-            return
+            return ""
         self.refused += 1
         self._audit.write_limited(
             "call_refused", f"{method} {caller.role} {caller.name}",
-            method=method, caller=caller.role, name=caller.name, peer=str(context.peer()),
+            method=method, caller=caller.role, name=caller.name, peer=peer,
         )  # fmt: skip
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{caller.role} may not call {method} of {self._role}")
+        return f"{caller.role} may not call {method} of {self._role}"
 
     def _guard(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
         made: Any

@@ -105,6 +105,9 @@ class ClusterOptions(Options):
     """Milliseconds for which a real-time message waits for its receiver before it is dropped."""
     transport: str = choice("datagram", "datagram", "stream")
     """What carries real-time messages between processes: UDP datagrams or gRPC streams."""
+    streams: str = choice("grpc", "grpc", "framed")
+    """What carries streams of mail between processes: gRPC, or frames over TCP at a port of their own (stream_port) towards
+    processes that say so too."""
     fanout: str = choice("gateway", "gateway", "relay")
     """How rooms' messages leave brokers: to every gateway with members, or with the lists of their users through relays."""
     login_policy: str = choice("all", "all", "newest", "newest_of_class")
@@ -235,6 +238,9 @@ class RoleOptions(Options):
     """Port that others are told for the datagrams of links. 0: port."""
     http_port: int = bounded(0, 0, 65_535)
     """Port of /metrics, /health and /live. 0: port + 1, or any when port is 0 and that one is taken."""
+    stream_port: int = bounded(0, 0, 65_535)
+    """Port of framed streams, of a role that serves some where [cluster] streams says framed. 0: port + 3, or any where that one
+    is taken."""
     cluster_insecure: bool = False
     """Whether callers from other machines may come to the cluster's port although they prove no role: without a tls_dir."""
     reflection: bool = False
@@ -298,6 +304,12 @@ class RoleOptions(Options):
             yield "advertised_udp_host", "an address at which datagrams reach the process, or empty for advertised_host"
         if wrong.keys().isdisjoint(("port", "http_port")) and self.port and self.http_port == self.port:
             yield "http_port", "another port than port"
+        if (
+            wrong.keys().isdisjoint(("port", "http_port", "stream_port"))
+            and self.stream_port
+            and self.stream_port in (self.port, self.http_port or self.port + 1 if self.port else 0)
+        ):
+            yield "stream_port", "another port than port and http_port"
         if "port" not in wrong and self.port == 65_535 and self.http_port == 0:
             yield "http_port", "given, because port + 1 is no port"
 

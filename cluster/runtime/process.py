@@ -57,6 +57,7 @@ from cluster.runtime.options import (
 )
 from cluster.runtime.received_batches import ReceivedBatches
 from cluster.runtime.server import Server, bind_both, bind_clients
+from cluster.runtime.streams import FRAMED, framed_calls, framed_door
 from cluster.runtime.watchdog import Watchdog
 from pixiu.discovery import login as logins
 from pixiu.discovery.agreement import MAX_PROTOCOL, MIN_PROTOCOL
@@ -129,6 +130,8 @@ class Process(Generic[OptionsT]):
                 [self._guard] if self._guard is not None else [],
                 self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
             )
+        self._streams = framed_door(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
+        self._stream_port = 0
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._handler = Handler(received.note, self._refuses)
@@ -199,6 +202,7 @@ class Process(Generic[OptionsT]):
         port, http_port = await self._bind()
         await self._connect()
         self._closers.append(("zookeeper", self._zookeeper.close))
+        self._closers.append(("streams", self._streams.close))
         follows = asyncio.create_task(self._follow_login())
         self._closers.append(("registry credentials", lambda: _cancelled(follows)))
         self._membership = self._membership_factory(
@@ -215,12 +219,14 @@ class Process(Generic[OptionsT]):
         self._closers.append(("service", self._stop_service))
         await self._discovery.start()
         self._check_partition()
+        await self._bind_streams(port)
         node = self._node(port, http_port)
         if isinstance(service, Preparing):
             node = await service.prepare(node)
         self._handler.service = service
         for server in self._servers():
             await server.start()
+        await self._streams.start()
         await self._endpoint.start()
         self._closers.append(("membership", self._unregister))
         self._state = NodeState.INIT.value
@@ -332,6 +338,13 @@ class Process(Generic[OptionsT]):
         self._metrics.collect_in_thread(lambda: machine_samples(self._options.data_dir))
         return port, http_port
 
+    async def _bind_streams(self, port: int) -> None:
+        if self._cluster.streams == FRAMED and self._streams.wanted:
+            options = self._options
+            wanted = options.stream_port or min(port + 3, 65_535)
+            self._stream_port = await self._streams.bind(options.host, wanted, fallback=not options.stream_port)
+            self._metrics.collect_from(self._streams.samples)
+
     def _context(self, endpoint: Endpoint, membership: Membership) -> Context[OptionsT]:
         return Context(
             role=self._role,
@@ -351,6 +364,8 @@ class Process(Generic[OptionsT]):
             end_session=self._end_session_soon,
             audit=self._audit,
             client_server=self._client_server.grpc if self._client_server is not None else None,
+            streams=self._streams,
+            framed=framed_calls(self._role, self._endpoint_id, self._cluster),
             client_tls=self._door_tls,
             client_called=self._handshakes["clients"].called,
             hot_users=self._received.users,
@@ -383,6 +398,7 @@ class Process(Generic[OptionsT]):
             secret_digest=secret_digest(self._cluster.secret()),
             accepted_secret_digest=secret_digest(self._cluster.accepted_secret()),
             login=" ".join(self._zookeeper.logged_in_as),
+            stream_port=self._stream_port,
         )
 
     async def _drain(self) -> None:
@@ -560,6 +576,12 @@ class Process(Generic[OptionsT]):
         self._audit.write_limited("link_refused", f"{what} {role}", what=what, sender=role, endpoint=hex_id(endpoint))
         return True
 
+    def _stream_failed(self, method: str, error: Exception) -> None:
+        """What serves a framed stream has failed."""
+        self._counts["loop_errors_total"] += 1
+        if log.once_per(10, (log.LOOP_ERROR, method)):
+            self._log.error(log.LOOP_ERROR, text=method, error=repr(error), exc_info=error)
+
     def _crash(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
@@ -691,6 +713,7 @@ class Process(Generic[OptionsT]):
             "peers": peers,
             "registry_login": self._zookeeper.says_of_login(),
             "certificates": self._certificate_problem() or ("used" if self._tls is not None else "none"),
+            "streams": {"carrier": self._cluster.streams, "port": self._stream_port, "open": self._streams.open},
             "client_tls": "used" if self._door_tls is not None else "none",
             "insecure_doors": self._options.insecure_doors(),
             "service": self._service.health() if self._service is not None else {},

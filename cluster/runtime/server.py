@@ -45,13 +45,18 @@ ANY_PORT_TRIES: Final = 20
 """Ports to try for one that is free for TCP and UDP."""
 
 
+def message_bytes(cluster: ClusterOptions) -> int:
+    """How long a message of a stream or a call may be."""
+    return min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
+
+
 def server_options(cluster: ClusterOptions) -> list[tuple[str, int]]:
     """The channel arguments of a process's server."""
-    message_bytes = min(max(4 * cluster.max_record_bytes, MIN_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
+    longest = message_bytes(cluster)
     return [
         ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the traffic
-        ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_receive_message_length", longest),
+        ("grpc.max_send_message_length", longest),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),

@@ -4,7 +4,7 @@
      "endpoint": "3f…", "incarnation": "51…", "version": "0.1.0", "settings_hash": "9a…", "started_ms": 1751958000000,
      "protocol_min": 1, "protocol_max": 2, "wire_hash": "c4…", "secret_digest": "", "accepted_secret_digest": "",
      "pid": 4711, "instance": -1, "generation": -1, "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
-     "client_host": "", "client_port": 0, "client_tls": false, "tls": false,
+     "client_host": "", "client_port": 0, "client_tls": false, "tls": false, "stream_port": 0,
      "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
 
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Keys that are
@@ -150,6 +150,8 @@ class Node:
     """Of the second secret that it accepts; empty: there is none."""
     login: str = ""
     """As whom it has logged in at the registry; empty: as nobody."""
+    stream_port: int = 0
+    """Where framed streams are served, at `host`; 0: nowhere."""
 
     @property
     def udp_address(self) -> tuple[str, int]:
@@ -200,6 +202,7 @@ class Node:
             "secret_digest": self.secret_digest,
             "accepted_secret_digest": self.accepted_secret_digest,
             "login": self.login,
+            "stream_port": self.stream_port,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -259,4 +262,5 @@ class Node:
             secret_digest=text(fields, "secret_digest", ""),
             accepted_secret_digest=text(fields, "accepted_secret_digest", ""),
             login=text(fields, "login", ""),
+            stream_port=integer(fields, "stream_port", 0, MAX_PORT, 0),
         )

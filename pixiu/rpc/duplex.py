@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+from pixiu.errors import PixiuError
 
 Out = TypeVar("Out")
 """What this side writes."""
@@ -69,6 +71,16 @@ class Carrier(Protocol[_Out, _In]):
 
     async def done_writing(self) -> None:
         """This side has said its last word."""
+
+
+class Served(Carrier[_Out, _In], Protocol[_Out, _In]):
+    """The serving side of a stream, which ends when what serves it returns."""
+
+    peer: str
+    """Where it comes from, for logs."""
+
+    async def refuse(self, error: PixiuError) -> NoReturn:
+        """End the stream with an error, which the caller is told."""
 
 
 async def ask(carrier: Carrier[Out, In], message: Out, timeout_s: float) -> In:

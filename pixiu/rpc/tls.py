@@ -33,6 +33,8 @@ TLS_NAME: Final = "PIXIU_CLUSTER_TLS_NAME"
 OPERATOR: Final = "operator"
 ROLE_URI: Final = "pixiu://role/"
 MAX_PEM: Final = 1 << 20
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2, where it is not gRPC's; those of TLS 1.3 are all good."""
 Options = Sequence[tuple[str, int | str]]
 
 
@@ -54,6 +56,8 @@ class Tls:
         self._stamp: tuple[object, ...] = ()
         self._authorities = self._own = b""
         self._channel_credentials: grpc.ChannelCredentials | None = None
+        self._server_context: ssl.SSLContext | None = None
+        self._server_generation = 0
         self.generation = 0
         """Grows when other files are there."""
         self.problem = ""
@@ -128,6 +132,32 @@ class Tls:
         """The same for a plain TLS connection: to ZooKeeper. Raises ConfigurationError."""
         self.refresh()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
+            context.load_cert_chain(self.folder / f"{self.name}.pem", password=lambda: b"")
+        except (OSError, ValueError) as error:  # exchanged at this moment
+            raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
+        return context
+
+    def server_context(self) -> ssl.SSLContext:
+        """The same for one who is called, for a new connection that is not gRPC's: callers must show a certificate of the
+        authorities. Files that are exchanged at this moment leave those before in use. Raises ConfigurationError."""
+        self.refresh()
+        if self._server_generation != self.generation or self._server_context is None:
+            generation = self.generation
+            try:
+                self._server_context, self._server_generation = self._make_server_context(), generation
+            except ConfigurationError:
+                if self._server_context is None:
+                    raise
+        return self._server_context
+
+    def _make_server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
             context.load_cert_chain(self.folder / f"{self.name}.pem", password=lambda: b"")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +30,10 @@ PAGE = 1000
 
 @pytest.fixture(scope="module")
 def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two proxies, two replicas of one partition of Xiu and of Pi."""
+    """Two proxies, two replicas of one partition of Xiu and of Pi; mail goes between them by framed streams."""
     folder = tmp_path_factory.mktemp("mailing")
     stores = ["--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=2"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
+    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "cluster.streams=framed"]
     with running_cluster(folder, *SMALL, *stores) as cluster:
         cluster.wait_healthy()
         yield cluster
@@ -123,6 +124,17 @@ class Load:
         await until(confirmed, "mail is confirmed")
 
 
+def framed_streams(cluster: LocalCluster, role: str) -> int:
+    """How many framed streams a role's processes serve now; each must offer them."""
+    served = 0
+    for process in cluster.processes(role):
+        with urllib.request.urlopen(f"{process['http']}/health", timeout=30) as reply:
+            streams = json.load(reply)["streams"]
+        assert (streams["carrier"], streams["port"] > 0) == ("framed", True)
+        served += streams["open"]
+    return served
+
+
 def leader(cluster: LocalCluster, role: str) -> int:
     """The process ID of who leads, once both replicas are in sync."""
 
@@ -138,6 +150,8 @@ async def test_confirmed_mail_is_in_the_inboxes_once_and_in_order_whoever_is_kil
         load = Load(writer)
         running = asyncio.create_task(load.run())
         await load.more()
+        for role in ("xiu", "pi"):
+            assert await asyncio.to_thread(framed_streams, mailing, role) > 0
         killed: set[int] = set()
         for role in ("xiu", "pi"):
             pid = await asyncio.to_thread(leader, mailing, role)

@@ -1,15 +1,18 @@
-"""Streams to a partition's leader, over gRPC: which replica is asked when one was left."""
+"""Streams to a partition's leader: which replica is asked when one was left, and by which carrier."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from cluster.rpc.leader_stream import LeaderStream, Reply
+from cluster.rpc.framed import Framed, FramedHandler
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.leader_stream import PI_METHOD, LeaderStream, Reply
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
@@ -95,3 +98,57 @@ async def test_who_leaves_a_leader_to_send_again_asks_nobody_else(place: int) ->
     finally:
         await stream.close()
         await asyncio.gather(*(replica.server.stop(None) for replica in replicas))
+
+
+class FramedReplica(Replica):
+    """Offers framed streams as well."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.framed, self.stream_port = 0, 0
+        self.door = FramedDoor()
+        self.door.serve(PI_METHOD, pi_pb2.PiRequest.FromString, self.exchange)
+
+    async def exchange(self, handler: FramedHandler[pi_pb2.PiReply, pi_pb2.PiRequest]) -> None:
+        self.framed += 1
+        while (request := await handler.read()) is not None:
+            await handler.write(pi_pb2.PiReply(request=request.request, epoch=self.epoch))
+
+    def node(self, number: int) -> Node:
+        return replace(super().node(number), stream_port=self.stream_port)
+
+
+async def test_a_framed_stream_is_opened_where_it_is_offered_and_grpc_where_its_port_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.rpc.leader_stream.MAX_BACKOFF_S", 0.05)
+    make: Any = FramedReplica
+    replica: FramedReplica = make(1)
+    await replica.server.start()
+    view = View(Layout(1, {"pi": RoleLayout(1)}), (replica.node(0),))
+    ups: list[int] = []
+    downs: list[str] = []
+    replies: list[Reply] = []
+    stream = LeaderStream(
+        "pi", 0, lambda: view, Channels(), up=ups.append, reply=replies.append, down=downs.append, crash=lambda _error: None,
+        framed=Framed("proxy", 1, lambda _role: None, 1 << 20),
+    )  # fmt: skip
+    try:
+        await until(lambda: len(ups) == 1, "a stream to a replica that offers none")
+        assert (replica.streams, replica.framed) == (1, 0)
+        replica.stream_port = await replica.door.bind("127.0.0.1", 0, fallback=True)
+        await replica.door.start()
+        view = View(view.layout, (replica.node(0),))
+        stream.leave(again=True)
+        await until(lambda: len(ups) == 2, "a framed stream")
+        stream.send(pi_pb2.PiRequest(request=7))
+        await until(lambda: len(replies) == 1, "an answer on it")
+        assert (replica.streams, replica.framed) == (1, 1)
+        await replica.door.close()
+        await until(lambda: len(ups) == 3, "a stream although the port is closed")
+        assert (replica.streams, replica.framed) == (2, 1)
+        assert any("connection refused" in down for down in downs)
+    finally:
+        await stream.close()
+        await replica.door.close()
+        await replica.server.stop(None)

@@ -1,0 +1,470 @@
+"""Framed streams: a carrier of duplex streams between processes of a cluster, a TCP connection for each.
+
+What is written in one turn of the event loop leaves in one write. A side that does not read holds its peer's writer back; a peer
+whose machine has vanished is noticed by TCP's keep-alive.
+
+Source: docs/links.md, "Framed streams".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Self
+
+from google.protobuf.message import DecodeError, Message
+
+from cluster.rpc.frames import (
+    HEAD,
+    MAX_HELLO_BYTES,
+    Hello,
+    Kind,
+    Refusal,
+    Splitter,
+    hello_payload,
+    nonce_of,
+    read_refusal,
+    refusal_payload,
+)
+from pixiu.discovery.node import Node
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Overloaded, PixiuError
+from pixiu.rpc import tls
+from pixiu.rpc.channels import REFUSED
+from pixiu.rpc.duplex import In, Out, StreamEnded
+from pixiu.rpc.grpc_streams import GARBAGE
+from pixiu.rpc.status import GRPC_STATUS
+
+OPEN_S: Final = 3.0
+"""For a connection, its TLS handshake and its hello."""
+WRITE_HIGH: Final = 256 << 10
+"""Bytes that wait to leave, above which a writer waits."""
+READ_HIGH: Final = 1 << 20
+"""Bytes that were received and not read, above which no more is received."""
+READ_LOW: Final = READ_HIGH // 2
+FRAME_COST: Final = 100
+"""Bytes that a frame counts beside its payload."""
+KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 30_000))
+"""A peer that vanished is noticed after half a minute; in seconds, the last in milliseconds."""
+OUT_OF_PLACE: Final = "the other side sent a frame that has no place there"
+LOST: Final = "the connection was lost"
+
+
+class _Over(NamedTuple):
+    """Why nothing more comes or goes."""
+
+    text: str
+    refused: bool = False
+    retry_after_ms: int = 0
+
+    def error(self) -> StreamEnded:
+        return StreamEnded(self.text, refused=self.refused, retry_after_ms=self.retry_after_ms)
+
+
+def _refusal(payload: bytes) -> _Over:
+    try:
+        code, text, after_ms = read_refusal(payload)
+    except MalformedData as error:
+        return _Over(str(error))
+    return _Over(f"{code}: {text}", GRPC_STATUS.get(code) in REFUSED, after_ms)
+
+
+class Connection(asyncio.Protocol):
+    """One connection of either side: frames in both directions, in order and bounded.
+
+    Args:
+        max_bytes: of a frame that comes.
+    """
+
+    def __init__(self, max_bytes: int = MAX_HELLO_BYTES) -> None:
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called once when the connection is gone."""
+        self._splitter = Splitter(max_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._held = 0
+        self._receives = True
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._room = True
+        self._over: _Over | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writers: list[asyncio.Future[None]] = []
+        self._gone = asyncio.get_running_loop().create_future()
+        self._drops = False
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open, TLS included."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        keep_alive(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the other side."""
+        if self._over is not None or self._drops:
+            return
+        try:
+            found = self._splitter.feed(data)
+        except MalformedData as error:
+            self.fail(f"the other side sent no frames: {error}")
+            return
+        if not found:
+            return
+        self._frames.extend(found)
+        self._held += sum(len(payload) + FRAME_COST for _, payload in found)
+        if self._held > READ_HIGH and self._receives and self._transport is not None:
+            self._receives = False
+            self._transport.pause_reading()
+        if found[-1][0] == Kind.REFUSED:
+            self._end(_refusal(self._frames.pop()[1]))
+        self._wake_reader()
+
+    def pause_writing(self) -> None:
+        """The other side does not read fast enough."""
+        self._room = False
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._room = True
+        self._wake_writers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._end(_Over(f"{LOST}: {exc}" if exc is not None else LOST))
+        if not self._gone.done():
+            self._gone.set_result(None)
+            self.on_lost()
+
+    # What its owner calls.
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Of an open connection."""
+        assert self._transport is not None
+        return self._transport
+
+    def takes(self, max_bytes: int) -> None:
+        """The hello is over: messages may be so long from now on."""
+        self._splitter.max_bytes = max_bytes
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame. Raises `StreamEnded` when there will be none."""
+        while not self._frames:
+            if self._over is not None:
+                raise self._over.error()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        kind, payload = self._frames.popleft()
+        self._held -= len(payload) + FRAME_COST
+        if not self._receives and self._held <= READ_LOW and self._over is None:
+            self._receives = True
+            self.transport.resume_reading()
+        return kind, payload
+
+    def put(self, kind: Kind, payload: bytes = b"") -> None:
+        """Have a frame leave at the end of this turn of the loop. Raises `StreamEnded`."""
+        if self._over is not None:
+            raise self._over.error()
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(HEAD.pack(len(payload) + 1, kind))
+        self._out.append(payload)
+        self._out_bytes += HEAD.size + len(payload)
+        if self._out_bytes >= WRITE_HIGH:
+            self._flush()
+
+    async def room(self) -> None:
+        """Wait until the other side takes more. Raises `StreamEnded`."""
+        while not self._room:
+            if self._over is not None:
+                raise self._over.error()
+            waiting = asyncio.get_running_loop().create_future()
+            self._writers.append(waiting)
+            try:
+                await waiting
+            finally:
+                if waiting in self._writers:
+                    self._writers.remove(waiting)
+
+    def fail(self, text: str, *, refused: bool = False, retry_after_ms: int = 0) -> None:
+        """Break it, with why: what waits to leave is lost."""
+        self._end(_Over(text, refused, retry_after_ms))
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def leave(self, timeout_s: float) -> None:
+        """End it in order: what was put leaves, and the connection goes when the other side has heard it, or after this time."""
+        self._flush()
+        self._drops = True
+        self._frames.clear()
+        transport = self._transport
+        if transport is None or self._gone.done():
+            return
+        if not self._receives and not transport.is_closing():
+            transport.resume_reading()  # what is not read at the end would make TCP take back what was said last
+        with contextlib.suppress(TimeoutError):
+            if transport.can_write_eof():
+                transport.write_eof()
+            else:
+                transport.close()
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._gone)
+        self._end(_Over(LOST))
+        transport.abort()
+
+    def _flush(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if out and self._over is None and self._transport is not None:
+            self._transport.write(b"".join(out))
+
+    def _end(self, over: _Over) -> None:
+        if self._over is None:
+            self._over = over
+            self._wake_reader()
+            self._wake_writers()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _wake_writers(self) -> None:
+        waiting, self._writers = self._writers, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+
+def keep_alive(transport: asyncio.Transport) -> None:
+    """Have TCP notice a peer that has vanished."""
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEP_ALIVE:
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class FramedCall(Generic[Out, In]):
+    """A stream that this process opens; it connects when it is first used, and `async with` ends it.
+
+    Args:
+        host, port: of the other side.
+        role: of the other side, which it must prove where this process has certificates.
+        hello: who calls which method.
+        key: which makes the hello's tag; None: there is none. Raises ConfigurationError.
+        parse: makes a message of bytes.
+        max_bytes: of a message that comes.
+    """
+
+    serves = False
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        role: str,
+        hello: Hello,
+        key: Callable[[], bytes | None],
+        parse: Callable[[bytes], Any],
+        max_bytes: int,
+    ) -> None:
+        self._host, self._port, self._role = host, port, role
+        self._hello, self._key, self._parse, self._max_bytes = hello, key, parse, max_bytes
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[Connection] | None = None
+        self.reached = False
+        """Whether a connection came about."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End it."""
+        self.cancel()
+        if self._opening is not None:
+            await asyncio.gather(self._opening, return_exceptions=True)
+
+    def cancel(self) -> None:
+        """Break it: what it holds is lost."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._connection is not None:
+            self._connection.fail("the call was cancelled")
+
+    async def opened(self, timeout_s: float) -> None:
+        """Wait until the other side has taken the stream. Raises `StreamEnded`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._open()
+        except TimeoutError:
+            raise StreamEnded("no connection in time") from None
+
+    async def read(self) -> In | None:
+        """The next message; None at the end. Raises `StreamEnded`."""
+        connection = self._connection or await self._open()
+        kind, payload = await connection.frame()
+        if kind == Kind.MESSAGE:
+            try:
+                message: In = self._parse(payload)
+            except DecodeError:
+                connection.fail("what came is no message of this method")
+                raise StreamEnded("what came is no message of this method") from None
+            return message
+        if kind != Kind.LAST:
+            connection.fail(OUT_OF_PLACE)
+            raise StreamEnded(OUT_OF_PLACE)
+        return None
+
+    async def write(self, message: Out) -> None:
+        """Send one. Raises `StreamEnded`."""
+        connection = self._connection or await self._open()
+        connection.put(Kind.MESSAGE, packed(message))
+        await connection.room()
+
+    async def done_writing(self) -> None:
+        """No more will be sent. Raises `StreamEnded`."""
+        connection = self._connection or await self._open()
+        connection.put(Kind.LAST)
+
+    async def _open(self) -> Connection:
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._connect())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            return await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StreamEnded("the call was cancelled") from None
+
+    async def _connect(self) -> Connection:
+        own = tls.own()
+        try:
+            async with asyncio.timeout(OPEN_S):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self._max_bytes), self._host, self._port,
+                    ssl=own.client_context() if own is not None else None,
+                    server_hostname=tls.host_name(self._role) if own is not None else None,
+                )  # fmt: skip
+                self.reached = True
+                await self._introduce(connection)
+        except TimeoutError:
+            raise StreamEnded("no connection in time") from None
+        except ssl.SSLCertVerificationError as error:
+            raise StreamEnded(f"it does not prove to be a {self._role}: {error.verify_message}") from None
+        except ConnectionRefusedError:
+            raise StreamEnded("connection refused: no process listens there") from None
+        except (OSError, ConfigurationError) as error:
+            raise StreamEnded(f"no connection: {error}") from None
+        self._connection = connection
+        return connection
+
+    async def _introduce(self, connection: Connection) -> None:
+        try:
+            kind, payload = await connection.frame()
+            if kind == Kind.CHALLENGE:
+                connection.put(Kind.HELLO, hello_payload(self._hello, self._key(), nonce_of(payload)))
+                kind, payload = await connection.frame()
+            if kind != Kind.WELCOME:
+                raise MalformedData(OUT_OF_PLACE)
+        except BaseException as error:
+            connection.fail(str(error))
+            if isinstance(error, MalformedData):
+                raise StreamEnded(str(error)) from None
+            raise
+
+
+class Refused(Exception):
+    """A handler has refused its stream: nothing more is to be said."""
+
+
+class FramedHandler(Generic[Out, In]):
+    """A stream that another process opened to this one; it ends when what serves it returns.
+
+    Args:
+        connection: behind the hello.
+        parse: makes a message of bytes.
+        peer: where it comes from, for logs.
+        role, name: of the caller, as far as it has proved them.
+    """
+
+    serves = True
+
+    def __init__(self, connection: Connection, parse: Callable[[bytes], Any], peer: str, role: str, name: str) -> None:
+        self._connection, self._parse = connection, parse
+        self.peer, self.role, self.name = peer, role, name
+
+    async def opened(self, timeout_s: float = 0.0) -> None:
+        """The caller was told when its hello was taken."""
+
+    async def read(self) -> In | None:
+        """The next message; None when the caller sends no more. Raises `StreamEnded`, and `InvalidArgument` for garbage."""
+        kind, payload = await self._connection.frame()
+        if kind == Kind.LAST:
+            return None
+        if kind != Kind.MESSAGE:
+            raise InvalidArgument(OUT_OF_PLACE)
+        try:
+            message: In = self._parse(payload)
+        except DecodeError:
+            raise InvalidArgument(GARBAGE) from None
+        return message
+
+    async def write(self, message: Out) -> None:
+        """Send one. Raises `StreamEnded`."""
+        self._connection.put(Kind.MESSAGE, packed(message))
+        await self._connection.room()
+
+    async def done_writing(self) -> None:
+        """The handler's return says it."""
+
+    async def refuse(self, error: PixiuError) -> NoReturn:
+        """End the stream with an error; the time after which to try again goes with it."""
+        refuse(self._connection, error)
+        raise Refused
+
+
+def refuse(connection: Connection, error: PixiuError) -> None:
+    """Tell the caller why its stream is not served, or no more."""
+    after_ms = error.retry_after_ms if isinstance(error, Overloaded) else 0
+    with contextlib.suppress(StreamEnded):
+        connection.put(Kind.REFUSED, refusal_payload(Refusal(error.code, str(error), after_ms)))
+
+
+def packed(message: object) -> bytes:
+    """A message as it travels: protobuf, or bytes as they are."""
+    return message.SerializeToString() if isinstance(message, Message) else message  # type: ignore[return-value]
+
+
+class Framed:
+    """Opens framed streams to the processes that offer them.
+
+    Args:
+        role, endpoint: of this process.
+        key: by which this process proves its role to one of another role; None: there is none. Raises ConfigurationError.
+        max_bytes: of a message that comes.
+    """
+
+    def __init__(self, role: str, endpoint: int, key: Callable[[str], bytes | None], max_bytes: int) -> None:
+        self._role, self._endpoint, self._key, self._max_bytes = role, endpoint, key, max_bytes
+
+    def call(self, node: Node, method: str, parse: Callable[[bytes], In]) -> FramedCall[Any, In]:
+        """A stream of a method (`/pixiu.v1.Xiu/Store`) to a process with a `stream_port`."""
+        hello = Hello(method, self._role, self._endpoint)
+        return FramedCall(node.host, node.stream_port, node.role, hello, lambda: self._key(node.role), parse, self._max_bytes)

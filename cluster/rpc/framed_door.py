@@ -1,0 +1,249 @@
+"""The door at which a process serves framed streams: who comes in, and what serves him.
+
+    accepted ─ TLS, where there are certificates ─ challenge ─ hello ─ may he? ─ welcome ─ the method's handler ─ last word
+
+Until the hello is taken a connection is a stranger's: bounded in number, in all and of one address, in time and in bytes.
+
+Source: docs/links.md, "Framed streams", docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, Refused, refuse
+from cluster.rpc.frames import MAGIC, NONCE_BYTES, Hello, Kind, read_hello
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, PixiuError, RemoteError
+from pixiu.rpc.duplex import StreamEnded
+
+MAX_STRANGERS: Final = 128
+"""Connections without a hello. Policy: a further one is closed at once."""
+MAX_STRANGERS_OF_ADDRESS: Final = 96
+MAX_STREAMS: Final = 4096
+"""Open ones. Policy: a further one is closed at once."""
+BACKLOG: Final = 128
+STOP_S: Final = 1.0
+"""For streams to end by themselves when the door closes."""
+LEAVE_S: Final = 2.0
+"""For a caller to take the last word."""
+Serve = Callable[[Any], Awaitable[None]]
+
+
+class Admits(Protocol):
+    """Says who a caller is."""
+
+    def __call__(self, hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
+        """The caller's role and name. certificate: DER, verified; empty: none. Raises `NotAllowed`."""
+
+
+class _Method(NamedTuple):
+    parse: Callable[[bytes], Any]
+    serve: Serve
+
+
+def anybody(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
+    """Takes everybody for what he says."""
+    return hello.role, ""
+
+
+class FramedDoor:
+    """Listens, once something is served.
+
+    Args:
+        admits: see `Admits`.
+        context: gives the newest certificates for a new connection; None: connections are not encrypted.
+        keys: those by which a caller of a role proves it; None: there are none, and nothing is to be proved.
+        max_bytes: of a message that comes.
+        failed: told of an error of a handler that is a bug.
+    """
+
+    def __init__(
+        self,
+        admits: Admits = anybody,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
+        keys: Callable[[str], tuple[bytes, ...] | None] = lambda _role: None,
+        max_bytes: int = 4 << 20,
+        failed: Callable[[str, Exception], None] = lambda _method, _error: None,
+    ) -> None:
+        self._admits, self._context, self._keys = admits, context, keys
+        self._max_bytes, self._failed = max_bytes, failed
+        self._methods: dict[str, _Method] = {}
+        self._server: asyncio.Server | None = None
+        self._strangers: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.open = 0
+        """Streams that are served now."""
+        self.served = self.refused = self.failures = 0
+        """Since the start: that were opened, that were refused, and connections that came to nothing."""
+
+    def serve(self, method: str, parse: Callable[[bytes], Any], serve: Serve) -> None:
+        """Have streams of a method (`/pixiu.v1.Xiu/Store`) served: each gets a `FramedHandler`, and ends when this returns."""
+        self._methods[method] = _Method(parse, serve)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is served."""
+        return bool(self._methods)
+
+    async def bind(self, host: str, port: int, *, fallback: bool) -> int:
+        """Take the port, or with `fallback` any where it is taken; returns it. Raises ConfigurationError."""
+        try:
+            self._server = await self._listen(host, port)
+        except OSError as error:
+            if not fallback or error.errno != errno.EADDRINUSE:
+                raise ConfigurationError(
+                    f"port {port} on {host} cannot be used for framed streams: {error.strerror or error}: "
+                    "free it, or set stream_port to another one"
+                ) from None
+            try:
+                self._server = await self._listen(host, 0)
+            except OSError as further:
+                raise ConfigurationError(
+                    f"no port on {host} can be used for framed streams: {further.strerror or further}: set stream_port"
+                ) from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(
+            lambda: _Arrival(self._arrived), host, port, backlog=BACKLOG, reuse_address=True, start_serving=False
+        )
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        if self._server is not None:
+            await self._server.start_serving()
+
+    async def close(self) -> None:
+        """Take no more, and end those that are open."""
+        if self._server is not None:
+            self._server.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_S)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def samples(self) -> dict[str, int]:
+        """For /metrics."""
+        return {
+            "framed_streams": self.open, "framed_streams_total": self.served, "framed_streams_refused_total": self.refused,
+            "framed_connections_failed_total": self.failures,
+        }  # fmt: skip
+
+    def _arrived(self, transport: asyncio.Transport) -> None:
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        if (
+            self._strangers.total() >= MAX_STRANGERS
+            or self._strangers[address] >= MAX_STRANGERS_OF_ADDRESS
+            or len(self._tasks) >= MAX_STREAMS + MAX_STRANGERS
+        ):
+            self.failures += 1
+            transport.abort()
+            return
+        self._strangers[address] += 1
+        task = asyncio.get_running_loop().create_task(self._connection(transport, address, _name(peer)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connection(self, transport: asyncio.Transport, address: str, peer: str) -> None:
+        connection = Connection()
+        try:
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    hello, role, name = await self._meet(transport, connection, peer)
+            finally:
+                self._strangers[address] -= 1
+                if not self._strangers[address]:
+                    del self._strangers[address]
+        except PixiuError as error:
+            self.refused += 1
+            refuse(connection, error)
+            await connection.leave(LEAVE_S)
+        except (TimeoutError, StreamEnded, OSError):  # ssl.SSLError is an OSError
+            self.failures += 1
+        else:
+            await self._stream(hello, connection, peer, role, name)
+        finally:
+            connection.fail("it is over")
+            transport.abort()
+
+    async def _meet(self, transport: asyncio.Transport, connection: Connection, peer: str) -> tuple[Hello, str, str]:
+        """Open a connection up to its hello. Raises what keeps it from being served."""
+        context, certificate = self._context(), b""
+        if context is None:
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            transport.resume_reading()
+        else:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport, connection, context, server_side=True, ssl_handshake_timeout=OPEN_S, ssl_shutdown_timeout=LEAVE_S
+            )
+            if secured is None:
+                raise StreamEnded("it left")
+            connection.connection_made(secured)
+            certificate = secured.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
+        nonce = os.urandom(NONCE_BYTES)
+        connection.put(Kind.CHALLENGE, MAGIC + nonce)
+        kind, payload = await connection.frame()
+        if kind != Kind.HELLO:
+            raise InvalidArgument("a stream begins with a hello")
+        try:
+            hello, proven = read_hello(payload, self._keys, nonce)
+        except MalformedData as error:
+            raise InvalidArgument(str(error)) from None
+        if not proven:
+            raise NotAuthenticated(f"the caller does not prove to be a {hello.role}: has it the cluster's secret or keys?")
+        role, name = self._admits(hello, certificate, peer)
+        if hello.method not in self._methods:
+            raise NotAllowed(f"{hello.method} is not served here")
+        return hello, role, name
+
+    async def _stream(self, hello: Hello, connection: Connection, peer: str, role: str, name: str) -> None:
+        method = self._methods[hello.method]
+        task = asyncio.current_task()
+        assert task is not None
+        connection.takes(self._max_bytes)
+        connection.on_lost = task.cancel
+        self.open += 1
+        self.served += 1
+        try:
+            connection.put(Kind.WELCOME)
+            await method.serve(FramedHandler(connection, method.parse, peer, role, name))
+            connection.put(Kind.LAST)
+        except (Refused, StreamEnded):
+            pass
+        except PixiuError as error:
+            refuse(connection, error)
+        except Exception as error:
+            self._failed(hello.method, error)
+            refuse(connection, RemoteError("the stream failed: see the log of the process that serves it"))
+        finally:
+            connection.on_lost = lambda: None
+            self.open -= 1
+        await connection.leave(LEAVE_S)
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection of which nothing was read."""
+
+    def __init__(self, arrived: Callable[[asyncio.Transport], None]) -> None:
+        self._arrived = arrived
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio when somebody has connected."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        self._arrived(transport)
+
+
+def _name(peer: object) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""

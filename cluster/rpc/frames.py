@@ -1,0 +1,153 @@
+"""Frames of the framed stream carrier: how bytes of a TCP connection become messages, and a hello. Pure.
+
+    length u32 (little endian, of what follows) │ kind u8 │ payload
+
+    server ── CHALLENGE ──▶   magic, 16 random bytes
+    client ── HELLO ──────▶   32 bytes of tag, JSON {"protocol", "method", "role", "endpoint"}
+    server ── WELCOME ────▶   or REFUSED
+           ◀─ MESSAGE ───▶    protobuf
+           ◀─ LAST ──────▶    nothing more comes from this side
+    server ── REFUSED ────▶   JSON {"code", "text", "retry_after_ms"}: the stream ends
+
+Source: docs/links.md, "Framed streams".
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from pixiu.discovery.node import MAX_TEXT, integer, json_object, text
+from pixiu.errors import MalformedData
+from pixiu.ids import MAX_ID
+
+HEAD: Final = Struct("<IB")
+MAGIC: Final = b"PXFS"
+PROTOCOL: Final = 1
+NONCE_BYTES: Final = 16
+TAG_BYTES: Final = 32
+MAX_HELLO_BYTES: Final = 1024
+"""Of any frame before the hello is taken, and of a refusal."""
+MAX_REASON: Final = MAX_TEXT
+"""Characters of why a stream is refused."""
+MAX_RETRY_MS: Final = 60_000
+
+
+class Kind(IntEnum):
+    """Of a frame."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    MESSAGE = 4
+    LAST = 5
+    REFUSED = 6
+
+
+KINDS: Final = frozenset(map(int, Kind))
+
+
+class Hello(NamedTuple):
+    """Who opens a stream of which method; the tag is checked apart."""
+
+    method: str
+    role: str
+    endpoint: int
+
+
+class Refusal(NamedTuple):
+    """Why a stream is not served, or no more."""
+
+    code: str
+    text: str
+    retry_after_ms: int
+
+
+def frame(kind: Kind, payload: bytes) -> bytes:
+    """A frame as it travels."""
+    return HEAD.pack(len(payload) + 1, kind) + payload
+
+
+class Splitter:
+    """Cuts what a connection brings into frames.
+
+    Args:
+        max_bytes: of a payload; may be changed between two calls. A longer one is refused when its head is there.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The frames that are whole now: kind and payload. Raises MalformedData; nothing may be fed afterwards."""
+        if self._held:
+            self._held += data
+            whole: bytes | bytearray = self._held
+        else:
+            whole = data
+        found: list[tuple[int, bytes]] = []
+        position, end = 0, len(whole)
+        while end - position >= HEAD.size:
+            length, kind = HEAD.unpack_from(whole, position)
+            if not 1 <= length <= self.max_bytes + 1 or kind not in KINDS:
+                raise MalformedData(f"a frame of kind {kind} with {length} bytes; at most {self.max_bytes + 1} are taken")
+            after = position + HEAD.size + length - 1
+            if after > end:
+                break
+            found.append((kind, bytes(whole[position + HEAD.size : after])))
+            position = after
+        if whole is self._held:
+            del self._held[:position]
+        else:
+            self._held += whole[position:]
+        return found
+
+
+def nonce_of(payload: bytes) -> bytes:
+    """The random bytes of a challenge. Raises MalformedData where it is none."""
+    if len(payload) != len(MAGIC) + NONCE_BYTES or not payload.startswith(MAGIC):
+        raise MalformedData("what listens there serves no framed streams")
+    return payload[len(MAGIC) :]
+
+
+def hello_payload(hello: Hello, key: bytes | None, nonce: bytes) -> bytes:
+    """A hello, tagged with a key where there is one."""
+    fields = {"protocol": PROTOCOL, "method": hello.method, "role": hello.role, "endpoint": hello.endpoint}
+    said = json.dumps(fields, separators=(",", ":")).encode()
+    return (_tag(key, nonce, said) if key is not None else bytes(TAG_BYTES)) + said
+
+
+def read_hello(payload: bytes, keys_of: Callable[[str], tuple[bytes, ...] | None], nonce: bytes) -> tuple[Hello, bool]:
+    """A hello, and whether one of the keys of its role made its tag; without keys (None) any tag does. Raises MalformedData."""
+    tag, said = payload[:TAG_BYTES], payload[TAG_BYTES:]
+    fields = json_object(said, MAX_HELLO_BYTES, "a hello")
+    integer(fields, "protocol", PROTOCOL, PROTOCOL)
+    hello = Hello(text(fields, "method"), text(fields, "role"), integer(fields, "endpoint", 0, MAX_ID))
+    keys = keys_of(hello.role)
+    return hello, keys is None or any(hmac.compare_digest(tag, _tag(key, nonce, said)) for key in keys)
+
+
+def _tag(key: bytes, nonce: bytes, said: bytes) -> bytes:
+    return hmac.digest(key, MAGIC + nonce + said, "sha256")
+
+
+def refusal_payload(refusal: Refusal) -> bytes:
+    """A refusal as it travels; what is too long in it is cut."""
+    reason = "".join(letter if letter.isprintable() else " " for letter in refusal.text)[:MAX_REASON]
+    while True:
+        fields = {"code": refusal.code, "text": reason, "retry_after_ms": min(max(refusal.retry_after_ms, 0), MAX_RETRY_MS)}
+        said = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(said) <= MAX_HELLO_BYTES:
+            return said
+        reason = reason[: len(reason) // 2]
+
+
+def read_refusal(payload: bytes) -> Refusal:
+    """A refusal. Raises MalformedData."""
+    fields = json_object(payload, MAX_HELLO_BYTES, "a refusal")
+    return Refusal(text(fields, "code"), text(fields, "text"), integer(fields, "retry_after_ms", 0, MAX_RETRY_MS, 0))

@@ -1,0 +1,68 @@
+"""The framed streams of a process: its door, what it opens to others, and the keys by which callers prove their role.
+
+Source: docs/links.md, "Framed streams", docs/security.md.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+from cluster.links.key_ring import KeyRing
+from cluster.rpc.framed import Framed
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.frames import Hello
+from cluster.runtime.guard import Guard, may_call
+from cluster.runtime.options import ClusterOptions
+from cluster.runtime.server import message_bytes
+from pixiu.errors import NotAllowed
+from pixiu.rpc.tls import Tls
+
+FRAMED = "framed"
+"""Of `[cluster] streams`."""
+
+
+def stream_keys(secrets: tuple[bytes | None, ...], ring: KeyRing | None, sender: str, receiver: str) -> tuple[bytes, ...] | None:
+    """The keys by which a process of one role proves that to one of another, the one that signs first; None: there are none.
+
+    A ring's are of the two roles; a secret is every role's.
+    """
+    if ring is not None:
+        numbers = [ring.signing, *sorted((number for number in ring.keys if number != ring.signing), reverse=True)]
+        return tuple(ring.derive(number, f"{sender}, streams", receiver) for number in numbers)
+    return tuple(secret for secret in secrets if secret is not None) or None
+
+
+def framed_door(
+    role: str, cluster: ClusterOptions, tls: Tls | None, guard: Guard | None, ring: Callable[[], KeyRing | None],
+    failed: Callable[[str, Exception], None],
+) -> FramedDoor:  # fmt: skip
+    """The door of a process of this role. Raises ConfigurationError."""
+    secrets = cluster.secret(), cluster.accepted_secret()
+
+    def admits(hello: Hello, certificate: bytes, peer: str) -> tuple[str, str]:
+        if guard is not None:
+            caller = guard.admit(hello.method, certificate, peer)
+            return caller.role, caller.name
+        if not may_call(hello.method, hello.role, role):
+            raise NotAllowed(f"{hello.role} may not call {hello.method} of {role}")
+        return hello.role, ""
+
+    def context() -> ssl.SSLContext | None:
+        return tls.server_context() if tls is not None else None
+
+    return FramedDoor(
+        admits, context, lambda caller: stream_keys(secrets, ring(), caller, role), message_bytes(cluster), failed
+    )  # fmt: skip
+
+
+def framed_calls(role: str, endpoint: int, cluster: ClusterOptions) -> Framed | None:
+    """How a process of this role opens framed streams; None where it opens none."""
+    if cluster.streams != FRAMED:
+        return None
+
+    def key(receiver: str) -> bytes | None:
+        keys = stream_keys((cluster.secret(),), cluster.key_ring(), role, receiver)
+        return keys[0] if keys is not None else None
+
+    return Framed(role, endpoint, key, message_bytes(cluster))

@@ -1,0 +1,34 @@
+"""A framed door and callers of it in one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cluster.rpc.framed import FramedCall, FramedHandler
+from cluster.rpc.framed_door import FramedDoor
+from cluster.rpc.frames import Hello
+
+METHOD = "/test.Streams/Exchange"
+HOST = "127.0.0.1"
+MAX_BYTES = 1 << 20
+Handler = Callable[[FramedHandler[bytes, bytes]], Awaitable[None]]
+Call = FramedCall[bytes, bytes]
+
+
+@asynccontextmanager
+async def serving(handler: Handler, **door: Any) -> AsyncIterator[tuple[FramedDoor, int]]:
+    """A door whose only method is `handler`, and its port."""
+    made = FramedDoor(**({"max_bytes": MAX_BYTES} | door))
+    made.serve(METHOD, bytes, handler)
+    port = await made.bind(HOST, 0, fallback=True)
+    await made.start()
+    try:
+        yield made, port
+    finally:
+        await made.close()
+
+
+def call_to(port: int, *, method: str = METHOD, role: str = "proxy", key: bytes | None = None, of: str = "xiu") -> Call:
+    return FramedCall(HOST, port, of, Hello(method, role, 1), lambda: key, bytes, MAX_BYTES)

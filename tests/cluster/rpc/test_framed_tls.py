@@ -1,0 +1,147 @@
+"""Framed streams where the cluster has certificates: the same table as at gRPC's door, by the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.runtime.audit import Audit
+from cluster.runtime.guard import Guard
+from cluster.runtime.options import ClusterOptions
+from cluster.runtime.streams import framed_calls, framed_door, stream_keys
+from pixiu.discovery.node import Node, NodeState
+from pixiu.ids import EndpointID
+from pixiu.rpc import tls
+from pixiu.rpc.duplex import StreamEnded, ask
+from pixiu.rpc.tls import Tls
+from registry.keys import add_key, use_key
+from registry.pki import issue, make_authority
+from tests.cluster.rpc.framed_world import HOST, call_to
+from tests.cluster.rpc.test_framed import echo
+from tests.support.waiting import until
+
+STORE = "/pixiu.v1.Xiu/Store"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tls` with certificates of one authority, and `other` with those of another."""
+    folder = tmp_path_factory.mktemp("pki")
+    for authority, out in (("ca", "tls"), ("ca2", "other")):
+        make_authority(folder / authority)
+        for role in ("xiu", "proxy", "broker"):
+            issue(folder / authority, role, folder / out)
+    return folder
+
+
+@contextmanager
+def being(certificates: Tls | None) -> Iterator[None]:
+    tls.use(certificates)
+    try:
+        yield
+    finally:
+        tls.use(None)
+
+
+@asynccontextmanager
+async def xiu(folder: Path, cluster: ClusterOptions) -> AsyncIterator[tuple[Guard, Node]]:
+    """The door of a Xiu with the certificates in a folder."""
+    own = Tls(folder, "xiu")
+    guard = Guard("xiu", own, Audit(None))
+    door = framed_door("xiu", cluster, own, guard, cluster.key_ring, lambda _method, error: pytest.fail(repr(error)))
+    door.serve(STORE, bytes, echo)
+    port = await door.bind(HOST, 0, fallback=True)
+    await door.start()
+    try:
+        node = Node("xiu", 0, 0, NodeState.RUNNING, HOST, 1, 0, EndpointID(5), 1, "", "", 0, stream_port=port)
+        yield guard, Node.from_json(node.to_json(), replica=0)
+    finally:
+        await door.close()
+
+
+async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method: str = STORE) -> str:
+    """What a caller gets for "hello"; with "refused" before it where trying again changes nothing."""
+    calls = framed_calls(role, 3, cluster)
+    assert calls is not None
+    async with calls.call(node, method, bytes) as call:
+        try:
+            return (await ask(call, b"hello", 60.0)).decode()
+        except StreamEnded as ended:
+            return f"{'refused: ' if ended.refused else ''}{ended}"
+
+
+async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, tmp_path: Path) -> None:
+    cluster = ClusterOptions(streams="framed")
+    folder = tmp_path / "tls"
+    shutil.copytree(folders / "tls", folder)
+    async with xiu(folder, cluster) as (guard, node):
+        with being(Tls(folders / "tls", "proxy")):
+            assert await said(node, cluster) == "hello"
+            assert "refused" in await said(node, cluster, method="/x/y")
+            assert "does not prove to be a pi" in await said(Node.from_json(node.to_json().replace(b"xiu", b"pi")), cluster)
+        with being(Tls(folders / "tls", "broker")):  # whatever it calls itself
+            assert "refused: NOT_ALLOWED: broker may not call" in await said(node, cluster)
+        with being(Tls(folders / "other", "proxy")):
+            assert "does not prove to be a xiu" in await said(node, cluster)
+        shutil.copy(folders / "tls/ca.pem", tmp_path / "ca.pem")
+        shutil.copytree(folders / "other", tmp_path / "mixed")
+        shutil.copy(folders / "tls/ca.pem", tmp_path / "mixed/ca.pem")  # trusts the door, and is not trusted
+        with being(Tls(tmp_path / "mixed", "proxy")):
+            assert "hello" not in await said(node, cluster)
+        async with call_to(node.stream_port) as plain:
+            with pytest.raises(StreamEnded):
+                await plain.opened(0.2)
+        assert guard.refused == 2
+        serial = next(caller.serial for caller in guard._callers.values() if caller.role == "proxy")
+        (folder / "revoked").write_text(f"{serial:x}\n")
+        with being(Tls(folders / "tls", "proxy")):
+            await until(lambda: _revoked(node, cluster), "that the revoked certificate is refused")
+
+
+async def _revoked(node: Node, cluster: ClusterOptions) -> bool:
+    await asyncio.sleep(0.1)
+    return "nobody may not call" in await said(node, cluster)
+
+
+async def test_new_certificates_are_shown_to_new_connections(folders: Path, tmp_path: Path) -> None:
+    cluster = ClusterOptions(streams="framed")
+    folder = tmp_path / "tls"
+    shutil.copytree(folders / "tls", folder)
+    async with xiu(folder, cluster) as (_, node):
+        for which in ("tls", "other"):
+            for name in ("ca.pem", "xiu.pem"):
+                shutil.copy(folders / which / name, folder / name)
+            with being(Tls(folders / which, "proxy")):
+                assert await said(node, cluster) == "hello"
+        (folder / "xiu.pem").write_text("half a file")
+        with being(Tls(folders / "other", "proxy")):
+            assert await said(node, cluster) == "hello", "what cannot be used leaves what was there before in use"
+
+
+async def test_a_ring_proves_roles_and_a_secret_that_one_is_of_the_cluster(folders: Path, tmp_path: Path) -> None:
+    add_key(tmp_path / "keys")
+    use_key(tmp_path / "keys")
+    (tmp_path / "one").write_bytes(b"1" * 32)
+    (tmp_path / "two").write_bytes(b"2" * 32)
+    ring = ClusterOptions(streams="framed", key_dir=str(tmp_path / "keys"))
+    one = ClusterOptions(streams="framed", secret_file=str(tmp_path / "one"))
+    both = ClusterOptions(streams="framed", secret_file=str(tmp_path / "two"), accepted_secret_file=str(tmp_path / "one"))
+    with being(Tls(folders / "tls", "proxy")):
+        for door, caller, taken in (
+            (ring, ring, True),
+            (ring, one, False),
+            (both, one, True),
+            (one, both, False),
+            (one, one, True),
+        ):
+            async with xiu(folders / "tls", door) as (_, node):
+                assert (await said(node, caller) == "hello") is taken
+    keys = ring.key_ring()
+    assert stream_keys((), keys, "proxy", "xiu") != stream_keys((), keys, "relay", "xiu")
+    assert stream_keys((None, None), None, "proxy", "xiu") is None
+    assert framed_calls("proxy", 3, ClusterOptions()) is None
