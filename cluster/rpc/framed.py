@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         """Break it, with why: what waits to leave is lost."""
         self._end(_Over(text, refused, retry_after_ms))
         if self._transport is not None:
-            self._transport.abort()
+            abort(self._transport)
 
     async def leave(self, timeout_s: float) -> None:
         """End it in order: what was put leaves, and the connection goes when the other side has heard it, or after this time."""
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self._gone)
         self._end(_Over(LOST))
-        transport.abort()
+        abort(transport)
 
     def _flush(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
@@ -242,6 +242,12 @@ class Connection(asyncio.Protocol):
         for each in waiting:
             if not each.done():
                 each.set_result(None)
+
+
+def abort(transport: asyncio.Transport) -> None:
+    """Break a connection; one that is gone stays so. A transport of asyncio raises where it has closed behind its last bytes."""
+    with contextlib.suppress(AttributeError):
+        transport.abort()
 
 
 def keep_alive(transport: asyncio.Transport) -> None:

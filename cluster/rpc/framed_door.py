@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, Refused, refuse
+from cluster.rpc.framed import OPEN_S, Connection, FramedHandler, Refused, abort, refuse
 from cluster.rpc.frames import MAGIC, NONCE_BYTES, Hello, Kind, read_hello
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, PixiuError, RemoteError
 from pixiu.rpc.duplex import StreamEnded
@@ -174,7 +174,7 @@ class FramedDoor:
             await self._stream(hello, connection, peer, role, name)
         finally:
             connection.fail("it is over")
-            transport.abort()
+            abort(transport)
 
     async def _meet(self, transport: asyncio.Transport, connection: Connection, peer: str) -> tuple[Hello, str, str]:
         """Open a connection up to its hello. Raises what keeps it from being served."""

@@ -118,7 +118,7 @@ class Process(Generic[OptionsT]):
         logs_in = isinstance(options, ClientRoleOptions) and bool(options.access_file)
         with self._handshakes["clients"].watching(shown is not None and logs_in):
             self._client_server = Server(cluster, credentials=shown) if isinstance(options, ClientDoorOptions) else None
-        self._client_port = 0
+        self._client_port = self._stream_port = 0
         self._layout_audited = -1
         self._ring: KeyRing | None = None
         cluster_door = self._handshakes["cluster"]
@@ -131,7 +131,6 @@ class Process(Generic[OptionsT]):
                 self._tls.server_credentials(cluster_door.begins) if self._tls is not None else None,
             )
         self._streams = framed_door(role, cluster, self._tls, self._guard, lambda: self._ring, self._stream_failed)
-        self._stream_port = 0
         self._received = received = ReceivedBatches(self._metrics)
         self._http = HttpServer(self._metrics, self._health, received.hot)
         self._handler = Handler(received.note, self._refuses)
