@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """Of an open connection."""
+        """The transport; the connection is open."""
         assert self._transport is not None
         return self._transport
 

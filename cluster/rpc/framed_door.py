@@ -132,7 +132,7 @@ class FramedDoor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def samples(self) -> dict[str, int]:
-        """For /metrics."""
+        """Figures for /metrics."""
         return {
             "framed_streams": self.open, "framed_streams_total": self.served, "framed_streams_refused_total": self.refused,
             "framed_connections_failed_total": self.failures,

@@ -38,7 +38,7 @@ MAX_RETRY_MS: Final = 60_000
 
 
 class Kind(IntEnum):
-    """Of a frame."""
+    """The kinds of frames."""
 
     CHALLENGE = 1
     HELLO = 2
