@@ -18,7 +18,7 @@ from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import Channels
-from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded, ask
+from pixiu.rpc.duplex import Carrier, Duplex, Outbox, StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import pi_pb2, pi_pb2_grpc, xiu_pb2, xiu_pb2_grpc
 
@@ -31,8 +31,6 @@ NOBODY_S: Final = 0.2
 after its replicas run, and before its parent is split."""
 MAX_WAITING: Final = 1 << 20
 """Requests of a stream; its owner bounds those under way, so there are never so many. Policy: a further one is lost."""
-GRPC_EVERY: Final = 3
-"""Every so many tries to reach a framed port are made over gRPC: the port may be closed on the way, and the other one open."""
 XIU_METHOD: Final = "/pixiu.v1.Xiu/Store"
 PI_METHOD: Final = "/pixiu.v1.Pi/Exchange"
 STATES: Final = (NodeState.RUNNING, NodeState.DRAINING)
@@ -72,8 +70,6 @@ class LeaderStream:
     ) -> None:
         self.role, self.partition = role, partition
         self._framed = framed
-        self._unreached = 0
-        """Framed streams in a row for which there was no connection."""
         self._view, self._channels = view, channels
         self._up, self._reply, self._down, self._crash = up, reply, down, crash
         self.open = False
@@ -145,27 +141,40 @@ class LeaderStream:
 
     async def _serve(self, address: str) -> tuple[str, str, bool]:
         """One stream to its end. Returns who leads, as far as this replica knows, why it ended, and whether it led itself."""
-        empty: Request = pi_pb2.PiRequest() if self.role == "pi" else xiu_pb2.StoreRequest()
-        async with self._call(address) as call:
-            try:
-                reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
-            finally:
-                self._unreached = self._unreached + 1 if isinstance(call, FramedCall) and not call.reached else 0
-            if not reply.epoch:
-                return (reply.server.address if isinstance(reply, pi_pb2.PiReply) else reply.leader), "it does not lead", False
-            self._outbox = Outbox(MAX_WAITING)
-            self._stream = Duplex(call, self._take, self._outbox.give, work=self._outbox.work)
-            self.open = True
-            self._up(reply.epoch)
-            end = await self._stream.run()
-            return "", end.text, True
+        if (framed := self._framed_call(address)) is not None:
+            async with framed:
+                try:
+                    return await self._serve_over(framed)
+                except StreamEnded:
+                    if framed.reached:
+                        raise
+        # What offers none, or has a port for it that is closed on the way.
+        async with self._grpc_call(address) as call:
+            return await self._serve_over(call)
 
-    def _call(self, address: str) -> GrpcCall[Request, Reply] | FramedCall[Request, Reply]:
-        if self._framed is not None and (self._unreached + 1) % GRPC_EVERY:
-            nodes = self._view().replicas(self.role, self.partition, STATES)
-            if node := next((node for node in nodes if node.address == address and node.stream_port), None):
-                method = PI_METHOD if self.role == "pi" else XIU_METHOD
-                return self._framed.call(node, method, PARSE[self.role])
+    async def _serve_over(self, call: Carrier[Request, Reply]) -> tuple[str, str, bool]:
+        empty: Request = pi_pb2.PiRequest() if self.role == "pi" else xiu_pb2.StoreRequest()
+        reply: Reply = await ask(call, empty, ASK_TIMEOUT_S)
+        if not reply.epoch:
+            return (reply.server.address if isinstance(reply, pi_pb2.PiReply) else reply.leader), "it does not lead", False
+        self._outbox = Outbox(MAX_WAITING)
+        self._stream = Duplex(call, self._take, self._outbox.give, work=self._outbox.work)
+        self.open = True
+        self._up(reply.epoch)
+        end = await self._stream.run()
+        return "", end.text, True
+
+    def _framed_call(self, address: str) -> FramedCall[Request, Reply] | None:
+        """A framed stream to a replica that offers one; None where it does not, or this process opens none."""
+        if self._framed is None:
+            return None
+        nodes = self._view().replicas(self.role, self.partition, STATES)
+        node = next((node for node in nodes if node.address == address and node.stream_port), None)
+        return (
+            self._framed.call(node, PI_METHOD if self.role == "pi" else XIU_METHOD, PARSE[self.role]) if node is not None else None
+        )
+
+    def _grpc_call(self, address: str) -> GrpcCall[Request, Reply]:
         if self.role == "pi":
             return GrpcCall.over(self._channels, address, lambda channel: pi_pb2_grpc.PiStub(channel).Exchange(), "pi")
         return GrpcCall.over(self._channels, address, lambda channel: xiu_pb2_grpc.XiuStub(channel).Store(), "xiu")
