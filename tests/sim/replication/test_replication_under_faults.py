@@ -49,7 +49,7 @@ def test_nothing_acknowledged_is_lost_under_faults(number: int) -> None:
     assert not bad, [f"seed {verdict.seed}: {verdict.violations[:3]}" for verdict in bad[:5]]
     by_force = totals["well by an operator's word"]
     assert totals["well"] + by_force == BLOCK
-    assert by_force <= BLOCK // 40  # 6 of 1,000 on average; a block of 500 has 12 once in 10,000
+    assert by_force <= 4 + BLOCK // 60  # 6 of 1,000 on average; more are met in less than one block of 10,000
 
 
 def test_the_schedules_do_enough() -> None:
