@@ -20,7 +20,7 @@ from pixiu.wire.record import INBOX_LANES
 from relay.delivery import events as ev
 from relay.delivery.limits import Limits
 from relay.delivery.states import Cause, State
-from relay.delivery.window import CAUTIOUS_BYTES, WINDOW, WINDOW_BYTES, Lane, Plan
+from relay.delivery.window import WINDOW, Lane, Plan
 
 _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
@@ -174,8 +174,7 @@ class Session:
         self.token = self._host.next_token()
         self._ask_at = self._resend_at = self._poll_at = NEVER
         for lane in self.lanes:
-            lane.open()
-            lane.window_bytes = CAUTIOUS_BYTES if self.cautious else WINDOW_BYTES
+            lane.open(cautious=self.cautious)
         self.opening = True
         self._queue(None, now)
 
@@ -413,7 +412,7 @@ class Session:
             if self.cautious:
                 self.cautious = False
                 for each in self.lanes:
-                    each.window_bytes = WINDOW_BYTES
+                    each.widen()
             if any(each.unacknowledged for each in self.lanes):
                 self._set_resend(now)
 

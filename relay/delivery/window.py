@@ -47,12 +47,12 @@ class Lane:
         self.marked = 0
         """Sent up to here under an earlier session of this relay."""
         self.reach = 0
-        self.window_bytes = WINDOW_BYTES
-        """What may be unacknowledged."""
         self.open()
 
-    def open(self) -> None:
-        """A new session: the inbox is to be read from the stored cursor."""
+    def open(self, *, cautious: bool = False) -> None:
+        """A new session: the inbox is to be read from the stored cursor. cautious: little is sent until `widen`."""
+        self.window_bytes = min(CAUTIOUS_BYTES, WINDOW_BYTES) if cautious else WINDOW_BYTES
+        """What may be unacknowledged."""
         self.marked = max(self.marked, self.reach)
         self.cursor = Cursor()
         self.sent = self.reach = self.last = self.failures = 0
@@ -72,6 +72,10 @@ class Lane:
         """Their sum."""
         self._typical = 1
         """Bytes of a record here: of the next one, if it did not fit, else of the last one, or of larger ones before it."""
+
+    def widen(self) -> None:
+        """The device acknowledges what it gets."""
+        self.window_bytes = WINDOW_BYTES
 
     @property
     def limit(self) -> int:

@@ -177,7 +177,7 @@ class World:
             view = property(lambda _: world.view)
 
         context: Any = Context(
-            options=self.options, endpoint_id=RELAY, now=time.monotonic, crash=self.crashes.append, server=self.server
+            options=self.options, endpoint_id=RELAY, now=time.monotonic, crash=self.crashes.append, server=self.server, framed=None
         )
         self.devices = TrackedDevices(self._changed)
         self.service = MailService(context, core, self.devices)

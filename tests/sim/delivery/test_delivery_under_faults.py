@@ -23,7 +23,8 @@ BLOCKS = max(1, runs("PIXIU_DELIVERY_RUNS", local=BLOCK, ci=100) // BLOCK)
 ENOUGH = {
     "received": 30_000, "received again": 2000, "sent again": 2000, "from notices": 600, "gap markers": 100, "gone": 400,
     "fenced": 100,
-    "read refused": 20, "acknowledgement refused": 80, "delivery refused": 8, "session followed on a connection": 80,
+    "read refused": 20, "acknowledgement refused": 80, "session followed on a connection": 80,
+    "delivery refused": 1, "asked what was written": 60,  # who asks first sends less under a session that is over
     "repeat dropped": 250, "notify elsewhere": 1000, "notify never sent": 150, "stream broken": 40,
     "relay killed": 25, "logins": 1500, "answers late": 300,
     "old acknowledgements": 250, "fault: kill gateway": 60, "fault: pause relay": 30, "fault: pi down": 60, "fault: xiu down": 60,
