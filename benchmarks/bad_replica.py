@@ -15,7 +15,8 @@ Afterwards writes wait for one disk less: no slower than before. A Xiu trims eve
 
 First run (two shared, loaded cores), rate after by rate before, over that of the replicas without a fault: Xiu 95 % full, 109 %
 slow, 100 % clock; Pi 105, 112 and 94 %; longest wait 1.0, 4.1, 0.3 s; nothing missing. It showed that a disk that hangs for more
-than half of the session timeout was never late for long, as each hang made a new incarnation: no writes for 12 s, 6 since.
+than half of the session timeout was never late for long, as each hang made a new incarnation: no writes for 12 s, then for 8, and
+for 4 to 5 since a member is no less late after a mismatch either, and late from when things left on.
 
     python -m benchmarks.bad_replica [--roles xiu pi] [--faults full slow clock] [--seconds 15]   # exit code 1: did not hold
 """

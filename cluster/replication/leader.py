@@ -69,6 +69,8 @@ class Progress:
     """In mode SNAPSHOT: when it is begun again."""
     on_the_way: deque[tuple[int, float]] = field(default_factory=deque)
     """The last counter of each message with entries that is not acknowledged, and when it left."""
+    behind_since: float | None = None
+    """When the oldest entry that it was sent and has not acknowledged left first; sent again, it is no less late."""
     lowest: int | None = None
     """The lowest place that was probed: a probe moves on only below it."""
     full: bool = False
@@ -80,7 +82,9 @@ class Progress:
     in_time: bool = False
     """Since the last tick it acknowledged something sooner."""
     late_s: float = 0.0
-    """For how long it has been late; falls as fast as it rose, while nothing is on its way or what was came in time."""
+    """For how long it has been late; falls as fast as it rose, while it has everything or what was on its way came in time."""
+    unsure_s: float = 0.0
+    """For how long it has acknowledged nothing, late or in time: counts as late when it turns out so."""
     steady_since: float | None = None
     """Since when it is near our end and not late."""
     joined_at: float = 0.0
@@ -240,6 +244,7 @@ class Leader:
             while progress.on_the_way and progress.on_the_way[0][0] <= reply.matched:
                 late = progress.on_the_way.popleft()[1] < now - self.context.options.slow_s
                 progress.late, progress.in_time = progress.late or late, not late
+            progress.behind_since = progress.on_the_way[0][1] if progress.on_the_way else None
             if progress.mode is Mode.STREAMING:
                 progress.sent = max(progress.sent, reply.matched)
             else:
@@ -249,7 +254,7 @@ class Leader:
         elif progress.matched >= progress.sent:
             progress.heard_at = now
         if progress.full:
-            progress.mode, progress.sent = Mode.PROBING, progress.matched
+            progress.mode, progress.sent, progress.behind_since = Mode.PROBING, progress.matched, None
             progress.on_the_way.clear()
         else:
             self._pump(reply.sender, now, out)
@@ -286,7 +291,8 @@ class Leader:
         if reply.incarnation > progress.incarnation:  # what it had acknowledged before its start must be shown again
             fresh = Progress(reply.incarnation, self.context.log.last.counter, progress.heard_at, moved_at=now)
             # A disk that hangs makes an incarnation at each sync: it is no less late for that.
-            fresh.on_the_way, fresh.late, fresh.late_s = progress.on_the_way, progress.late, progress.late_s
+            fresh.behind_since, fresh.late, fresh.late_s = progress.behind_since, progress.late, progress.late_s
+            fresh.unsure_s = progress.unsure_s
             self.followers[reply.sender] = progress = fresh
         progress.confirmed_at = max(progress.confirmed_at, min(reply.sent_at, now))
         progress.full = reply.full
@@ -320,11 +326,13 @@ class Leader:
             if not self._is_ready(progress.sent, out):
                 return
             entries = self.context.log.read(progress.sent, options.max_append_entries, options.max_append_bytes)
+            left_at = now
             if not progress.on_the_way:
                 progress.moved_at = now
+                progress.behind_since = left_at = now if progress.behind_since is None else progress.behind_since
             self._append(member, progress, entries, now, out)
             progress.sent += len(entries)
-            progress.on_the_way.append((progress.sent, now))
+            progress.on_the_way.append((progress.sent, left_at))
 
     def _try_again(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
         """One message to a follower without space: has it some again?"""
@@ -373,7 +381,7 @@ class Leader:
         out.append(Send(member, message))
 
     def _send_snapshot(self, member: MemberID, progress: Progress, now: float, out: list[Effect]) -> None:
-        progress.mode = Mode.SNAPSHOT
+        progress.mode, progress.behind_since = Mode.SNAPSHOT, None
         progress.until = now + self.context.options.snapshot_timeout_s
         progress.on_the_way.clear()
         out.append(SendSnapshot(member, self.epoch))
@@ -471,13 +479,14 @@ class Leader:
             self._own_late_at = now
         own_late = now < self._own_late_at + options.slow_for_s
         for member, progress in self.followers.items():
-            late = progress.late or (bool(progress.on_the_way) and progress.on_the_way[0][1] < oldest)
-            well = progress.in_time or not progress.on_the_way  # what is on its way and not late yet says nothing
+            late = progress.late or (progress.behind_since is not None and progress.behind_since < oldest)
+            well = progress.in_time or progress.behind_since is None  # what is on its way and not late yet says nothing
             progress.late = progress.in_time = False
             if late and not own_late:
-                progress.late_s = min(options.slow_for_s, progress.late_s + elapsed)
+                progress.late_s = min(options.slow_for_s, progress.late_s + progress.unsure_s + elapsed)
             elif well:
                 progress.late_s = max(0.0, progress.late_s - elapsed)
+            progress.unsure_s = 0.0 if late or well or own_late else progress.unsure_s + elapsed
             if not self._is_steady(progress):
                 progress.steady_since = None
             elif progress.steady_since is None:
@@ -506,12 +515,9 @@ class Leader:
             if progress.full and now >= progress.moved_at + options.resend_s:
                 self._try_again(member, progress, now, out)
             if progress.mode is Mode.STREAMING and progress.matched < progress.sent and now >= progress.moved_at + options.resend_s:
-                since = progress.on_the_way[0][1] if progress.on_the_way else now
                 progress.sent, progress.moved_at = progress.matched, now
                 progress.on_the_way.clear()
                 self._pump(member, now, out)
-                if progress.on_the_way:
-                    progress.on_the_way[0] = (progress.on_the_way[0][0], since)  # what is sent again is no less late
             if now >= progress.beat_at + options.heartbeat_s / 2:
                 if progress.mode is Mode.SNAPSHOT:
                     self._append(member, progress, (), now, out)

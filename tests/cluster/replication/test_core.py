@@ -230,6 +230,18 @@ def test_a_member_whose_disk_hangs_is_late_however_often_it_comes_with_another_i
     assert ev.CompareAndSet in kinds(asked)
 
 
+def test_a_write_waits_for_a_late_member_no_longer_than_it_takes_to_know_that_it_is_late() -> None:
+    """What was not late yet when it left counts from when it left; a member that is probed meanwhile is not well for that."""
+    replica = Replica(A)
+    replica.lead(B)
+    began, incarnation = replica.now, 1
+    while ev.CompareAndSet not in kinds(replica.propose(b"x") + replica.wait(0.25)):
+        assert replica.now < began + OPTIONS.slow_for_s + 1.0
+        if replica.now - began >= 2.0 * incarnation:  # each sync takes 2 s, and then it is there with another incarnation
+            incarnation += 1
+            replica.step(ev.Received(Mismatch(2, B, incarnation, 1, replica.now)))
+
+
 def test_nobody_is_late_while_the_leaders_own_disk_is() -> None:
     replica = Replica(A)
     replica.lead(B)
