@@ -209,9 +209,7 @@ class MembershipReporter:
         """Report these, each in place of what was reported of its pair before. Their IDs are new, and rise."""
         for message in messages:
             room, uin = message.group, message.member
-            # Its own map needs no memory of who left.
             self.own.apply([message], now)
-            self.own.expire(now)
             if not self._has_replicas:
                 # Replicas that come find by their first heartbeats what they lack.
                 continue
@@ -226,6 +224,7 @@ class MembershipReporter:
                 change.twice.update(serving)
             for partition in serving:
                 self._windows.setdefault(partition, _Window()).new[message.id] = None
+        self.own.expire(now)  # its own map needs no memory of who left
 
     def reports_to(self, peer: EndpointID) -> bool:
         """Whether a process is one of the replicas."""

@@ -30,7 +30,7 @@ FOLDERS = ("e2e", "sim", "fuzz")
 FIXTURES = {"zookeeper_server": "zookeeper", "own_server": "zookeeper", "roles": "process"}
 STARTS = ("e2e", "sim", "process", "zookeeper")
 """Marks of tests that may start processes."""
-LONG = ("spark", "e2e", "sim")
+LONG = ("spark", "e2e", "sim", "process", "zookeeper")
 """Marks of tests whose files take longest, the longest first."""
 SHARING = ("tests/pipeline/",)
 """Folders whose tests have one Spark and one cluster."""

@@ -9,6 +9,7 @@ Source: docs/decisions/0170-commands-load-when-used.md.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import logging
@@ -73,8 +74,12 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
+    named = next((word for word in arguments if not word.startswith("-")), None) if arguments is not None else None
     for name, place, load in _found():
-        if arguments is not None and name != next((word for word in arguments if not word.startswith("-")), None):
+        if arguments is not None and name != named:
+            if named is not None and named == arguments[0]:  # no text of the others is shown
+                app.command(name)(_not_loaded)
+                continue
             summary = summary_of(place)
             if summary is not None:
                 app.command(name, help=summary)(_not_loaded)
@@ -109,6 +114,7 @@ def _not_loaded() -> None:
     """Stands for a command that this command line does not name."""
 
 
+@functools.cache
 def summary_of(place: str) -> str | None:
     """The first paragraph of the docstring of module:function, or of the module where the name is no function. Read from the
     source, without importing it; None when there is no source."""

@@ -90,6 +90,7 @@ async def test_a_client_whose_proxies_had_all_left_the_registry_is_lent_a_worker
         directory: Any = px._directory
         worker: Any = px._worker
         proxies, looked = worker._proxies, 0
+        directory._discovery._reducer._hold_s = 1.0  # a minute in service
 
         def looked_for() -> Any:
             nonlocal looked
