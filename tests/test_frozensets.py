@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from mypy import api
 
 CONFIG = Path(__file__).parents[1] / "setup.cfg"
@@ -18,6 +19,7 @@ f: set[int] = a & {2: 3}.keys()
 """
 
 
+@pytest.mark.slow
 def test_a_frozenset_with_the_keys_of_a_dict_is_a_set(tmp_path: Path) -> None:
     found: dict[str, object] = {}
     exec(SOURCE, found)

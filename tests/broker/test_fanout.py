@@ -186,6 +186,7 @@ def test_what_can_be_delivered_or_passed_on_is_although_the_rest_of_its_batch_is
     assert NOT_TAKEN not in send(core, room_record(42, 3), now=11.0)
 
 
+@pytest.mark.slow
 def test_while_brokers_learn_of_a_doubling_one_after_the_other_a_record_goes_round_in_no_circle() -> None:
     """Whoever passes on has the newer layout of the two; it goes to a partition that every older layout agrees with."""
     for room in range(16):

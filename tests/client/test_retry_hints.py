@@ -32,6 +32,7 @@ def test_addresses_that_rest_come_after_the_others() -> None:
     assert resting.usable([], 1.0) == []
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_is_overloaded_is_asked_again_after_its_time(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=1)
     (gateway,) = cluster.gateways
@@ -71,6 +72,7 @@ async def test_a_hint_that_is_none_changes_nothing(cluster: Any, until: Until, v
         await ready
 
 
+@pytest.mark.slow
 async def test_a_proxy_that_lends_no_worker_number_is_asked_again_after_its_time(cluster: Any, until: Until) -> None:
     await cluster.start()
     (proxy,) = cluster.proxies

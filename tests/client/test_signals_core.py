@@ -70,6 +70,7 @@ def test_a_receipt_counts_each_gateway_once_also_after_the_first() -> None:
     assert (undelivered.delivered_by, core.counters.delivered, core.counters.failed) == ((6,), 1, 1)
 
 
+@pytest.mark.slow
 def test_a_receipt_that_nobody_keeps_is_not_counted_any_more() -> None:
     core = SignalCore()
     core.delivered([offered(core, 1, receipt=True).message_id], 5)

@@ -288,6 +288,7 @@ async def test_what_the_new_gateway_sends_later_than_the_old_one_did_is_not_show
         assert await take(subscription, 1) == [b"3"]
 
 
+@pytest.mark.slow
 async def test_a_draining_gateway_that_takes_the_move_for_another_login_changes_nothing(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target, uin=7, client="phone") as px, px.subscribe(chat=True) as subscription:

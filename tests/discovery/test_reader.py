@@ -51,6 +51,7 @@ def test_whoever_may_say_something_is_seen() -> None:
 
 
 @pytest.mark.parametrize("gateways", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_large_cluster_costs_a_process_little_at_rest_and_when_zookeepers_leader_changes(gateways: int) -> None:
     model, registrar = cluster_of(gateways)
     random = Random(gateways)

@@ -162,6 +162,7 @@ def delivered(core: Core, now: float, *records: bytes) -> int:
     return sum(deliver.count for deliver in of(ev.Deliver, arrive(core, *records, now=now)))
 
 
+@pytest.mark.slow
 def test_a_repeat_is_known_for_15_seconds_whatever_came_meanwhile() -> None:
     """Repeats come up to ten seconds late; a set of so many messages had forgotten them at 13,000 a second."""
     core = gateway()

@@ -40,6 +40,7 @@ def drive(core: Core, now: float, *, turns: int = 100) -> list[list[int]]:
     return sent
 
 
+@pytest.mark.slow
 def test_a_turn_sends_a_slice_and_a_partition_gets_no_more_than_its_window() -> None:
     core = gateway()
     joined(core)
@@ -49,6 +50,7 @@ def test_a_turn_sends_a_slice_and_a_partition_gets_no_more_than_its_window() -> 
     assert core.next_deadline() > 1.0, "nothing more is tried until something is confirmed or late"
 
 
+@pytest.mark.slow
 def test_what_is_confirmed_makes_room_in_the_window() -> None:
     core = gateway()
     joined(core)
@@ -73,6 +75,7 @@ def test_in_the_end_everything_is_told() -> None:
     assert (len(told), core.unconfirmed) == (MANY, 0)
 
 
+@pytest.mark.slow
 def test_without_a_replica_nothing_is_tried_until_one_comes() -> None:
     core = gateway(())
     joined(core)

@@ -148,6 +148,7 @@ async def lets_in(guard: Guard, credentials: Credentials) -> bool:
         says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 async def test_a_callback_that_hangs_lies_or_floods_lets_nobody_in(
     service: Service, guards: Callable[[str], Guard], answer: Answer
 ) -> None:
@@ -635,6 +636,7 @@ async def test_a_callback_is_asked_by_topic_and_by_device(service: Service, guar
         says('{"allow": "true"}'), says('{"allow": true, "expires_in_s": -1}'), says('{"allow": true}', 201),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 async def test_a_callback_of_rules_that_hangs_lies_or_floods_allows_nothing(
     service: Service, guards: Callable[[str], Guard], answer: Answer
 ) -> None:

@@ -274,6 +274,7 @@ async def test_a_caller_that_never_reads_does_not_hold_a_stream() -> None:
         await until(lambda: not door._tasks, "that the connection is closed")
 
 
+@pytest.mark.slow
 async def test_a_door_that_closes_ends_the_streams() -> None:
     async with serving(echo) as (_, port):
         carrier = call_to(port)
@@ -347,6 +348,7 @@ async def say(port: int, *words: bytes) -> bytes:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_strangers_are_bounded_in_time_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed_door, "MAX_STRANGERS_OF_ADDRESS", 3)
     monkeypatch.setattr(framed_door, "OPEN_S", 3600.0)

@@ -75,6 +75,7 @@ async def said(node: Node, cluster: ClusterOptions, role: str = "proxy", method:
             return f"{'refused: ' if ended.refused else ''}{ended}"
 
 
+@pytest.mark.slow
 async def test_the_certificate_says_who_calls_and_who_is_called(folders: Path, tmp_path: Path) -> None:
     cluster = ClusterOptions(streams="framed")
     folder = tmp_path / "tls"

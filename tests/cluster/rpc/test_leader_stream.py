@@ -119,6 +119,7 @@ class FramedReplica(Replica):
         return replace(super().node(number), stream_port=self.stream_port)
 
 
+@pytest.mark.slow
 async def test_a_framed_stream_is_opened_where_it_is_offered_and_grpc_where_its_port_is_closed() -> None:
     make: Any = FramedReplica
     replica: FramedReplica = make(1)

@@ -28,6 +28,7 @@ class Held:
     """Something that the collector looks at."""
 
 
+@pytest.mark.slow
 def test_what_is_alive_after_a_full_collection_is_not_looked_at_again(collector: Collector) -> None:
     assert gc.get_threshold() == THRESHOLDS
     held = [Held() for _ in range(100)]
@@ -41,6 +42,7 @@ def test_what_is_alive_after_a_full_collection_is_not_looked_at_again(collector:
     assert set(collector.samples()) == {"collections_full_total", "collections_set_aside_total", "collection_longest_seconds"}
 
 
+@pytest.mark.slow
 def test_a_circle_that_dies_before_a_full_collection_is_still_found(collector: Collector) -> None:
     gc.collect()
     one, other = Held(), Held()

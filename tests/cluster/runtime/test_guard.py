@@ -141,6 +141,7 @@ def test_the_page_says_who_may_call_what() -> None:
     assert {method: sorted(who) for method, who in said.items()} == {method: sorted(who) for method, who in METHODS.items()}
 
 
+@pytest.mark.slow
 async def test_every_method_with_every_identity(folders: Path, tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     found: dict[tuple[str, str], bool] = {}
