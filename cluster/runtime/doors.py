@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.runtime.door_tls import DoorTls
@@ -92,6 +93,10 @@ class ClientRoleOptions(ClientDoorOptions):
                 flag = door.plain_flag if door.plain else door.flag
                 found.append(f"{flag} = true: logins and messages at {door.host_key} = {door.host} can be read on the way")
         return found
+
+    def files_with_keys(self) -> list[Path]:
+        """The file with the private key of the certificate that clients are shown."""
+        return [Path(self.tls_key or self.tls_certificate)] if self.tls_certificate else []
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key, what it must be) of every option that is wrong."""

@@ -196,6 +196,13 @@ class ClusterOptions(Options):
         """The second secret that others may sign with. As `secret`."""
         return _secret("accepted_secret_file", self.accepted_secret_file)
 
+    def files_with_keys(self, role: str) -> list[Path]:
+        """What nobody but the processes of the cluster should be able to read."""
+        found = [Path(path) for path in (self.secret_file, self.accepted_secret_file) if path]
+        if self.key_dir:
+            found += sorted(Path(self.key_dir).glob("*.key"))
+        return [*found, Path(self.tls_dir) / f"{role}.pem"] if self.tls_dir else found
+
     def wire_settings(self) -> dict[str, Any]:
         """What must agree with other processes and is not as in one that does not know the key."""
         return {key: value for key, known in WIRE_DEFAULTS.items() if (value := getattr(self, key)) != known}
@@ -280,6 +287,10 @@ class RoleOptions(Options):
 
     def insecure_doors(self) -> list[str]:
         """What an operator must be reminded of, a line for each door that is not guarded."""
+        return []
+
+    def files_with_keys(self) -> list[Path]:
+        """What only this role should be able to read, besides what the cluster's options name."""
         return []
 
     def door_tls(self) -> DoorTls | None:

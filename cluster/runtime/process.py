@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.links.api import PeerState
@@ -732,6 +733,14 @@ async def _end_session(address: RegistryAddress, session: tuple[int, bytes], tim
     await zookeeper.close()
 
 
+def is_open_to_all(path: Path) -> bool:
+    """Whether every user of this machine may read a file. One that is not there is for its reader to name."""
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
 def _partition(options: RoleOptions) -> int:
     return options.partition if isinstance(options, PartitionedOptions) else NO_PARTITION
 
@@ -763,9 +772,9 @@ def run_role(
     log.bind_identity(role=role, partition=_partition(options))
     logger = log.get_logger()
     logger.info(log.STARTING, version=__version__, pid=os.getpid(), registry=options.registry, config=wanted.config)
-    for path in filter(None, (cluster.secret_file, cluster.accepted_secret_file)):
-        if os.stat(path).st_mode & stat.S_IROTH:
-            logger.warning(log.FILE_OPEN_TO_ALL, path=path)
+    for path in (*cluster.files_with_keys(role), *options.files_with_keys()):
+        if is_open_to_all(path):
+            logger.warning(log.FILE_OPEN_TO_ALL, path=str(path))
     for door in options.insecure_doors():
         logger.warning(log.DOOR_OPEN_TO_ALL, door=door)
 
