@@ -10,7 +10,6 @@ told which mark it lacks. Locally property tests draw fewer examples, see `tests
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -51,12 +50,6 @@ hypothesis.settings.load_profile("pixiu")
 
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 """Processes of tests verify no certificates; to read the machine's is a sixth of what the start of a role takes (aiohttp does)."""
-
-if CI:
-    # Linux gives sessions equal shares of the CPU. Each process of a cluster is one; all workers of the suite, with Spark and the
-    # clients of the tests, would share what one of these gets: Spark's Pythons did not start within its ten seconds.
-    with contextlib.suppress(OSError):  # without sched_autogroup, or not root
-        Path("/proc/self/autogroup").write_text("-10")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the suite in the background ignores Ctrl-C for it, and processes of tests would inherit that.
