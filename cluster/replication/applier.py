@@ -45,6 +45,7 @@ class Applier:
         self._copies = 0
         self._later: asyncio.Handle | None = None
         self._installing: asyncio.Task[None] | None = None
+        self._waiting: list[Callable[[], None]] = []
         self._closed = False
         self.blocked = ""
         """Why nothing is applied now; empty otherwise."""
@@ -116,7 +117,18 @@ class Applier:
             self._crash(error)
         finally:
             self._installing = None
+        waiting, self._waiting = self._waiting, []
+        if not self._closed:
+            for callback in waiting:
+                callback()
         self.run()
+
+    def when_loaded(self, callback: Callable[[], None]) -> None:
+        """Call it once the state is not behind the log's beginning: at once, unless a snapshot is being loaded."""
+        if self._installing is None:
+            callback()
+        else:
+            self._waiting.append(callback)
 
     async def close(self) -> None:
         """Stop: nothing more is applied."""

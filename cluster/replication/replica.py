@@ -148,6 +148,8 @@ class Replica:
         self._syncer = Syncer(self._synced, histogram("pixiu_log_sync_seconds", "How long the disk took to sync the log.").add)
         self._scrub = Scrub(lambda last: self._step(ev.SegmentRotten(last)))
         self._applier = Applier(machine, self._applied, self._log_failed, context.crash)
+        self._office = 0
+        """The epoch in which this replica leads; 0: it does not."""
         self._sender = SnapshotSender(machine, self._folder, self._peers, self.pin, self._snapshot_sent)
         self._receiver = SnapshotReceiver(machine, self._folder, lambda: self._applier.installing, self._snapshot_received)
         self._peers.serve(self._receiver.receive, self._receiver.held, self._promote, self.set_clock)
@@ -250,7 +252,8 @@ class Replica:
     @property
     def is_leader(self) -> bool:
         """Whether writes are taken here."""
-        return self._core is not None and self._core.state is State.LEADING and not self._core.draining
+        core = self._core
+        return core is not None and core.state is State.LEADING and not core.draining and not self._applier.installing
 
     @property
     def epoch(self) -> int:
@@ -359,7 +362,7 @@ class Replica:
         followers = core.leader.followers if core.leader is not None else {}
         end = context.log.last
         return {
-            "state": core.state.value,
+            "state": (State.TAKING_OFFICE if core.state is State.LEADING and self._applier.installing else core.state).value,
             "member": hex_id(context.member),
             "incarnation": context.incarnation,
             "leader": hex_id(state.leader) if state is not None else "",
@@ -544,6 +547,11 @@ class Replica:
             case _:
                 self._announce(effect)
 
+    def _take_office(self, epoch: int) -> None:
+        """The state is that of the log, so the role can look at both."""
+        if self._office == epoch:
+            self._on_leading(epoch)
+
     def _announce(self, effect: ev.Effect) -> None:
         """What a process and its operators hear of."""
         log = self._context.log
@@ -551,9 +559,11 @@ class Replica:
             case ev.Leading(epoch):
                 self._counts["elections_total"] += 1
                 log.info(LEADING, epoch=epoch)
-                self._on_leading(epoch)
+                self._office = epoch
+                self._applier.when_loaded(lambda: self._take_office(epoch))
             case ev.Deposed(epoch):
                 self._counts["depositions_total"] += 1
+                self._office = 0
                 self._committing.drop()
                 log.warning(DEPOSED, epoch=epoch)
                 self._proposals.fail(OutcomeUnknown("no longer the leader; send the write again, with the same IDs"))

@@ -254,6 +254,24 @@ async def test_nothing_is_applied_while_a_snapshot_is_loaded(tmp_path: Path) -> 
     assert not folder.received.exists()
 
 
+async def test_who_waits_for_a_snapshot_to_be_loaded_is_called_then_and_before_anything_is_applied(tmp_path: Path) -> None:
+    it = Applied(tmp_path / "log", 10)
+    seen: list[tuple[int, int]] = []
+    it.applier.when_loaded(lambda: seen.append((it.machine.applied, len(it.told))))
+    assert seen == [(0, 0)]
+    folder = DataFolder(tmp_path / "replica", 1 << 20)
+    folder.path.mkdir()
+    received(folder, Position(1, 5))
+    it.applier.install(Position(1, 5), folder)
+    it.applier.commit(10, 1)
+    it.applier.when_loaded(lambda: seen.append((it.machine.applied, len(it.told))))
+    assert len(seen) == 1
+    async with asyncio.timeout(30):
+        while it.applier.behind:
+            await asyncio.sleep(0.01)
+    assert seen == [(0, 0), (5, 0)]
+
+
 async def test_a_disk_that_fails_under_the_state_is_told(tmp_path: Path) -> None:
     it = Applied(tmp_path, 10)
 
