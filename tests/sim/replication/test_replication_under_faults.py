@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[Run, set[str]]] = {
     "a leader trusts its clock": (lambda seed: clocks.violations(seed, faulty.TrustsItsClock), {"deleted early"}),
     "a leader asks nobody for the time": (lambda seed: clocks.violations(seed, faulty.AsksNobody), {"deleted early"}),
     "a slow follower stays": (gray("slow disk", faulty.NeverSlow), {"writes are held up again and again"}),
-    "who left is required again at once": (gray("deaf to entries", faulty.NoRest), {"writes are held up again and again"}),
+    "who left is required again at once": (gray("slow disk", faulty.NoRest), {"writes are held up again and again"}),
     "follows who lacks what is committed here": (
         lambda seed: forced.violations(seed, faulty.FollowsAnybody),
         {"confirmed but not on the disk"},
