@@ -20,7 +20,7 @@ FULL_LEADER, UNREGISTERED_LEADER = "leader with a full disk", "leader without Zo
 AILMENTS = {
     "full disk": 1.0, "deaf to entries": 1.55, "slow disk": 3.0, "very slow disk": 2.5, FULL_LEADER: 1.0, UNREGISTERED_LEADER: 3.0,
 }  # fmt: skip
-"""What a follower, or the leader, has, and what a write may wait at most, once: it says that it is full; is silent for 1.2 s (1.48 s
+"""What a follower, or the leader, has, and what a write may wait at most, once: it says that it is full; is silent for 1.2 s (1.5 s
 in the worst of 300 runs; 1.6 for one that is late and not silent); is late for 1.5 s, in which writes wait behind each other (4.4 s
 in the worst of 40 runs as long as only the time behind `slow_s` was counted, 1.8 s now); hands over; is confirmed no more."""
 
