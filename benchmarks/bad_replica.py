@@ -38,7 +38,7 @@ from typing import Final
 
 from benchmarks.harness import working
 from benchmarks.power_cut import Noted, append_mail, missing_entries, missing_mail, run, write_mail
-from benchmarks.stores import Stores, health, stores
+from benchmarks.stores import Stores, replication, stores
 from pixiu.wire.v1 import pi_pb2, xiu_pb2
 from tests.support.disks import fill
 from tests.support.interposed import EVERY, Interposed
@@ -103,9 +103,7 @@ async def leads(running: Stores, at: dict[str, str]) -> str:
             with contextlib.suppress(RuntimeError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     node = await running.running(name)
-                    said = await asyncio.to_thread(health, node)
-                    status = said.get("replication", said)
-                    if isinstance(status, dict) and status.get("state") == "Leading":
+                    if (await asyncio.to_thread(replication, node)).get("state") == "Leading":
                         at[running.role] = node.address
                         return name
     return ""
@@ -127,9 +125,8 @@ def writers(running: Stores, at: dict[str, str], noted: Noted) -> list[asyncio.T
 
 async def in_sync(running: Stores) -> int:
     """How many the leader requires."""
-    said = await asyncio.to_thread(health, await running.running(await leads(running, {}) or GOOD[0]))
-    status = said.get("replication", said)
-    return len(status.get("in_sync", ())) if isinstance(status, dict) else 0
+    status = await asyncio.to_thread(replication, await running.running(await leads(running, {}) or GOOD[0]))
+    return len(status.get("in_sync", ()))
 
 
 async def rates(seconds: float, *noted: Noted) -> list[float]:

@@ -7,6 +7,9 @@ since, and every one of before, byte for byte.
 Estimate: a snapshot is hard links, sent at the rate at which one core copies, sums and writes: 150 MB/s, so 140 s for 20 GB; the
 log that came meanwhile is kept. Writes share two cores and a disk with it: half their rate, and none waits for a second.
 
+First run, beside the whole suite: 307,680 mails of 21.6 GB, joined after 461 s (47 MB/s), writes at 70 % of their rate, longest
+wait 1.6 s, nothing missing of these and of 1,137,840 written meanwhile. With 0.5 GB and less beside it 129 MB/s, 0.5 s.
+
     python -m benchmarks.big_join [--gigabytes 20]      # needs twice the space, and the log's 8 GB
 
 The exit code is 1 when it did not join within its time, or something is missing.
@@ -19,7 +22,6 @@ import asyncio
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -30,7 +32,7 @@ import grpc.aio
 
 from benchmarks.harness import working
 from benchmarks.power_cut import Noted, call_of, write_mail
-from benchmarks.stores import Stores, health, stores
+from benchmarks.stores import Stores, replication, stores
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.record import Kind, decode, split
 from pixiu.wire.record import encode as encode_record
@@ -42,6 +44,7 @@ UNDER_WAY: Final = 4
 """Batches that are sent and not answered."""
 WRITERS: Final = 2
 WORKER: Final = 9
+"""The number in SnowflakeIDs of what fills the store; the writers have others."""
 WITHIN_S: Final = 1800.0
 LOOK_S: Final = 0.5
 SETTINGS: Final = ("reserve_mb=64", "trim_interval_s=3600", "table_mb=64")
@@ -96,11 +99,9 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-async def in_sync(running: Stores, name: str) -> int:
-    """How many the leader requires."""
-    said = await asyncio.to_thread(health, await running.running(name))
-    status = said.get("replication", said)
-    return len(status.get("in_sync", ())) if isinstance(status, dict) else 0
+async def said_by(running: Stores, name: str) -> dict[str, Any]:
+    """What a replica says of itself."""
+    return await asyncio.to_thread(replication, await running.running(name))
 
 
 async def run(gigabytes: float, disk: Path) -> bool:
@@ -121,7 +122,7 @@ async def run(gigabytes: float, disk: Path) -> bool:
             before = len(noted.times) / 10.0
             began = time.monotonic()
             running.start("new")
-            while await in_sync(running, "old") < 2:
+            while len((await said_by(running, "old")).get("in_sync", ())) < 2:
                 if time.monotonic() > began + WITHIN_S:
                     print("did not join in time")
                     return False
@@ -135,22 +136,11 @@ async def run(gigabytes: float, disk: Path) -> bool:
             f"refused: {noted.refused or 'nothing'}",
             flush=True,
         )
-        running.end("old", signal.SIGTERM)
+        await asyncio.to_thread(running.end, "old")
         del running.processes["old"]
-        end = time.monotonic() + 60.0
-        while (await status_of(running, "new")) != "Leading" and time.monotonic() < end:
-            await asyncio.sleep(LOOK_S)
-        address = (await running.running("new")).address
-        wrong = await wrong_in(address, count, set(noted.stored))
+        wrong = await wrong_in((await running.leader()).address, count, set(noted.stored))
         print(f"{len(noted.stored):,} mails acknowledged beside it, {count:,} of before: {'; '.join(wrong) or 'all there'}")
         return not wrong
-
-
-async def status_of(running: Stores, name: str) -> object:
-    """What a replica says it is."""
-    said = await asyncio.to_thread(health, await running.running(name))
-    status = said.get("replication", said)
-    return status.get("state") if isinstance(status, dict) else None
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -90,9 +91,8 @@ class Stores:
         nodes, end = [await self.running(name) for name in self.processes], time.monotonic() + WAIT_S
         while time.monotonic() < end:
             for node in nodes:
-                said = await asyncio.to_thread(health, node)
-                status = said.get("replication", said)
-                if isinstance(status, dict) and status.get("state") == "Leading" and len(status["in_sync"]) == len(nodes):
+                status = await asyncio.to_thread(replication, node)
+                if status.get("state") == "Leading" and len(status["in_sync"]) == len(nodes):
                     return node
             await asyncio.sleep(0.05)
         raise RuntimeError(f"not every {self.role} was in sync within {WAIT_S:.0f} s")
@@ -116,6 +116,13 @@ def health(node: Node) -> dict[str, object]:
             return found
     except OSError:
         return {}
+
+
+def replication(node: Node) -> dict[str, Any]:
+    """What a process says of its replica there; empty while it does not answer."""
+    said = health(node)
+    found = said.get("replication", said)
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.asynccontextmanager

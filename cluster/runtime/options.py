@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.links.key_ring import KeyRing, read_key_ring
+from cluster.links.key_ring import FILE, KeyRing, read_key_ring
 from cluster.links.options import MAX_MTU_BYTES, MIN_MTU_BYTES, LinkOptions
 from cluster.runtime.door_tls import DoorTls
 from cluster.runtime.fields import Spec, bounded, choice, field_problems, render_table, show, specs, unknown
@@ -30,7 +30,7 @@ from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import PROBE_ROOM
 from pixiu.placement.big_rooms import VROOMS
 from pixiu.placement.topic_rooms import TopicRooms
-from pixiu.rpc.tls import Tls
+from pixiu.rpc.tls import Tls, own_file
 from pixiu.wire.record import MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
 
@@ -200,8 +200,8 @@ class ClusterOptions(Options):
         """What nobody but the processes of the cluster should be able to read."""
         found = [Path(path) for path in (self.secret_file, self.accepted_secret_file) if path]
         if self.key_dir:
-            found += sorted(Path(self.key_dir).glob("*.key"))
-        return [*found, Path(self.tls_dir) / f"{role}.pem"] if self.tls_dir else found
+            found += sorted(path for path in Path(self.key_dir).glob("*") if FILE.fullmatch(path.name))
+        return [*found, own_file(Path(self.tls_dir), role)] if self.tls_dir else found
 
     def wire_settings(self) -> dict[str, Any]:
         """What must agree with other processes and is not as in one that does not know the key."""

@@ -9,7 +9,6 @@ Source: docs/decisions/0170-commands-load-when-used.md.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import logging
@@ -77,10 +76,8 @@ def application(arguments: Sequence[str] | None = None) -> typer.Typer:
     named = next((word for word in arguments if not word.startswith("-")), None) if arguments is not None else None
     for name, place, load in _found():
         if arguments is not None and name != named:
-            if named is not None and named == arguments[0]:  # no text of the others is shown
-                app.command(name)(_not_loaded)
-                continue
-            summary = summary_of(place)
+            # Behind the name of a command no text of the others is shown.
+            summary = "" if list(arguments[:1]) == [named] else summary_of(place)
             if summary is not None:
                 app.command(name, help=summary)(_not_loaded)
                 continue
@@ -114,7 +111,6 @@ def _not_loaded() -> None:
     """Stands for a command that this command line does not name."""
 
 
-@functools.cache
 def summary_of(place: str) -> str | None:
     """The first paragraph of the docstring of module:function, or of the module where the name is no function. Read from the
     source, without importing it; None when there is no source."""

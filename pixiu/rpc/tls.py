@@ -43,6 +43,11 @@ def host_name(role: str) -> str:
     return f"{role}.pixiu"
 
 
+def own_file(folder: Path, name: str) -> Path:
+    """The file with the private key and certificate of a role, or of `operator`."""
+    return folder / f"{name}.pem"
+
+
 class Tls:
     """The certificates of one process. Raises ConfigurationError when the folder lacks what is needed.
 
@@ -78,7 +83,7 @@ class Tls:
     def _read(self) -> None:
         found = []
         stamps: list[object] = []
-        for path in (self.folder / "ca.pem", self.folder / f"{self.name}.pem"):
+        for path in (self.folder / "ca.pem", own_file(self.folder, self.name)):
             try:
                 stat = os.stat(path)
                 stamps += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
@@ -110,7 +115,7 @@ class Tls:
         path = self.folder / "ca.pem"
         try:
             context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
-            path = self.folder / f"{self.name}.pem"
+            path = own_file(self.folder, self.name)
             context.load_cert_chain(path, password=lambda: b"")  # one with a password is not asked for: nobody could answer
             stat = os.stat(path)
             if [stat.st_mtime_ns, stat.st_size, stat.st_ino] != stamps[3:]:
@@ -134,7 +139,7 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
-            context.load_cert_chain(self.folder / f"{self.name}.pem", password=lambda: b"")
+            context.load_cert_chain(own_file(self.folder, self.name), password=lambda: b"")
         except (OSError, ValueError) as error:  # exchanged at this moment
             raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
         return context
@@ -160,7 +165,7 @@ class Tls:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(cadata=self._authorities.decode("ascii", "ignore"))
-            context.load_cert_chain(self.folder / f"{self.name}.pem", password=lambda: b"")
+            context.load_cert_chain(own_file(self.folder, self.name), password=lambda: b"")
         except (OSError, ValueError) as error:  # exchanged at this moment
             raise ConfigurationError(f"[cluster] tls_dir = {self.folder}: cannot be used now: {error}") from None
         return context

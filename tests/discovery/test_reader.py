@@ -50,7 +50,7 @@ def test_whoever_may_say_something_is_seen() -> None:
             assert set(senders) <= set(SEES[receiver]), receiver
 
 
-@pytest.mark.parametrize("gateways", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gateways", [1_000, 5_000])
 @pytest.mark.slow
 def test_a_large_cluster_costs_a_process_little_at_rest_and_when_zookeepers_leader_changes(gateways: int) -> None:
     model, registrar = cluster_of(gateways)

@@ -10,10 +10,10 @@ from cluster.runtime.process import is_open_to_all
 
 
 def test_every_file_with_a_key_is_named(tmp_path: Path) -> None:
-    for name in ("1.key", "2.key", "2.use"):
+    for name in ("1.key", "2.next", "notes"):
         (tmp_path / name).touch()
     cluster = ClusterOptions(key_dir=str(tmp_path), tls_dir="/tls")
-    assert cluster.files_with_keys("xiu") == [tmp_path / "1.key", tmp_path / "2.key", Path("/tls/xiu.pem")]
+    assert cluster.files_with_keys("xiu") == [tmp_path / "1.key", tmp_path / "2.next", Path("/tls/xiu.pem")]
     assert ClusterOptions(secret_file="a", accepted_secret_file="b").files_with_keys("xiu") == [Path("a"), Path("b")]
     assert ClientRoleOptions(tls_certificate="door.pem").files_with_keys() == [Path("door.pem")]
     assert ClientRoleOptions(tls_certificate="door.pem", tls_key="door.key").files_with_keys() == [Path("door.key")]
