@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
 
 NAMES = ("xiu-a", "xiu-b")
+TRIES = 100
 SETTINGS: dict[str, Any] = {"partition": 0, "reserve_mb": 0}
 COMPACTING: dict[str, Any] = {"memtable_mb": 2, "flush_interval_s": 0.5}
 """Many small files, so that RocksDB reads them again soon."""
@@ -88,9 +90,13 @@ def leave(disk: Path, free: int) -> None:
     """Fill a disk but for so many bytes."""
     ballast = disk / "ballast"
     ballast.unlink(missing_ok=True)
-    found = os.statvfs(disk)
     with open(ballast, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - free)
+        for _ in range(TRIES):
+            found = os.statvfs(disk)
+            with contextlib.suppress(OSError):  # a replica has written more meanwhile
+                os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - free)
+                return
+    raise RuntimeError(f"the space on {disk} was never what was found")
 
 
 def size_of(store: Path) -> int:
