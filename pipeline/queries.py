@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-TRIES: Final = 3
+TRIES: Final = 10
+"""Policy: Spark is given a minute and a half of a machine that has no CPU for it."""
 BUSY: Final = "Python worker failed to connect back"
 
 
 def run_to_end(start: Callable[[], Any]) -> list[Any]:
-    """Start a query, and wait until it has ended; again, twice at the most, when no Python process connected in time.
+    """Start a query, and wait until it has ended; again, `TRIES - 1` times at the most, when no Python process connected in time.
 
     Returns the queries, the last of which did all that was left. Raises what the last one raised.
     """

