@@ -23,7 +23,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded sim grow bench native native-test proto docs clean
+.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench native native-test proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -64,6 +64,9 @@ mail: $(VENV)/.dev  # ten minutes or PIXIU_MAIL_MINUTES: mail between users who 
 
 guarded: $(VENV)/.dev  # three machines with 21 processes, on which everything that guards them is exchanged again and again
 	PIXIU_GUARDED_ROUNDS=$(or $(PIXIU_GUARDED_ROUNDS),3) $(BIN)/python -m pytest -s tests/e2e/test_guarded_machines.py
+
+bad-network: $(VENV)/.dev  # the same machines on a network that loses, holds back and cuts: LOG=FILE plays another log than the sample
+	PIXIU_BAD_NETWORK=$(or $(LOG),sample) $(BIN)/python -m pytest -s tests/e2e/test_bad_network.py
 
 sim: $(VENV)/.dev
 	$(PYTEST_SIM) $(BIN)/python -m pytest tests/sim

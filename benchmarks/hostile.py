@@ -36,10 +36,11 @@ HALF_S: Final = 0.5
 QUIET_S: Final = 10.0
 ATTACK_S: Final = 20.0
 AT_ONCE: Final = 200
+TRIES: Final = 30
+"""Of a client that a gateway does not admit yet, a second apart."""
 KINDS: Final = ("half", "filters", "topics", "partial", "churn", "deaf")
 LOUD_ROOM: Final = 77_777
 """What the deaf subscribe to and publish in."""
-CONNACK: Final = b"\x20\x02\x00\x00"
 MIB: Final = 1 << 20
 
 
@@ -90,7 +91,10 @@ class Client(asyncio.Protocol):
                 return
             kind, body, self._data = self._data[0], self._data[at : at + size], self._data[at + size :]
             if kind in (0x20, 0x90) and not self.ready.done():
-                self.ready.set_result(None)
+                if kind == 0x20 and body[1]:
+                    self.ready.set_exception(ConnectionError(f"refused: {body[1]}"))
+                else:
+                    self.ready.set_result(None)
             elif self.on_packet is not None:
                 self.on_packet(kind, body)
 
@@ -104,7 +108,7 @@ class Client(asyncio.Protocol):
     async def open(self, port: int, name: str, topic: str = "") -> None:
         """Connect, and subscribe where there is a topic. Raises ConnectionError, TimeoutError."""
         loop = asyncio.get_running_loop()
-        for last in (False, False, False, True):
+        for left in reversed(range(TRIES)):
             try:
                 await loop.create_connection(lambda: self, "127.0.0.1", port)
                 assert self.transport is not None
@@ -113,15 +117,24 @@ class Client(asyncio.Protocol):
                     await self.ready
                 break
             except (OSError, TimeoutError):
-                if last:
+                if not left:
                     raise
-                self.closed, self.ready, self._data = False, loop.create_future(), b""
                 await asyncio.sleep(1.0)  # the gateway admits so many a second
+                await self._forget()
         if topic and self.transport is not None:
             self.ready = loop.create_future()
             self.transport.write(subscribe_packet(1, topic))
             async with asyncio.timeout(30):
                 await self.ready
+
+    async def _forget(self) -> None:
+        """Wait until the connection is closed, so that its end is not taken for that of the next one."""
+        if self.transport is not None:
+            self.transport.abort()
+            while not self.closed:
+                await asyncio.sleep(0.01)
+        self.closed, self.transport, self._data = False, None, b""
+        self.ready = asyncio.get_running_loop().create_future()
 
 
 class Innocent:
@@ -265,6 +278,7 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
             await process.wait()
         lost = innocent.disconnected
         print(f"with {count:,} hostile: p50 {p50 * 1000:7.1f} ms, p99 {loud * 1000:7.1f} ms, {part:.2%} arrived, {most:.0f} MiB")
+        await show_closed(running.ports["gateway"])
         print(f"innocent clients disconnected: {lost}; memory grew by {most - before:.0f} MiB of 256 a gateway")
         return not lost and loud <= 2 * quiet and most - before <= 256
 
@@ -337,13 +351,16 @@ async def overload(seconds: float) -> bool:
         lost = sum(client.closed for client in [*flood.clients, *probe.clients])
         print(f"QoS 1: {best:,.0f}/s with 1,000 on their way, {loud:,.0f}/s with 40,000 ({loud / best:.0%}) for {seconds:.0f} s")
         print(f"disconnected: {lost}; an answer within 100 ms again after {recovered:.1f} s")
-        page = await asyncio.to_thread(_page, running.ports["gateway"][0] + 1)
-        print(
-            "\n".join(
-                line for line in page.splitlines() if "closed" in line and not line.startswith("#") and not line.endswith(" 0")
-            )
-        )
+        await show_closed(running.ports["gateway"])
         return not lost and loud >= 0.9 * best and recovered <= 5
+
+
+async def show_closed(ports: list[int]) -> None:
+    """Print how many connections gateways have closed, and why."""
+    for port in ports:
+        page = await asyncio.to_thread(_page, port + 1)
+        lines = [line for line in page.splitlines() if "connections_closed_total" in line and not line.startswith("#")]
+        print(", ".join(line.partition("reason=")[2].replace("}", "") for line in lines if not line.endswith(" 0.0")))
 
 
 def _page(port: int) -> str:

@@ -46,6 +46,8 @@ ORDER = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")
 REPLICAS = 2
 ROOMS = range(1, 5)
 PACE_S = 0.04
+MAX_DROPPED = len(ROOMS) * REPLICAS
+"""One of each room, and of each machine whose broker ends on a busy machine; none where there is a free core."""
 
 
 def machine(number: int) -> list[str]:
@@ -65,6 +67,8 @@ class Rooms:
         """(subscriber, room) → the newest number."""
         self.gaps: list[str] = []
         """What the SDK said when messages may have been missed."""
+        self.dropped = 0
+        """Messages of which the sender was told that they may be lost."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -74,7 +78,10 @@ class Rooms:
 
     async def _send(self, px: pixiu.Client, room: int) -> None:
         while True:
-            await px.room(room).send(b"%d" % (self.sent[room] + 1))
+            try:
+                await px.room(room).send(b"%d" % (self.sent[room] + 1))
+            except pixiu.Dropped:  # of a broker that ended; on a machine that is busy it goes before a proxy has heard of it
+                self.dropped += 1
             self.sent[room] += 1
             await asyncio.sleep(PACE_S)
 
@@ -161,7 +168,8 @@ class Rolling:
         for name in names:
             history.fault(Fault("restart", name, heals=True))
         await rooms.flow()
-        print(f"{', '.join(names)}: {time.monotonic() - began:.1f} s; lost {rooms.lost}, {len(rooms.gaps)} gaps", flush=True)
+        lost = f"lost {rooms.lost}, {rooms.dropped} told, {len(rooms.gaps)} gaps"
+        print(f"{', '.join(names)}: {time.monotonic() - began:.1f} s; {lost}", flush=True)
 
     async def protocols(self) -> Counter[int]:
         """How many processes speak up to which protocol version, as the registry says."""
@@ -211,5 +219,6 @@ async def test_every_process_is_upgraded_and_then_changed_while_rooms_and_mail_f
     failed = {what: number for what, number in traffic.counts.items() if what.startswith("unconfirmed")}
     print(f"{time.monotonic() - began:.1f} s; {dict(traffic.counts)}; {counts(history)}; {rooms.sent.total()} to rooms")
     assert not failed
+    assert rooms.dropped <= MAX_DROPPED
     found = check(history, Limits(sends=100, deliveries=100, acknowledgements=100, faults=2 * len(rolling.names)))
     assert not found, report(history, found)

@@ -311,9 +311,12 @@ async def taken(node: Node, said: str) -> bool | None:
 
 
 @contextlib.contextmanager
-def guarded_machines(folder: Path, roles: Sequence[Sequence[str]]) -> Iterator[GuardedMachines]:
-    """A running cluster: machine N runs `roles[N]`. Skips the test where no network namespaces are allowed."""
-    with network(len(roles)) as found, contextlib.ExitStack() as undo:
+def guarded_machines(folder: Path, roles: Sequence[Sequence[str]], *, bad_by_seed: int | None = None) -> Iterator[GuardedMachines]:
+    """A running cluster: machine N runs `roles[N]`. Skips the test where no network namespaces are allowed.
+
+    bad_by_seed: as for `network`.
+    """
+    with network(len(roles), bad_by_seed=bad_by_seed) as found, contextlib.ExitStack() as undo:
         made = GuardedMachines(folder, found, roles)
         tls.use(tls.Tls(made.own, tls.OPERATOR))
         undo.callback(tls.use, None)

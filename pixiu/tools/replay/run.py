@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -98,8 +98,18 @@ async def replay(
     on_progress: Callable[[Driver, ClusterWatch], None] = lambda _driver, _watch: None,
     *,
     token_of: TokenOf | None = None,
+    outages: Sequence[Death] = (),
 ) -> Result:
-    """Play a plan against the cluster at `zk://HOST:PORT/ROOT`. token_of: with which a user (0: the back end) logs in.
+    """Play a plan against the cluster at `zk://HOST:PORT/ROOT`.
+
+    Args:
+        target: the cluster.
+        plan: what is sent when.
+        options: how it is played.
+        on_progress: called now and then.
+        token_of: with which a user (0: the back end) logs in.
+        outages: what explains losses besides the deaths that the registry tells of, such as links that were cut; looked at in the
+            end.
 
     Raises `PixiuError` when the cluster cannot be reached, or has no gateway or proxy that is Running.
     """
@@ -128,7 +138,7 @@ async def replay(
             loop.remove_signal_handler(signal.SIGINT)
         seconds = (monotonic_us() - started_us) / 1e6
         await _wait_for_rejoins(watch)
-        verdict = await _judge(plan, driver, watch)
+        verdict = await _judge(plan, driver, watch, outages)
     finally:
         await connector.close()
         await watch.close()
@@ -153,8 +163,8 @@ async def _wait_for_rejoins(watch: ClusterWatch) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _judge(plan: Plan, driver: Driver, watch: ClusterWatch) -> Verdict:
-    deaths = deaths_with_users(watch.book.deaths, driver.users.breaks)
+async def _judge(plan: Plan, driver: Driver, watch: ClusterWatch, outages: Sequence[Death]) -> Verdict:
+    deaths = [*deaths_with_users(watch.book.deaths, driver.users.breaks), *outages]
     processes = {int(node.endpoint): process_name(node) for node in watch.seen()}
 
     def describe(missing: Missing) -> str:
