@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +22,14 @@ from pixiu.tools.replay.verdict import Death
 from tests.history.checker import check, counts, report
 from tests.history.record import Fault, History
 from tests.history.violation import Limits
-from tests.support.bad_network import BadNetwork, Weather
+from tests.support.bad_network import BadNetwork, Impairment
 from tests.support.guarded_machines import GuardedMachines, guarded_machines
 from tests.support.mail_history import Traffic
 
 LOG = os.environ.get("PIXIU_BAD_NETWORK", "")
 SEED = int(os.environ.get("PIXIU_BAD_NETWORK_SEED", "1"))
 EVERY = ("xiu", "pi", "router", "relay", "broker", "gateway", "proxy")
-BAD = Weather(lost=0.01, held_s=0.02)
+BAD = Impairment(lost=0.01, jitter_s=0.02)
 ONE, OTHER = 1, 2
 """Machines, as the network counts them; 0 has the clients and ZooKeeper."""
 CUT_S = 20.0
@@ -62,7 +61,7 @@ async def play(machines: GuardedMachines, bad: BadNetwork, folder: Path) -> None
     outages: list[Death] = []
     plan = load_plan(LogChoice(path=LOG))
     options = ReplayOptions(speed=max(plan.span_ms / 1000 / PLAYED_S, 1.0), join_timeout_s=120.0)
-    bad.now(BAD)
+    bad.set(BAD)
     began = time.monotonic()
     async with Traffic(target, history, SEED, token_of=machines.token_of) as traffic:
         playing = asyncio.create_task(replay(target, plan, options, token_of=machines.token_of, outages=outages))
@@ -71,9 +70,9 @@ async def play(machines: GuardedMachines, bad: BadNetwork, folder: Path) -> None
             name = f"machine {path[0]} to {path[1]}"
             outages.append(Death(name, "link", 0, 0, monotonic_us()))
             history.fault(Fault("cut", name))
-            bad.now(replace(BAD, cut=(path,)))
+            bad.set(replace(BAD, cut=(path,)))
             await asyncio.sleep(CUT_S)
-            bad.now(BAD)
+            bad.set(BAD)
             history.fault(Fault("cut", name, heals=True))
             outages[-1].rejoin_us = monotonic_us() + int(AFTER_S * 1e6)
             await traffic.more(100)
@@ -99,7 +98,7 @@ def told(result: Result, outages: list[Death]) -> str:
     """What became of the log's messages; for a person."""
     verdict = result.verdict
     causes = {cause: count for cause, count in verdict.causes.items() if count}
-    by_outage = {outage.name: dict(Counter(outage.counts)) for outage in outages}
+    by_outage = {outage.name: dict(outage.counts) for outage in outages}
     return (
         f"{result.seconds:.0f} s: {verdict.sent} messages, {verdict.delivered} of {verdict.expected} deliveries, lost {causes}, "
         f"in cuts {by_outage}, {verdict.out_of_order} after a later one, {verdict.repeated} repeated, {verdict.refused} refused "

@@ -4,7 +4,7 @@
     machine 1's namespace ── tun device 1 ──┼── this module as a program, which takes packets from one and gives them to another
     machine 2's namespace ── tun device 2 ──┘
 
-`Weather` says what it does now: one line of JSON on its standard input. When that ends it prints what became of packets, and ends.
+`Impairment` says what it does now: a line of JSON on its standard input. When that ends it prints what became of packets, and ends.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ END_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weather:
+class Impairment:
     """What becomes of packets. As much for each path, whatever the others do."""
 
     lost: float = 0.0
     """The chance of each packet."""
-    held_s: float = 0.0
+    jitter_s: float = 0.0
     """Each packet waits for a time from 0 to this, so that later ones overtake it."""
     cut: tuple[tuple[int, int], ...] = ()
     """From which device to which one nothing comes."""
@@ -76,10 +76,10 @@ class BadNetwork:
         self.counts: dict[str, int] = {}
         """Packets that passed, were lost, were cut and overtook another one."""
 
-    def now(self, weather: Weather) -> None:
-        """From now on."""
+    def set(self, impairment: Impairment) -> None:
+        """From now on packets fare so."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(weather)) + "\n")
+        self._process.stdin.write(json.dumps(asdict(impairment)) + "\n")
         self._process.stdin.flush()
 
     def stop(self) -> None:
@@ -88,12 +88,12 @@ class BadNetwork:
         self.counts = json.loads(said)
 
 
-class Passing:
+class Forwarder:
     """The program: see the module."""
 
     def __init__(self, devices: Sequence[int], seed: int) -> None:
         self._devices = devices
-        self._weather = Weather()
+        self._impairment = Impairment()
         self._chances = [[random.Random(f"{seed} {a} {b}") for b in range(len(devices))] for a in range(len(devices))]
         self._held: list[tuple[float, int, int, bytes]] = []
         """Until when, a number of its own, to which device, the packet."""
@@ -110,8 +110,8 @@ class Passing:
         for device in (*self._devices, sys.stdin.fileno()):
             poll.register(device, select.EPOLLIN)
         while True:
-            wait_s = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
-            for descriptor, _ in poll.poll(wait_s):
+            timeout_s = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+            for descriptor, _ in poll.poll(timeout_s):
                 if descriptor in own:
                     self._take(own[descriptor])
                 elif not self._listen():
@@ -128,7 +128,7 @@ class Passing:
         for line in lines:
             said = json.loads(line)
             said["cut"] = tuple(tuple(path) for path in said["cut"])
-            self._weather = Weather(**said)
+            self._impairment = Impairment(**said)
         return bool(data)
 
     def _take(self, sender: int) -> None:
@@ -142,15 +142,15 @@ class Passing:
                 self._arrived(sender, receiver, packet)
 
     def _arrived(self, sender: int, receiver: int, packet: bytes) -> None:
-        weather, chance = self._weather, self._chances[sender][receiver]
-        # As many numbers for every packet, whatever the weather is.
-        lost, held_s = chance.random() < weather.lost, chance.random() * weather.held_s
-        if (sender, receiver) in weather.cut:
+        impairment, chance = self._impairment, self._chances[sender][receiver]
+        # As many numbers for every packet, whatever is asked for.
+        lost, wait_s = chance.random() < impairment.lost, chance.random() * impairment.jitter_s
+        if (sender, receiver) in impairment.cut:
             self.counts["cut"] += 1
         elif lost:
             self.counts["lost"] += 1
-        elif held_s:
-            until, self._number = time.monotonic() + held_s, self._number + 1
+        elif wait_s:
+            until, self._number = time.monotonic() + wait_s, self._number + 1
             self.counts["overtook"] += until < self._last.get((sender, receiver), 0.0)
             self._last[sender, receiver] = until
             heapq.heappush(self._held, (until, self._number, receiver, packet))
@@ -169,6 +169,6 @@ class Passing:
 
 
 if __name__ == "__main__":
-    passing = Passing([int(word) for word in sys.argv[2:]], int(sys.argv[1]))
-    passing.run()
-    print(json.dumps(passing.counts))
+    forwarder = Forwarder([int(word) for word in sys.argv[2:]], int(sys.argv[1]))
+    forwarder.run()
+    print(json.dumps(forwarder.counts))
