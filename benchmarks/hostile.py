@@ -239,7 +239,7 @@ async def _while_open(client: Client) -> None:
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
-    """The hostile ones, in a process of their own, until it is ended."""
+    """The hostile ones, in a process and a session of their own (Linux shares the CPU by session), until it is ended."""
     await asyncio.gather(*(attack(kinds[n % len(kinds)], n, ports[n // len(kinds) % len(ports)]) for n in range(count)))
 
 
@@ -264,7 +264,10 @@ async def hostile(clients: int, count: int, kinds: list[str]) -> bool:
         )
         command = [sys.executable, "-m", "benchmarks.hostile", "--attack", str(count)]
         process = await asyncio.create_subprocess_exec(
-            *command, *(f"--port={port}" for port in running.mqtt_ports), *(f"--kind={kind}" for kind in kinds)
+            *command,
+            *(f"--port={port}" for port in running.mqtt_ports),
+            *(f"--kind={kind}" for kind in kinds),
+            start_new_session=True,
         )
         most = before
         try:

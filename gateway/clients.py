@@ -18,9 +18,9 @@ from typing import Final, Protocol
 
 from cluster.access.guard import Guard
 from cluster.runtime.role import totals
-from cluster.runtime.token_bucket import TokenBucket
 from gateway import events as ev
 from gateway.admission import Admission
+from gateway.join_share import JoinRate, JoinShare
 from gateway.memory_budget import SMALL_BYTES, MemoryBudget
 from gateway.options import Options
 from gateway.paced_fanout import PacedFanout
@@ -188,6 +188,7 @@ class Clients:
             now=now(),
             address_percent=options.address_connections_percent,
         )
+        self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
         self._holders: dict[int, Holder] = {}
         self._flush: asyncio.Handle | None = None
@@ -203,8 +204,11 @@ class Clients:
 
     def set_options(self, options: Options) -> None:
         """Go by other rates and limits of connections from now on."""
-        self.options = options
+        before, self.options = self.options, options
         self.rates.set_rates(_rates(options))
+        if options.joins_per_s != before.joins_per_s:
+            self.join_share.set_rate(options.joins_per_s, self.now())
+        self.join_share.most = options.max_all_subscriptions
         self._admission.set_limits(
             rate_per_s=options.connect_rate_per_s,
             burst=options.connect_burst,
@@ -228,11 +232,11 @@ class Clients:
         """Whether mail can come: the cluster keeps inboxes, too."""
         return self.serves_users and "pi" in self._roles()
 
-    def join_rate(self) -> TokenBucket | None:
-        """A new connection's bucket for what it joins and leaves. None: there is no limit."""
+    def join_rate(self) -> JoinRate:
+        """What a new connection may join and leave."""
         options = self.options
-        return (
-            TokenBucket(options.client_joins_per_s, options.client_joins_burst, self.now()) if options.client_joins_per_s else None
+        return JoinRate(
+            self.join_share, options.client_joins_per_s, options.client_joins_burst, options.client_joins_free, self.now()
         )
 
     def arrived(self, connection: Pending, address: str) -> int:
@@ -406,6 +410,8 @@ class Clients:
             "connections_pending": self._admission.pending,
             "connections_evicted_total": self._admission.evicted,
             "connections_refused_total": self._admission.refused,
+            "joins_over_share_total": self.join_share.refused,
+            "subscriptions": self.join_share.held,
             "memory_held_bytes": self.memory.bytes,
             "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),

@@ -20,6 +20,7 @@ from gateway import events as ev
 from gateway.access import code_of, credentials_of, foresee_publish, foresee_subscribe, may_read_mail, may_subscribe, open_user
 from gateway.backlog import Backlog, Grade
 from gateway.clients import Clients
+from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mqtt_publishing import Publishing
 from pixiu.errors import PixiuError
@@ -38,6 +39,8 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+UNIT_BYTES = 1024
+"""So many bytes of messages that no room carries cost their client as much as a join."""
 CONNECT_SPREAD_S = 1.0
 """Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
 one turn of the loop, while nobody is served, and come back together."""
@@ -83,7 +86,10 @@ class MQTTConnection(asyncio.Protocol):
         self._mail = MailQueue()
         self._takes_mail = False
         self._asking: asyncio.Task[None] | None = None
-        """Callbacks are asked what the client may do; what it said from then on waits, and it is not read from."""
+        """Callbacks are asked what the client may do, or it waits until it may join; what it said from then on waits, and it is not
+        read from."""
+        self._in_line = False
+        """It waits until it may join."""
         self._behind: list[Effect] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -351,8 +357,12 @@ class MQTTConnection(asyncio.Protocol):
             if asked:
                 asked = False
                 self._carry_out(effect)
-            elif self.access is not None and self.access.asks and self._must_ask(self.access, effect):
-                self._behind.append(effect)
+            elif self._asks():
+                self._wait_or_close(effect)
+            elif type(effect) is session_events.SubscribeFilters:
+                self._join_in_turn(effect)
+            elif self.access is not None and self.access.asks and self._asks_about(self.access, effect):
+                self._ask_first(effect, 0.0)
             else:
                 self._carry_out(effect)
         if effects:
@@ -370,7 +380,7 @@ class MQTTConnection(asyncio.Protocol):
             self._answers.append(effect.data)
         elif isinstance(effect, session_events.SubscribeFilters):
             self._subscribe(effect)
-            self._pace(len(effect.filters))
+            self._pace(len(effect.filters), joined=True)
         elif isinstance(effect, session_events.UnsubscribeFilters):
             channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
             self._leave(channels, len(channels) < len(effect.filters))
@@ -383,6 +393,7 @@ class MQTTConnection(asyncio.Protocol):
             self._connected(effect)
         elif isinstance(effect, session_events.DropMessages):
             self._clients.counters.unroutable += effect.number
+            self._pace(effect.number + effect.size // UNIT_BYTES)
         elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
             self._may_read = isinstance(effect, session_events.ResumeReading)
             self._set_reading()
@@ -392,27 +403,61 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.Close):
             self._closed(effect)
 
-    def _must_ask(self, access: Session, effect: Effect) -> bool:
-        """Whether a callback has to be asked before it is carried out, or is being asked."""
-        if self._asking is not None:
-            return isinstance(effect, _IN_TURN)
-        if isinstance(effect, session_events.PublishMessages):
-            asks = foresee_publish(access, effect.messages)
-        else:
-            asks = isinstance(effect, session_events.SubscribeFilters) and foresee_subscribe(access, self.uin, effect.filters)
-        if asks:
-            self._asking = self._loop.create_task(self._ask(access))
-            self._set_reading()
-        return asks
+    def _asks_about(self, access: Session, effect: Effect) -> bool:
+        return isinstance(effect, session_events.PublishMessages) and foresee_publish(access, effect.messages)
 
-    async def _ask(self, access: Session) -> None:
-        await access.ask()
+    def _join_in_turn(self, effect: session_events.SubscribeFilters) -> None:
+        """Subscribe, when callbacks were asked and it is the client's turn among those that join much."""
+        wait_s = self._joins.wait_s(len(effect.filters), self._clients.now())
+        if wait_s is None:
+            self._refuse_filters(effect)
+        elif wait_s or (self.access is not None and self.access.asks and foresee_subscribe(self.access, self.uin, effect.filters)):
+            self._ask_first(effect, wait_s)
+        else:
+            self._carry_out(effect)
+
+    def _ask_first(self, effect: Effect, wait_s: float) -> None:
+        """Carry this out later: after a time, and when callbacks were asked; what the client says next waits behind it."""
+        self._behind.append(effect)
+        self._asking = self._loop.create_task(self._ask(wait_s))
+        if wait_s:
+            self._in_line = True
+            self.hold_reading(wait_s)
+        self._set_reading()
+
+    async def _ask(self, wait_s: float) -> None:
+        if wait_s:
+            await asyncio.sleep(wait_s)
+            self._in_line = False
+        if self.access is not None and self.access.asks:
+            await self.access.ask()
         self._asking = None
         behind, self._behind = self._behind, []
         self._perform(behind, asked=True)
         self._set_reading()
         if self.is_open and not self._asks() and not self._working:
             self._work_on()
+
+    def _wait_or_close(self, effect: Effect) -> None:
+        """Something else comes while `_ask` is under way. Who goes does not keep its place in the line."""
+        if not isinstance(effect, _IN_TURN):
+            self._carry_out(effect)
+            return
+        self._behind.append(effect)
+        if self._in_line and isinstance(effect, session_events.Close):
+            assert self._asking is not None
+            self._asking.cancel()
+            self._asking, self._in_line = None, False
+            behind, self._behind = self._behind, []
+            for item in behind:
+                if not isinstance(item, session_events.SubscribeFilters):
+                    self._carry_out(item)
+
+    def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
+        """Too many wait already: none of these is subscribed, and the client may try again later."""
+        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
+        self.hold_reading(LONG_HOLD_S)
+        self.answer(ev.Answer(self.id, effect.packet_id, True))
 
     def _asks(self) -> bool:
         """Asked by a call, because performing changes it: mypyc takes an attribute that was looked at for what it was."""
@@ -473,10 +518,11 @@ class MQTTConnection(asyncio.Protocol):
         else:
             self.answer(ev.Answer(self.id, effect.packet_id, True))
 
-    def _pace(self, filters: int) -> None:
-        """So many were joined or left: read on when their rate allows it."""
-        if self._joins is not None:
-            self.hold_reading(self._joins.spend(filters, self._clients.now()))
+    def _pace(self, changes: int, *, joined: bool = False) -> None:
+        """So much was joined, left, or said in vain: read on when its rate allows it."""
+        if self._session is not None:
+            self._joins.holds(len(self._session.subscriptions))
+            self.hold_reading(self._joins.hold_s(changes, self._clients.now(), joined=joined))
 
     def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
         mail, self._takes_mail = user and self._takes_mail, self._takes_mail and not user
@@ -496,6 +542,7 @@ class MQTTConnection(asyncio.Protocol):
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
         self._session = None
+        self._joins.holds(0)
         self._write_answers()
         self._clients.forget_memory(self)
         self._publishing.closed()

@@ -36,6 +36,8 @@ class Options(ClientRoleOptions):
     """How many per cent of max_connections one address may have. 100: all, as behind a balancer, whose address all have."""
     max_subscriptions: int = bounded(1000, 1, 1_000_000)
     """Rooms and topics of one connection."""
+    max_all_subscriptions: int = bounded(500_000, 1, 1_000_000_000)
+    """Rooms and topics of all connections, about half a KiB each; beyond it a connection gets no more than client_joins_free."""
     connection_buffer_bytes: int = bounded(2 << 20, 16 << 10, 1 << 30)
     """Bytes that may wait for one connection; the oldest messages go first."""
     memory_bytes: int = bounded(256 << 20, 4 << 20, 1 << 40)
@@ -76,6 +78,11 @@ class Options(ClientRoleOptions):
     each costs every router and broker replica of a partition. 0: no limit."""
     client_joins_burst: int = bounded(2000, 1, 10_000_000)
     """Joins and leaves that one connection may say at once after a silence."""
+    client_joins_free: int = bounded(50, 1, 10_000_000)
+    """Joins and leaves that one connection may say at once, and one more each second, before it takes of joins_per_s."""
+    joins_per_s: int = bounded(1000, 0, 10_000_000)
+    """Joins and leaves in a second of all connections of this gateway that have used up their client_joins_free: they wait in one
+    line, and are refused when it is longer than 20 s. 0: no limit."""
     limit_burst_s: float = bounded(1.0, 0.01, 60.0)
     """Seconds' worth of these rates that may come at once after a silence."""
     drain_jitter_s: float = bounded(2.0, 0.0, 600.0)

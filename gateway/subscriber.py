@@ -20,6 +20,7 @@ from gateway import events as ev
 from gateway.access import check_stream, foresee_stream, open_user
 from gateway.backlog import BATCH_S, BATCHED_FROM_S, Backlog, Grade
 from gateway.clients import Clients
+from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue, acknowledged_ranges
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
@@ -231,6 +232,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
         def over() -> None:
             self._clients.slow_consumers.discard(stream)
+            stream.joins.holds(0)
             self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
             if stream.access is not None:
                 stream.access.close()
@@ -307,10 +309,30 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             await pause
 
     def _take_now(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
-        named = len(request.join_rooms) + len(request.join_topics) + len(request.leave_rooms) + len(request.leave_topics)
+        joins = len(request.join_rooms) + len(request.join_topics)
+        wait_s = stream.joins.wait_s(joins, self._clients.now())
+        if wait_s is None:
+            text = "too many clients join rooms and topics at once (gateway.joins_per_s)"
+            error = Overloaded(f"{text}; try again in {LONG_HOLD_S:.0f} s", int(LONG_HOLD_S * 1000))
+            stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
+            return asyncio.sleep(LONG_HOLD_S)
+        return self._in_turn(stream, request, wait_s) if wait_s else self._then_hold(stream, request)
+
+    async def _in_turn(self, stream: _Stream, request: wire_pb2.SubscribeRequest, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        pause = self._then_hold(stream, request)
+        if pause is not None:
+            await pause
+
+    def _then_hold(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
         self._carry_out(stream, request)
-        wait_s = stream.joins.spend(named, self._clients.now()) if stream.joins is not None else 0.0
-        return asyncio.sleep(wait_s) if wait_s else None
+        stream.joins.holds(len(stream.channels))
+        now = self._clients.now()
+        hold_s = stream.joins.hold_s(len(request.join_rooms) + len(request.join_topics), now, joined=True)
+        leaves = len(request.leave_rooms) + len(request.leave_topics)
+        if leaves:
+            hold_s = max(hold_s, stream.joins.hold_s(leaves, now))
+        return asyncio.sleep(hold_s) if hold_s else None
 
     def _carry_out(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> None:
         try:

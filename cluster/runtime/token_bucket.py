@@ -56,6 +56,13 @@ class TokenBucket:
         self._level -= amount
         return max(-self._level / self._rate, 0.0)
 
+    def take_some(self, amount: float, now: float) -> float:
+        """Take as many of these as are there. Returns how many."""
+        self._fill(now)
+        taken = min(amount, max(self._level, 0.0))
+        self._level -= taken
+        return taken
+
     def full_at(self) -> float:
         """When it is full again if nothing is taken: then it says nothing any more and may be forgotten."""
         return self._at + (self._burst - self._level) / self._rate

@@ -11,7 +11,7 @@ from zlib import crc32
 from pixiu.client.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
-from pixiu.mqtt.topics import ROOM_PREFIX, USER_PREFIX, Refusal, resolve
+from pixiu.mqtt.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, Refusal, resolve
 from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, Flag, Kind, offsets
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ DERIVED_ID: Final = int(Flag.DERIVED_ID)
 TO_ROOM: Final = int(Flag.TO_ROOM)
 ROOM_KIND: Final = int(Kind.ROOM)
 SIGNAL: Final = int(Kind.SIGNAL)
-MAX_TOPIC_BYTES: Final = 65_535
-"""MQTT's own limit, and that of the length in the record."""
 
 
 class Message(NamedTuple):
@@ -183,11 +181,11 @@ def _check(topic: str) -> str:
     if not topic or "\0" in topic:
         raise InvalidArgument("a topic has at least one character and no NUL")
     try:
-        size = len(topic.encode())
+        topic.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument("a topic must be text that UTF-8 can carry: it has a lone surrogate") from error
-    if size > MAX_TOPIC_BYTES:
-        raise InvalidArgument(f"a topic has at most {MAX_TOPIC_BYTES} bytes, this one {size}")
+    if len(topic) > MAX_TOPIC_LENGTH:
+        raise InvalidArgument(f"a topic has at most {MAX_TOPIC_LENGTH} characters, this one {len(topic)}")
     for prefix, instead in (("room/", "room(…) or room="), ("user/", "user(…) or chat=True")):
         if topic.startswith(prefix):
             raise InvalidArgument(f"{topic!r}: names that begin with {prefix!r} are not free topics; use {instead}")

@@ -83,10 +83,11 @@ class PublishMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DropMessages:
-    """Count `number` messages of QoS 0 that no room carries."""
+    """Count `number` messages of QoS 0 that no room carries. `size`: bytes of their topics and payloads."""
 
     reason: Refusal
     number: int
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -522,10 +522,11 @@ class ServerSession:
             self._pause_or_resume(now, effects)
         last = effects[-1] if effects else None
         if isinstance(room, Refusal):
+            size = len(packet.topic) + len(packet.payload)
             if type(last) is DropMessages and last.reason is room:
-                effects[-1] = DropMessages(room, last.number + 1)
+                effects[-1] = DropMessages(room, last.number + 1, last.size + size)
             else:
-                effects.append(DropMessages(room, 1))
+                effects.append(DropMessages(room, 1, size))
             if packet.qos:
                 self._acknowledge((packet.packet_id,), now, effects)
         elif type(last) is PublishMessages:

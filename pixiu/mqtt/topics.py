@@ -3,6 +3,7 @@
     room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
     user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: what is sent to a user; no room carries it
     $…              the server's own names: no room carries them
+    over 4,096      characters: no room carries them
     anything else   a free topic; its first level chooses the room, unless the cluster has rules (`pixiu.placement.topic_rooms`)
 
 Source: docs/routing.md, docs/operations.md; MQTT 3.1.1 section 4.7.
@@ -24,6 +25,9 @@ CACHED_NAMES: Final = 4096
 CACHED_NAME_LENGTH: Final = 128
 """Longer names, in characters, are not remembered, so that the cache has a bound in bytes too."""
 
+MAX_TOPIC_LENGTH: Final = 4096
+"""Characters. A longer name is nobody's topic: each copy of a message and each subscription would carry it."""
+
 _ROOM_DIGITS: Final = len(str(MAX_ROOM))
 _USER_DIGITS: Final = len(str(MAX_ID))
 
@@ -32,6 +36,7 @@ class Refusal(Enum):
     """Why no room carries a name. The value is the text for people."""
 
     EMPTY = "a topic has at least one character"
+    LONG = "a topic has at most 4,096 characters"
     ROOM_NUMBER = "room/ is followed by a RoomID in decimal, 1 to 2^62-1, without leading zeros"
     USER = "user/ is followed by a UIN in decimal, 1 to 2^63-1, without leading zeros, and no room carries it"
     SYSTEM = "names that begin with $ belong to the server"
@@ -81,6 +86,8 @@ def user_of_topic(name: str) -> UIN | None:
 def _resolve(name: str) -> RoomID | Refusal:
     if not name:
         return Refusal.EMPTY
+    if len(name) > MAX_TOPIC_LENGTH:
+        return Refusal.LONG
     if has_wildcard(name):
         return Refusal.WILDCARD
     if name.startswith(ROOM_PREFIX):

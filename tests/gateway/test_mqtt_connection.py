@@ -144,12 +144,12 @@ async def test_the_filters_of_a_connection_have_a_bound_of_bytes() -> None:
     world = World()
     connection, wire = mqtt_client(world)
     limit = SessionLimits().max_filter_bytes
-    for number in range(1, 11):
-        connection.data_received(codec.encode(Subscribe(number, ((f"{number}/" + "x" * 10_000, 0),))))
+    for number in range(1, 21):
+        connection.data_received(codec.encode(Subscribe(number, ((f"{number:02}/" + "x" * 4000, 0),))))
     joined = of(ev.Join, world.events)
-    assert len(joined) == limit // 10_002
+    assert len(joined) == limit // 4003
     refused = [packet for packet in wire.packets() if isinstance(packet, Suback)]
-    assert [packet.codes for packet in refused] == [(0x80,)] * (10 - len(joined))
+    assert [packet.codes for packet in refused] == [(0x80,)] * (20 - len(joined))
 
 
 async def test_a_puback_that_answers_nothing_is_ignored() -> None:

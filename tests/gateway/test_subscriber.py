@@ -86,12 +86,13 @@ def asks(number: int, *topics: str, leave: bool = False) -> wire_pb2.SubscribeRe
 async def test_the_names_of_a_streams_topics_have_one_bound_of_bytes() -> None:
     world = World()
     service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
-    large = MAX_FILTER_BYTES // 4
-    for number in range(1, 6):
-        service._take(stream, asks(number, f"devices/{number}".ljust(large - 1, "x")))
-    service._take(stream, asks(6, "devices/1".ljust(large - 1, "x"), leave=True))
-    service._take(stream, asks(7, "devices/7".ljust(large - 1, "x")))
-    assert [join.request for join in of(ev.Join, world.events)] == [1, 2, 3, 4, 7], "the fifth has no room until another one left"
+    large = MAX_FILTER_BYTES // 16
+    for number in range(1, 18):
+        service._take(stream, asks(number, f"devices/{number}/".ljust(large - 1, "x")))
+    service._take(stream, asks(18, "devices/1/".ljust(large - 1, "x"), leave=True))
+    service._take(stream, asks(19, "devices/19/".ljust(large - 1, "x")))
+    joined = [join.request for join in of(ev.Join, world.events)]
+    assert joined == [*range(1, 17), 19], "the seventeenth has no room until another one left"
 
 
 async def test_a_stream_that_joins_and_leaves_without_end_is_not_read_from_for_a_while() -> None:

@@ -356,11 +356,12 @@ def test_a_refused_message_closes_without_a_puback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "refusal"), [("user/07", Refusal.USER), ("$SYS/x", Refusal.SYSTEM), ("room/01", Refusal.ROOM_NUMBER)]
+    ("topic", "refusal"),
+    [("user/07", Refusal.USER), ("$SYS/x", Refusal.SYSTEM), ("room/01", Refusal.ROOM_NUMBER), ("x" * 4097, Refusal.LONG)],
 )
 def test_qos_0_to_a_topic_without_a_room_is_dropped_and_counted(topic: str, refusal: Refusal) -> None:
     session = connected()
-    assert send(session, Publish(topic, b""), Publish(topic, b"")) == [DropMessages(refusal, 2)]
+    assert send(session, Publish(topic, b""), Publish(topic, b"")) == [DropMessages(refusal, 2, 2 * len(topic))]
     assert session.state is State.CONNECTED
 
 
@@ -496,9 +497,9 @@ def test_the_numbers_of_vrooms_are_nobodys_topics() -> None:
     effects = send(session, Subscribe(1, (("room/64005", 0), ("room/1000", 0), ("a/b", 0))))
     assert effects == [SubscribeFilters(1, [("room/1000", RoomID(1000)), ("a/b", topic_room("a/b"))])]
     assert sent(session.subscription_confirmed(1, 2.0)) == [Suback(1, (SUBACK_FAILURE, 0, 0))]
-    assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1)]
+    assert send(session, Publish("room/64639", b"x")) == [DropMessages(Refusal.VROOM, 1, 11)]
     assert isinstance(send(session, Publish("room/64640", b"x"))[0], PublishMessages)
-    assert send(session, Publish("room/64639", b"x", qos=1, packet_id=2))[0] == DropMessages(Refusal.VROOM, 1)
+    assert send(session, Publish("room/64639", b"x", qos=1, packet_id=2))[0] == DropMessages(Refusal.VROOM, 1, 11)
 
 
 def test_a_client_that_is_held_is_not_read_from_until_then_and_its_silence_is_ours() -> None:
