@@ -27,6 +27,7 @@ from gateway.paced_fanout import PacedFanout
 from gateway.publishing import Confirmable
 from gateway.rates import PublishRates, Rates
 from gateway.slow_consumers import SlowConsumers
+from gateway.turn import Turn
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt.events import CloseReason
@@ -189,6 +190,7 @@ class Clients:
             address_percent=options.address_connections_percent,
         )
         self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
+        self.turn = Turn(now, asyncio.get_running_loop().call_soon)
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
         self._holders: dict[int, Holder] = {}
         self._flush: asyncio.Handle | None = None
@@ -412,6 +414,7 @@ class Clients:
             "connections_refused_total": self._admission.refused,
             "joins_over_share_total": self.join_share.refused,
             "subscriptions": self.join_share.held,
+            "connections_waiting_for_a_turn": self.turn.waiting,
             "memory_held_bytes": self.memory.bytes,
             "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),

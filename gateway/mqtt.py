@@ -79,6 +79,8 @@ class MQTTConnection(asyncio.Protocol):
         """Of answers that were written since the client has taken everything."""
         self._may_read, self._reads, self._working = True, True, False
         """The session wants to read; the transport does; packets of one read are still being worked off."""
+        self._unread = b""
+        """Read in a turn that had no time for it."""
         self._paused = False
         self._refusing = False
         self._refusal: list[Effect] = []
@@ -117,6 +119,17 @@ class MQTTConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a client: so many packets at once, the rest in the next turns of the loop, before more is read."""
+        turn = self._clients.turn
+        if self._working or not turn.has_time(len(data)):
+            self._unread += data
+            self._hold_memory()
+            self._work_later()
+            return
+        began = self._clients.now()
+        self._receive(data)
+        turn.spend(began)
+
+    def _receive(self, data: bytes) -> None:
         session = self._session
         if session is None:
             return
@@ -130,20 +143,29 @@ class MQTTConnection(asyncio.Protocol):
         if fruitless:
             self._pace(fruitless)
         self._hold_memory()
-        if self.is_open and session.has_more and not self._working and self._may_read and self._asking is None:
+        if self.is_open and session.has_more and self._may_read and self._asking is None:
+            self._work_later()
+
+    def _work_later(self) -> None:
+        """Go on in one of the next turns; nothing more is read meanwhile."""
+        if not self._working:
             self._working = True
             self._set_reading()
-            self._loop.call_soon(self._work_on)
+            self._clients.turn.later(self._work_on)
 
     def _work_on(self) -> None:
         """The next packets of what was read."""
         self._working = False
         if self._may_read and self._asking is None:
-            self.data_received(b"")
+            began = self._clients.now()
+            data, self._unread = self._unread, b""
+            self._receive(data)
+            self._clients.turn.spend(began)
         self._set_reading()
 
     def _hold_memory(self) -> None:
-        held = self._session.buffered_bytes + self._publishing.waiting_bytes if self._session is not None else 0
+        session = self._session
+        held = len(self._unread) + session.buffered_bytes + self._publishing.waiting_bytes if session is not None else 0
         self._clients.hold_memory(self, self._address, held)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -397,9 +419,8 @@ class MQTTConnection(asyncio.Protocol):
         elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
             self._may_read = isinstance(effect, session_events.ResumeReading)
             self._set_reading()
-            if self._may_read and not self._working:
-                self._working = True
-                self._loop.call_soon(self._work_on)
+            if self._may_read and (self._unread or (self._session is not None and self._session.has_more)):
+                self._work_later()
         elif isinstance(effect, session_events.Close):
             self._closed(effect)
 

@@ -1,0 +1,116 @@
+"""What many clients say at once is worked off over many turns of the event loop, and who says little does not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gateway import events as ev
+from gateway.turn import SMALL_READ_BYTES, TURN_S, Turn
+from pixiu.mqtt import codec
+from pixiu.mqtt.packets import Publish
+from tests.gateway.world import World, mqtt_client, of
+from tests.support.waiting import until
+
+
+class Clock:
+    """Turns by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.next: list[Callable[[], None]] = []
+        self.turn = Turn(lambda: self.now, self.next.append)
+
+    def work(self, seconds: float) -> None:
+        began, self.now = self.now, self.now + seconds
+        self.turn.spend(began)
+
+    def pass_turn(self) -> None:
+        calls, self.next = self.next, []
+        self.turn._next_turn = self.next.append
+        for call in calls:
+            call()
+
+
+def test_a_turn_has_a_bound_and_the_next_one_too() -> None:
+    clock, done = Clock(), list[int]()
+    assert clock.turn.has_time(1 << 20)
+    clock.work(TURN_S)
+    assert not clock.turn.has_time(1 << 20)
+    assert clock.turn.has_time(SMALL_READ_BYTES)
+
+    def work(number: int) -> None:
+        done.append(number)
+        clock.work(0.4 * TURN_S)
+
+    for number in range(6):
+        clock.turn.later(partial(work, number))
+    clock.pass_turn()
+    assert done == [0, 1, 2]
+    clock.pass_turn()
+    assert done == [0, 1, 2, 3, 4, 5]
+    assert clock.turn.waiting == 0
+    clock.pass_turn()
+    assert clock.turn.has_time(1 << 20)
+    assert clock.next == []
+
+
+def test_little_work_costs_no_turn_of_its_own() -> None:
+    clock = Clock()
+    clock.work(TURN_S / 10)
+    assert clock.next == []
+
+
+def test_who_comes_again_from_the_line_waits_for_the_next_turn() -> None:
+    clock, times = Clock(), list[int]()
+
+    def again() -> None:
+        times.append(len(times))
+        if len(times) < 3:
+            clock.turn.later(again)
+
+    clock.turn.later(again)
+    for turn in range(1, 4):
+        clock.pass_turn()
+        assert len(times) == turn
+
+
+async def test_large_reads_of_many_clients_wait_and_small_ones_do_not() -> None:
+    world = World(now=100.0)
+    clock = 100.0
+
+    def now() -> float:
+        nonlocal clock
+        clock += TURN_S / 4
+        return clock
+
+    world.clients.turn = Turn(now, world.clients.turn._next_turn)
+    world.clients.now = now
+    flood = codec.encode(Publish("room/42", bytes(2000)))
+    loud = [mqtt_client(world, f"loud-{number}") for number in range(20)]
+    world.clients.turn._spent_s = 0.0
+    for connection, _ in loud:
+        connection.data_received(flood)
+    said = len(of(ev.Publish, world.events))
+    assert 1 <= said < 20
+    waiting = [wire for _, wire in loud if not wire.reading]
+    assert len(waiting) == 20 - said, "who waits is not read from"
+    quiet, wire = mqtt_client(world, "quiet")
+    quiet.data_received(codec.encode(Publish("room/43", b"x")))
+    assert wire.reading
+    assert len(of(ev.Publish, world.events)) == said + 1
+    await until(lambda: len(of(ev.Publish, world.events)) == 21)
+    await until(lambda: all(wire.reading for _, wire in loud))
+    assert world.clients.turn.waiting == 0
+
+
+async def test_what_waits_for_a_turn_counts_as_memory_and_goes_with_its_connection() -> None:
+    world = World()
+    connection, _ = mqtt_client(world)
+    world.clients.turn._spent_s = 2 * TURN_S
+    connection.data_received(codec.encode(Publish("room/42", bytes(100_000))))
+    assert world.clients.memory.bytes >= 100_000
+    connection.connection_lost(None)
+    assert world.clients.memory.bytes == 0
+    await until(lambda: world.clients.turn.waiting == 0)
+    assert not of(ev.Publish, world.events)
