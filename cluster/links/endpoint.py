@@ -44,6 +44,11 @@ DRAIN_DATAGRAMS: Final = 64
 MAX_BACKLOG: Final = 4096
 """Datagrams that wait for the socket to take them again; above it the oldest are lost."""
 NO_BUFFER_WAIT_S: Final = 0.001
+INTRODUCTION_S: Final = 3.0
+"""Policy: a peer that answers and does not read for so long that this process is there is not waited for any longer."""
+FIRST_ANSWER_S: Final = 0.25
+"""The same for one that does not answer."""
+INTRODUCTION_PAUSE_S: Final = 0.02
 FIRST_RESOLVE_BACKOFF_S: Final = 1.0
 MAX_RESOLVE_BACKOFF_S: Final = 30.0
 
@@ -162,6 +167,14 @@ class Endpoint(Links):
         self._loop.add_reader(self._socket.fileno(), self._readable)
         self.set_peers(list(self._peers.values()))
         self._poll()
+
+    async def introduced(self) -> None:
+        """Wait until every peer that answers knows this process: one that has not read of it yet refuses what it is sent."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while (waited := loop.time() - began) < INTRODUCTION_S and self._core.introduce(loop.time(), waited < FIRST_ANSWER_S):
+            self._transmit()
+            await asyncio.sleep(INTRODUCTION_PAUSE_S)
 
     async def close(self) -> None:
         """Send what may still be sent, settle the rest as not handled, close the socket and all streams."""

@@ -494,6 +494,8 @@ class LinkCore:
             self._pending[receiver] = link
         if body.reply:
             link.quality.replied(int(now * 1e6) - body.sent_us)
+            if body.next_record:  # sequences begin at 1, and a stranger is told none
+                link.introduced = True
         answer = b""
         try:
             answer = self._handler.on_heartbeat(link.id, body.reply, body.attachment)
@@ -501,6 +503,15 @@ class LinkCore:
             self.refusals.refuse(Refusal.HANDLER_RAISED, _name(address), now, peer=link.id, raised=type(error).__name__)
         if not body.reply:
             self._reply(link, body.sent_us, answer)
+
+    def introduce(self, now: float, unanswered: bool) -> bool:
+        """Send another heartbeat to each peer that does not know this process yet, and so refuses its data; with `unanswered` to
+        those, too, that have not answered at all. False when there is none."""
+        states = (PeerState.ALIVE, PeerState.UNKNOWN) if unanswered else (PeerState.ALIVE,)
+        strange = [link for link in self._links.values() if not link.introduced and link.peer and link.liveness.state in states]
+        for link in strange:
+            self._heartbeat(link, now)
+        return bool(strange)
 
     def _on_replaced(self, old: EndpointID, address: Address) -> None:
         link = self._links.get(old)

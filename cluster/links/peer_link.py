@@ -24,6 +24,7 @@ class Link:
         "heartbeat_at",
         "heartbeat_sent_at",
         "id",
+        "introduced",
         "layout_version",
         "liveness",
         "peer",
@@ -45,6 +46,8 @@ class Link:
         """The highest counter of the peer's heartbeats."""
         self.heartbeat_at = INFINITY
         self.heartbeat_sent_at = -INFINITY
+        self.introduced = False
+        """Whether the peer has answered as one that knows this process: it takes what it is sent."""
         self.layout_version = 0
         self.quality = Heartbeats()
 

@@ -240,6 +240,7 @@ class Process(Generic[OptionsT]):
             await service.start()
         finally:
             says.cancel()
+        await self._endpoint.introduced()
         await self._membership.set_state(NodeState.RUNNING)
         self._state = NodeState.RUNNING.value
         for server in self._servers():

@@ -57,6 +57,7 @@ from pixiu.client.worker import WorkerLease
 from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
 from pixiu.errors import (
     ConfigurationError,
+    Dropped,
     InvalidArgument,
     LeaseExpired,
     NotConnected,
@@ -66,12 +67,14 @@ from pixiu.errors import (
     PixiuError,
 )
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, is_within, topic_room
-from pixiu.rpc.backoff import retry_after_s
+from pixiu.rpc.backoff import Backoff, retry_after_s
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.client_tls import ClientTls, client_tls
 
 TARGET_VARIABLE = "PIXIU_TARGET"
 """The environment's variable that names the cluster where a program does not."""
+REPEATS_S = 10.0
+"""A message that was dropped on the way may have been delivered: `send` repeats it for less long than gateways remember it."""
 CLOSE_GRACE_S = 1.0
 """What the other side gets to take the end of a stream, seconds."""
 
@@ -371,9 +374,11 @@ class Client:
         return self._directory.map
 
     async def send(self, draft: Draft, timeout_s: float | None) -> Receipt:
-        """Send a draft and wait until it is accepted; what is refused for now is sent again after the time that it names."""
+        """Send a draft and wait until it is accepted. With the same ID it is sent again when it is refused for now, after the time
+        that the refusal names, and when it was dropped on the way."""
         loop = asyncio.get_running_loop()
-        deadline = self._deadline(timeout_s)
+        began, deadline = loop.time(), self._deadline(timeout_s)
+        backoff = Backoff(self.options.backoff_s, self.options.max_backoff_s, self._uniform)
         receipt: Receipt | None = None
         while True:
             again = 0 if receipt is None else receipt.message_id
@@ -387,6 +392,10 @@ class Client:
             except Overloaded as error:
                 wait_s = retry_after_s(error.retry_after_ms, self._uniform)
                 if not wait_s or loop.time() + wait_s >= deadline:
+                    raise
+            except Dropped:
+                wait_s = backoff.next_s()
+                if loop.time() + wait_s >= min(deadline, began + REPEATS_S):
                     raise
             await asyncio.sleep(wait_s)
 

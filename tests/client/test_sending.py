@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.errors import NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
+from pixiu.errors import Dropped, NotSent, OutcomeUnknown, Overloaded, RecordTooLarge
 from pixiu.wire.record import Record
 from pixiu.wire.v1 import wire_pb2
 
@@ -58,6 +58,22 @@ async def test_what_is_refused_for_now_is_sent_again_with_its_id_after_the_time_
         proxy.failing = refusing(1, code="OVERLOADED", retry_after_ms=60_000)
         with pytest.raises(Overloaded):
             await px.room(1).send(b"x", timeout_s=20)
+
+
+async def test_what_was_dropped_on_the_way_is_sent_again_with_its_id_before_the_next_message_of_its_sender(cluster: Any) -> None:
+    await cluster.start()
+    (proxy,) = cluster.proxies
+    proxy.failing = refusing(1, code="DROPPED", times=2)
+    async with pixiu.connect(cluster.target, backoff_s=0.01) as px:
+        receipts = [await px.room(1).send(b"%d" % number) for number in range(2)]
+        assert proxy.payloads() == [b"0", b"0", b"0", b"1"]
+        assert [record.snowflake_id for record in proxy.records] == [receipts[0].id] * 3 + [receipts[1].id]
+        proxy.failing = refusing(1, code="DROPPED")
+        with pytest.raises(Dropped):
+            await px.room(1).send(b"x", timeout_s=0.05)
+        proxy.records.clear()
+        assert isinstance(await px.room(1).send_soon(b"y").outcome(), Dropped)  # others may have followed it: the program knows
+        assert proxy.payloads() == [b"y"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Partitions double while a proxy and a gateway see nothing of it: they are told, and nothing is lost meanwhile."""
+"""Partitions double while a proxy and a gateway see nothing of it: they are told, and nothing is lost meanwhile. So it is when a
+broker and a gateway see nothing of a new proxy and a new broker."""
 
 from __future__ import annotations
 
@@ -79,3 +80,28 @@ async def test_a_proxy_and_a_gateway_without_watches_lose_nothing_and_learn_of_a
             await px.room(11).send(b"to the new partition")
             async with asyncio.timeout(WAIT_S):
                 assert (await anext(late)).payload == b"to the new partition"
+
+
+async def test_nothing_is_lost_where_processes_do_not_know_a_new_one_yet(roles: Roles) -> None:
+    await roles.layout(router=1, broker=1)
+    roles.start("router-0", partition=0)
+    await roles.running("router-0")
+    roles.start("gateway-0", deaf=True)
+    await roles.running("gateway-0")
+    roles.start("broker-0", partition=0, deaf=True)
+    await roles.running("broker-0")
+    roles.start("proxy-0")
+    (proxy,) = await roles.running("proxy-0")
+    async with pixiu.connect(proxy.address, connect_timeout_s=WAIT_S) as px:
+        for _ in range(10):
+            px.room(1).send_soon(b"x")
+        await px.flush()
+        assert px.stats().failures_by_code == {}
+        async with px.subscribe(room=1) as subscription:
+            roles.start("broker-1", partition=0)
+            await roles.running("broker-1")
+            for number in range(20):  # some by each of the brokers, where the proxy knows both
+                px.room(1).send_soon(b"%d" % number)
+            async with asyncio.timeout(WAIT_S):
+                assert [int((await anext(subscription)).payload) for _ in range(20)] == [*range(20)]
+        assert px.stats().failures_by_code == {}

@@ -1,10 +1,12 @@
-"""A role whose watches on the registry are all lost: it sees a change only when it polls. `python deaf_role.py ROLE ARGUMENTS…`."""
+"""A role whose watches on the registry are all lost: it sees a change only when it polls, and it does not hurry with that for a
+sender that it does not know. `python deaf_role.py ROLE ARGUMENTS…`."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 
+from cluster.runtime import process
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import WatchEvent
 
@@ -14,6 +16,7 @@ def _ignore(self: Discovery, event: WatchEvent) -> None:
 
 
 if __name__ == "__main__":
+    process.STRANGER_POLL_S = 0.5  # type: ignore[misc]
     Discovery._on_watch = _ignore  # type: ignore[method-assign]
     role = sys.argv.pop(1)
     sys.argv[0] = role

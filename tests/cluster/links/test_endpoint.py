@@ -14,6 +14,7 @@ import pytest
 
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.endpoint import Endpoint
+from cluster.links.head import Refusal
 from cluster.links.options import LinkOptions
 from pixiu.discovery.agreement import MAX_PROTOCOL
 from pixiu.errors import ConfigurationError, InvalidArgument, NotConnected
@@ -282,6 +283,26 @@ async def test_a_sender_outside_the_view_is_answered(processes: list[Process]) -
     await until(lambda: len(bob.handler.settled) == 2)
     assert alice.handler.control == [b"answer"]
     assert sorted(bob.handler.settled) == [(2, True), (3, True)]
+
+
+async def test_a_new_process_waits_until_a_peer_that_answers_takes_what_it_sends(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.links.endpoint.INTRODUCTION_S", WAIT_S)
+    known: list[EndpointID] = []
+    member = Process()
+    member.endpoint = Endpoint(member.id, LinkOptions(), member.handler, secret=SECRET, knows=known.__contains__)
+    new = Process()
+    for process in (member, new):
+        processes.append(await process.start())
+    new.endpoint.set_peers([member.peer])
+    waiting = asyncio.create_task(new.endpoint.introduced())
+    await until(lambda: member.endpoint.stats().refused.get(Refusal.UNKNOWN_SENDER, 0) > 3)
+    assert not waiting.done()
+    known.append(new.id)  # it has read the registry
+    await waiting
+    new.endpoint.send_records(member.id, [make_record(1)], token=1)
+    await until(lambda: new.handler.settled == [(1, True)])
 
 
 async def test_a_host_name_is_looked_up_without_blocking(processes: list[Process]) -> None:

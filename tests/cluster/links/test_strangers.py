@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.links import heartbeat
+from cluster.links.api import Peer, PeerState
 from cluster.links.head import CONTROL, FLAG_ANY_DESTINATION, HEAD_SIZE, HEARTBEAT, RECORDS, Codec, Refusal, join_control
 from cluster.links.link import LinkCore
 from cluster.links.options import LinkOptions
@@ -69,3 +70,29 @@ def test_strangers_take_no_memory_and_a_member_is_answered_in_full() -> None:
     body = heartbeat.decode(links.outputs.datagrams[0][0], HEAD_SIZE, len(links.outputs.datagrams[0][0]))
     assert body is not None
     assert body.attachment == handler.answer
+
+
+def test_a_process_hears_whether_its_peer_knows_it_before_it_sends_data_that_would_be_refused() -> None:
+    known: list[EndpointID] = []
+    peer = LinkCore(MEMBER, LinkOptions(), Recorder(), knows=known.__contains__)
+    new = LinkCore(OWN, LinkOptions(), Recorder())
+    new.set_peers({MEMBER: (Peer(MEMBER, "broker", *ADDRESS), ADDRESS)}, 1.0)
+
+    def exchange(now: float) -> None:
+        for source, to in ((new, peer), (peer, new)):
+            source.acknowledge(now)
+            sent, source.outputs.datagrams = source.outputs.datagrams, []
+            for data, _ in sent:
+                to.receive(data, ADDRESS, now)
+
+    assert not new.introduce(1.0, unanswered=False)  # nobody is there as far as it knows
+    assert new.introduce(1.0, unanswered=True)
+    exchange(1.0)
+    assert new.state(MEMBER) is PeerState.ALIVE
+    assert new.introduce(1.1, unanswered=False)  # there is, and refuses what it does not know
+    exchange(1.1)
+    known.append(OWN)
+    assert new.introduce(1.2, unanswered=False)
+    exchange(1.2)
+    assert not new.introduce(1.3, unanswered=True)
+    assert not new.outputs.datagrams
