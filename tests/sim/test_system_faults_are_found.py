@@ -65,6 +65,7 @@ FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 FOUND_AT = {
     "Pi forgets whose appends it refused": 10,
     "a relay does not send again what a stream lost": 8,
+    "a child of Pi begins without cursors": 61,
     "a child of Pi does not follow what is acknowledged": 43,
     "a relay drops what moved at the flip": 267,
     "a router confirms what it does not pass on": 261,
