@@ -21,6 +21,8 @@ from tests.support.cluster import PIXIU, LocalCluster, running_cluster
 pytestmark = [pytest.mark.timeout(300)]
 
 WAIT_S = 60.0
+PACE_S = 0.05
+"""Between two rounds of messages, two joins, two questions: as fast as they can they leave the doubling itself no CPU."""
 ROOMS = range(1, 9)
 USERS = range(700, 708)
 MQTT_USER = 709
@@ -65,7 +67,7 @@ class Traffic:
                 self._px.user(uin).chat_soon(payload)
             await self._px.flush()
             self.sent += 1
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(PACE_S)
 
     async def take(self, who: object, messages: pixiu.Subscription) -> None:
         """What a client of the SDK gets, by room or user."""
@@ -81,13 +83,14 @@ class Traffic:
                 async with asyncio.timeout(WAIT_S):
                     assert (await anext(messages)).payload == b"%d" % self.joins
             self.joins += 1
+            await asyncio.sleep(PACE_S)
 
     async def ask(self) -> None:
         """Whether everybody is online, as they are all the time."""
         while True:
             found = await self._px.presence(USERS)
             self.not_online += [user.uin for user in found if user.devices != 1]
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(PACE_S)
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 
 import pixiu
 from registry.doubling import Phase
-from tests.e2e.test_doubling import together, tool, until
+from tests.e2e.test_doubling import PACE_S, together, tool, until
 from tests.support.cluster import running_cluster, wait_for
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -39,6 +39,7 @@ class Mail:
             for uin in USERS:
                 await self._px.user(uin).mail(b"%d" % self.sent)
             self.sent += 1
+            await asyncio.sleep(PACE_S)
 
     async def send_first(self) -> None:
         """Many, each in a turn of its own."""

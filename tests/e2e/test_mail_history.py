@@ -38,7 +38,7 @@ LONG = MINUTES > 0
 SEED = int(os.environ.get("PIXIU_MAIL_SEED") or (random.SystemRandom().randrange(1_000_000) if LONG else 1))
 CONFIRMED_S = 8.0 if LONG else 30.0
 """A mail that is not confirmed by then is sent again, as another call: many a fault takes longer."""
-PACE_S = 0.08 if LONG else 0.02
+PACE_S = 0.08 if LONG else 0.04
 INBOX_CAP = 800
 """Of a lane: in a long run the inboxes of who is away all the time reach it, and no others."""
 PARTITIONS, REPLICAS = 2 if LONG else 1, 2

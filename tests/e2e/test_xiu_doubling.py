@@ -105,7 +105,7 @@ async def test_every_mail_is_stored_once_and_in_order_while_xiu_is_doubled_twice
         roles.start(name, partition=0 if name.split("-")[0] not in ("proxy", "gateway") else -1)
     await roles.running(*OTHERS)
     await wait_in_sync(roles, *sorted(parent))
-    async with Traffic(roles.target(), history, 1) as traffic:
+    async with Traffic(roles.target(), history, 1, pace_s=0.04) as traffic:
         await traffic.more(MORE)
         await one_to_two(roles, history, traffic, parent, child)
         early = await scan(await led(roles, *sorted(parent)))

@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
 STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=1"]
 ROWS_PER_S = 100
+TRIGGER = "1 second"
+"""Of both queries: as fast as they can they leave the doubling no CPU."""
 FIRST_BATCH_S = 300.0
 """With a Java that has just started, on a machine that has much else to do."""
 
@@ -31,7 +33,8 @@ def sink(spark: Any, store: Store, checkpoint: Path) -> Any:
     rows = spark.readStream.format("rate").option("rowsPerSecond", ROWS_PER_S).load()
     return (
         rows.selectExpr("value as id", "1 + value % 8 as uin", "cast(value as string) as body")
-        .writeStream.format("pixiu")
+        .writeStream.trigger(processingTime=TRIGGER)
+        .format("pixiu")
         .option("target", store.target)
         .option("query", "counted")
         .option("checkpointLocation", str(checkpoint))
@@ -76,7 +79,8 @@ def test_xiu_is_doubled_and_its_leader_dies_under_source_and_sink(spark: Any, tm
         wait_for(lambda: writes.running().lastProgress, "a micro-batch of the sink", FIRST_BATCH_S)
         reads = Lasting(
             stream(spark, store, maxOffsetsPerTrigger=500)
-            .writeStream.format("parquet")
+            .writeStream.trigger(processingTime=TRIGGER)
+            .format("parquet")
             .option("path", str(read / "rows"))
             .option("checkpointLocation", str(read / "checkpoint"))
             .start

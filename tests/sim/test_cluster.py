@@ -8,22 +8,18 @@ docs/simulation.md.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.sim.cluster.run import report
 from tests.support.effort import CI, runs
 
-SEEDS = runs("PIXIU_SIM_SEEDS", local=2, ci=16)
+SEEDS = runs("PIXIU_SIM_SEEDS", local=2, ci=12)
 RARE = (45,) if CI else ()
 """One run in thirty has messages that are passed on to where a room was; this one does."""
-ENOUGH = 17
+ENOUGH = 13
 """Some of what must happen is rare: in one run of ten."""
-ROOT = Path(__file__).resolve().parents[2]
 HAPPENED: Counter[str] = Counter()
 """What the runs of this session had in them."""
 RUNS: list[int] = []
@@ -58,12 +54,3 @@ def test_the_runs_have_faults_in_them() -> None:
             assert world is not None, found
             happened.update(dict(world.pairs()))
     assert {name: happened[name] / runs for name, least in LEAST.items() if happened[name] < least * runs} == {}
-
-
-def test_a_seed_runs_alone() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.sim.cluster.run", "3"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert result.returncode == 0
-    assert result.stdout.startswith("seed 3: ")
-    assert result.stdout.rstrip().endswith("every promise kept")

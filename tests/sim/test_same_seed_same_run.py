@@ -1,5 +1,5 @@
 """In every simulation the same seed gives the same run byte for byte, in another process too, whose sets of strings are in another
-order; and another seed another one."""
+order; and another seed another one. A seed runs alone by the command that failures print."""
 
 from __future__ import annotations
 
@@ -14,26 +14,37 @@ from tests.support.effort import portion
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = {
-    "cluster": "from tests.sim.cluster.run import run; print(run({seed}).wire.trace)",
-    "system": "from tests.sim.system.run import run; print(run({seed}).wire.trace)",
-    "replication": "from tests.sim.replication.schedule import run; print(run({seed}).trace)",
-    "delivery": "from tests.sim.delivery.schedule import run; print(run({seed}).trace)",
-    "mail": "from tests.proxy.test_mail_under_faults import play; print(play({seed}).trace)",
+    "cluster": "from tests.sim.cluster.run import run; print(*[run(seed).wire.trace for seed in {seeds}])",
+    "system": "from tests.sim.system.run import run; print(*[run(seed).wire.trace for seed in {seeds}])",
+    "replication": "from tests.sim.replication.schedule import run; print(*[run(seed).trace for seed in {seeds}])",
+    "delivery": "from tests.sim.delivery.schedule import run; print(*[run(seed).trace for seed in {seeds}])",
+    "mail": "from tests.proxy.test_mail_under_faults import play; print(*[play(seed).trace for seed in {seeds}])",
 }
-"""Programs that print the trace of a run."""
+"""Programs that print the traces of runs."""
+COMMANDS = {"cluster": "tests.sim.cluster.run", "system": "tests.sim.system.run"}
+"""Modules that run a seed alone, and say its trace."""
 
 
-def trace(simulation: str, seed: int, hash_seed: int) -> str:
-    program = TRACES[simulation].format(seed=seed)
+def output(*arguments: str, hash_seed: int) -> str:
+    """What a Python with such arguments prints."""
     environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True
     ).stdout
+
+
+def traces(simulation: str, *seeds: int, hash_seed: int) -> list[str]:
+    return output("-c", TRACES[simulation].format(seeds=seeds), hash_seed=hash_seed).split()
 
 
 @pytest.mark.parametrize("simulation", portion(TRACES))
 def test_the_same_seed_gives_the_same_run_byte_for_byte(simulation: str) -> None:
-    first = trace(simulation, 13, hash_seed=1)
-    assert first.strip()
-    assert trace(simulation, 13, hash_seed=2) == first
-    assert trace(simulation, 14, hash_seed=1) != first
+    first, another = traces(simulation, 13, 14, hash_seed=1)
+    assert another != first
+    if simulation in COMMANDS:
+        alone = output("-m", COMMANDS[simulation], "13", hash_seed=2)
+        assert alone.startswith("seed 13: ")
+        assert f" trace {first}," in alone
+        assert alone.rstrip().endswith("every promise kept")
+    else:
+        assert traces(simulation, 13, hash_seed=2) == [first]

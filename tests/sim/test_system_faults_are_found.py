@@ -65,7 +65,11 @@ FIRST = {1, 6, 7, 13, 19, 69, 114, 156, 207, 243}
 FOUND_AT = {
     "Pi forgets whose appends it refused": 10,
     "a relay does not send again what a stream lost": 8,
+    "a child of Pi begins without cursors": 61,
     "a child of Pi does not follow what is acknowledged": 43,
+    "the layout of Xiu flips before its children are open": 8,
+    "the layout of routers flips before the new ones run": 156,
+    "a broker drops what moved at the flip": 15,
     "a relay drops what moved at the flip": 267,
     "a router confirms what it does not pass on": 261,
 }

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pixiu.cli.status import ClusterStatus, read_status, status_json
 from pixiu.errors import PixiuError
 from pixiu.testing import running_event
+from tests.support.waiting import pause_after
 
 PIXIU = str(Path(sys.executable).parent / "pixiu")
 WAIT_S = 120.0
@@ -26,14 +27,16 @@ Found = TypeVar("Found")
 
 
 def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_S, pause_s: float = 0.05) -> Found:
-    """The condition's first true value. Fails with `what` when it does not come."""
+    """The condition's first true value. Fails with `what` when it does not come. What takes long to ask is asked less often."""
     end = time.monotonic() + timeout_s
     while True:
+        asked = time.monotonic()
         found = condition()
         if found:
             return found
-        assert time.monotonic() < end, f"{what} did not come in {timeout_s:.0f} s"
-        time.sleep(pause_s)
+        now = time.monotonic()
+        assert now < end, f"{what} did not come in {timeout_s:.0f} s"
+        time.sleep(pause_after(now - asked, pause_s))
 
 
 def read_status_of(target: str) -> ClusterStatus:

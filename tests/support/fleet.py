@@ -11,6 +11,7 @@ from typing import Any
 from pixiu.cli.http import fetch, samples
 from pixiu.mqtt.client_io import MQTTClient
 from tests.support.cluster import LocalCluster
+from tests.support.waiting import until
 
 WAIT_S = 60.0
 
@@ -80,12 +81,13 @@ class Fleet:
     async def until_equal(self) -> None:
         """Wait until all maps are equal."""
         unequal: dict[str, str] = {}
-        try:
-            async with asyncio.timeout(WAIT_S):
-                while unequal := await self.unequal():
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(unequal) from None
+
+        async def equal() -> bool:
+            nonlocal unequal
+            unequal = await self.unequal()
+            return not unequal
+
+        await until(equal, lambda: str(unequal), WAIT_S)
 
     async def links(self) -> dict[tuple[str, str], Counter[str]]:
         """By (sender, receiver): what each side has counted of items."""

@@ -10,6 +10,14 @@ from collections.abc import Callable
 WAIT_S = 120.0
 """Reached only by a test that fails; generous, because machines are loaded."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.05
+MAX_LONG_PAUSE_S = 0.5
+"""Where it takes long to ask."""
+
+
+def pause_after(took_s: float, pause_s: float) -> float:
+    """Seconds from one asking to the next, which took so long: to ask every process for a page at every moment would take the CPU
+    from those whose work is waited for."""
+    return max(pause_s, min(2 * took_s, MAX_LONG_PAUSE_S))
 
 
 async def until(
@@ -26,12 +34,13 @@ async def until(
     try:
         async with asyncio.timeout(limit_s):
             while True:
+                asked = time.monotonic()
                 found = condition()
                 if inspect.isawaitable(found):
                     found = await found
                 if found:
                     return
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause_after(time.monotonic() - asked, pause))
                 pause = min(2 * pause, MAX_PAUSE_S)
     except TimeoutError:
         if time.monotonic() < end:
