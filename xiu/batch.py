@@ -22,7 +22,7 @@ MAX_LOOKED_AT: Final = 64
 """Records of a batch out of which `drawn_user` draws."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """Records that become one entry."""
 

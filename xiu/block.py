@@ -27,7 +27,7 @@ MAX_BLOCK_BYTES: Final = 262_144
 """Of the records in a block, unless one record alone is larger."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Block:
     """Records under consecutive sequences."""
 

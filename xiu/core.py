@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final, Protocol
 
-from cluster.links.api import Outcome
 from cluster.replication.events import Accepted, Deposed, Leading, Persisted, Propose, Rejected, Rejection
 from cluster.replication.model import Entry, Position
-from cluster.runtime.contract import NEVER, EventTable, Settle, Tick
+from cluster.runtime.contract import NEVER, NOT_TAKEN, TAKEN, EventTable, Tick
 from pixiu import errors
 from pixiu.ids import MSG_COUNTER_BITS
 from pixiu.wire.levels import Level, Triple
@@ -36,7 +35,7 @@ from xiu.restoring import Step
 from xiu.restoring import encode as encode_restore
 from xiu.restoring import problem_of as problem_of_restore
 from xiu.retention import trim_below, trim_to
-from xiu.state import DEDUPE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
+from xiu.state import DEDUPE, STORE, Blocked, Decision, Head, Kind, Ruling, State, Verdict, store_entry, trim_entry
 
 READ_ENTRIES: Final = 256
 READ_BYTES: Final = 4 << 20
@@ -346,7 +345,7 @@ class Core:
         batch.runs = [(run.index, run.count) for run in runs]
         self._token += 1
         self._proposed[self._token] = batch
-        payloads = [(int(Kind.STORE), store_entry(run.records, run.count)) for run in runs]
+        payloads = [(STORE, store_entry(run.records, run.count)) for run in runs]
         out.append(Propose(self._token, payloads, at_us, batch.level is Level.REPLICATED))
 
     # --- doubling
@@ -380,7 +379,8 @@ class Core:
 
     def _to_ask(self, runs: Sequence[Run]) -> list[Asked]:
         """What of a batch the parent is asked for. Raises StoreDamaged."""
-        head, found = self._state.head, list[Asked]()
+        head = self._state.head
+        found: list[Asked] = []
         if head.doubling.cut_us:
             for run in runs:
                 for index, snowflake, derived, crc in self._state.unknown(run.records, run.count):
@@ -560,8 +560,7 @@ class Core:
         begin = event.first - self._decided[0].head.applied.counter
         decisions = [self._decided[begin + index] for index in range(event.last - event.first + 1)]
         for (index, _), decision in zip(batch.runs, decisions, strict=True):
-            self._add_results(batch, index, decision.rulings)
-            if any(ruling.verdict is Verdict.NO_NUMBERS for ruling in decision.rulings):
+            if self._add_results(batch, index, decision.rulings):
                 out.append(ev.NeedEpoch())
         if batch.level is Level.ACCEPTED:
             out.append(self._answer(batch.stream, batch.results))
@@ -570,7 +569,9 @@ class Core:
         else:
             self._committing.append((event.last, batch))
 
-    def _add_results(self, batch: Batch, begin: int, rulings: Sequence[Ruling]) -> None:
+    def _add_results(self, batch: Batch, begin: int, rulings: Sequence[Ruling]) -> bool:
+        """Whether the epoch has no numbers left."""
+        used_up = False
         for ruling in rulings:
             position, count, verdict, value = batch.position + begin + ruling.index, ruling.count, ruling.verdict, ruling.value
             if verdict is Verdict.STORED:
@@ -581,7 +582,9 @@ class Core:
                 batch.results.append(ev.Result(position, 1, "", msg_id=value))
             else:
                 self.counters.refused += 1
+                used_up = used_up or verdict is Verdict.NO_NUMBERS
                 batch.results.append(self._refused(position, *CODES[verdict]))
+        return used_up
 
     def _on_rejected(self, event: Rejected, now: float, out: list[ev.Effect]) -> None:
         batch = self._proposed.pop(event.token, None)
@@ -605,12 +608,15 @@ class Core:
         while self._committing and self._committing[0][0] <= last:
             batch = self._committing.popleft()[1]
             out.append(self._answer(batch.stream, batch.results))
-        written = self._write(first - 1, event.entries, now)
-        if not written and self.full:  # a store that was opened again may have gone back
+        if self._write(first - 1, event.entries, now):
+            self._owed = []
+            out.append(TAKEN)
+            return
+        if self.full:  # a store that was opened again may have gone back
             self._decide_to(last)
-        committed = takewhile(lambda decision: decision.head.applied.counter <= last, () if written else self._decided)
+        committed = takewhile(lambda decision: decision.head.applied.counter <= last, self._decided)
         self._owed = [decision.block for decision in committed if decision.block is not None]
-        out.append(Settle(Outcome.TAKEN if written else Outcome.NOT_TAKEN))
+        out.append(NOT_TAKEN)
 
     # --- the state
 
@@ -689,13 +695,15 @@ class Core:
             self._stop_deciding(damage)
             return
         self._written = self._store.head.applied.counter
-        floor = self._store.head.floor
+        floor, firsts = self._store.head.floor, []
         for decision in decisions:
             self._decided.popleft()
             self._state.written(decision)
             if decision.deletes:
                 self._table.trim(floor)
-        self._table.persisted(decision.block.first for decision in decisions if decision.block is not None)
+            if decision.block is not None:
+                firsts.append(decision.block.first)
+        self._table.persisted(firsts)
 
     def _on_trim_due(self, event: ev.TrimDue, now: float, out: list[ev.Effect]) -> None:
         if not self.epoch or self.stuck or self._catches_up:

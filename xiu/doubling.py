@@ -63,7 +63,7 @@ class Doubling:
 
     def encode(self) -> bytes:
         """Bytes of the head; none where there was no doubling."""
-        if self == NO_DOUBLING:
+        if self is NO_DOUBLING or self == NO_DOUBLING:
             return b""
         return _DOUBLING.pack(self.id, self.partitions, self.phase, self.split_at, self.split_us, self.cut_us)
 

@@ -18,7 +18,7 @@ from pixiu.wire.levels import Level, Triple
 # --- events
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreReceived:
     """`count` records lie in `data` end to end, from one writer's stream."""
 
@@ -60,7 +60,7 @@ class TrimDue:
     """A reader needs what lies at this sequence or behind."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EntriesCommitted:
     """These entries follow what is in the store, and are committed. Answered by `Settle`: TAKEN when they are all written;
     what is not comes again, with what follows it."""
@@ -87,7 +87,7 @@ Event = (
 # --- effects, to be done in the order in which they stand
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """What became of some records of a stream, one after the other."""
 
@@ -105,7 +105,7 @@ class Result:
     """With WRONG_PARTITION: by how many this partition counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """Tell a writer what became of its records, with the triple."""
 

@@ -107,7 +107,7 @@ class SegmentScanned:
     """What `ScanSegment` asked for was read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Propose:
     """Payloads to append, at least one: (kind, payload) of each."""
 
@@ -218,7 +218,7 @@ class CompareAndSet:
     state: PartitionState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """A proposal is in the leader's log at these counters."""
 
@@ -236,14 +236,14 @@ class Rejected:
     reason: Rejection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Persisted:
     """What this replica appended as leader is on its disk up to here."""
 
     counter: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committed:
     """Apply up to here. A leader answers its writers too: so many replicas have it."""
 

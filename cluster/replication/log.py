@@ -292,9 +292,10 @@ class SegmentedLog:
 
     def read(self, after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
         """Entries from `after` + 1 on, at least one if there is one. Raises LogDamaged, DiskFailed."""
-        with self._guard():
+        with self._lock:
             if self._tail and after + 1 >= self._tail[0].counter:
                 return self._read_tail(after, max_entries, max_bytes)
+        with self._guard():
             if after >= self.last.counter:
                 return ()
             return self._segment_of(after + 1).read(after, max_entries, max_bytes)
@@ -338,12 +339,14 @@ class SegmentedLog:
         """Hand entries that follow the end to the system. Raises DiskFull (nothing was written) or DiskFailed."""
         with self._lock:
             self._check()
-            if entries[0].counter != self.last.counter + 1:
-                raise ValueError(f"{entries[0].position} does not follow {self.last}")
+            segment = self._segments[-1]
+            if entries[0].counter != segment.last.counter + 1:
+                raise ValueError(f"{entries[0].position} does not follow {segment.last}")
             try:
-                if self._segments[-1].size >= self.segment_bytes:
-                    self._segments.append(self._create(self.last))
-                self._segments[-1].append(entries)
+                if segment.size >= self.segment_bytes:
+                    segment = self._create(segment.last)
+                    self._segments.append(segment)
+                segment.append(entries)
             except OSError as problem:  # from making a segment
                 if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFull(

@@ -104,7 +104,7 @@ class Segment:
         """Write entries that follow the end. Raises DiskFull (nothing was written) or DiskFailed."""
         data = encode(entries)
         try:
-            written = 0
+            written = os.pwrite(self.fd, data, self.size)
             while written < len(data):
                 written += os.pwrite(self.fd, memoryview(data)[written:], self.size + written)
         except OSError as problem:

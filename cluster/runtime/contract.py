@@ -104,6 +104,7 @@ class Settled:
 
 
 TICK: Final = Tick()
+TAKEN: Final = Settle(Outcome.TAKEN)
 NOT_TAKEN: Final = Settle(Outcome.NOT_TAKEN)
 MALFORMED: Final = Settle(Outcome.MALFORMED)
 END_OF_TURN: Final = EndOfTurn()

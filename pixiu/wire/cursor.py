@@ -32,8 +32,9 @@ class Cursor:
         while bits & 1:
             run = (~bits & bits + 1).bit_length() - 1
             up_to, bits = up_to + run, bits >> run
-        self.up_to, self.bits = up_to, bits & _MAP_MASK
-        return (self.up_to, self.bits) != (mine, mine_bits)
+        bits &= _MAP_MASK
+        self.up_to, self.bits = up_to, bits
+        return up_to != mine or bits != mine_bits
 
     def has(self, seq: int) -> bool:
         """Whether an entry was acknowledged."""

@@ -45,8 +45,10 @@ class Saving:
 
     def add(self, item: ev.Acknowledgement, now: float) -> None:
         """Queue a cursor to be saved at Pi."""
-        self._waiting[_key(item)] = item
-        self._due_at = min(self._due_at, now + self._limits.acknowledge_wait_s)
+        self._waiting[item.uin, item.device, item.lane] = item
+        due_at = now + self._limits.acknowledge_wait_s
+        if due_at < self._due_at:
+            self._due_at = due_at
 
     def hurry(self, now: float) -> None:
         """Wait no longer: once a newer session is open Pi refuses what an older one acknowledges."""
@@ -86,8 +88,9 @@ class Saving:
                 self._put_back(number, item)
                 self._due_at = min(self._due_at, now + self._limits.pause_s)
                 continue
-            if self._carried.get(_key(item)) == number:
-                del self._carried[_key(item)]
+            key = _key(item)
+            if self._carried.get(key) == number:
+                del self._carried[key]
             if failure is not None:
                 refused.append((item, failure))
         return refused

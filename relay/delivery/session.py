@@ -24,6 +24,8 @@ from relay.delivery.window import WINDOW, Lane, Plan
 
 _WAITING: Final = (State.ONLINE, State.GETTING_IDS, State.GETTING_MESSAGES)
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+_FIRST_READS: Final = [ev.Read(lane, None, WINDOW) for lane in range(INBOX_LANES)]
+"""Of a whole window, since it is all that says what of it was acknowledged before."""
 
 
 class SessionHost(Protocol):
@@ -85,6 +87,8 @@ class Session:
         self.opening = True
         """It waits for, or has, a slot among those that are opened."""
         self._host = host
+        self._fresh = True
+        """Its lanes are as they were made: nobody has logged in yet."""
         self._pausing = False
         self._failures = 0
         self._asked: list[ev.Read] = []
@@ -133,8 +137,11 @@ class Session:
         if self.state is State.OFFLINE:
             self.deadline = NEVER
         elif self.state is State.SENDING:
-            blocked = [lane.blocked_until for lane in self.lanes if lane.behind and lane.blocked_until > now]
-            self.deadline = min(self._poll_at, self._reread_at, self._ask_at, self._resend_at, *blocked)
+            deadline = min(self._poll_at, self._reread_at, self._ask_at, self._resend_at)
+            for lane in self.lanes:
+                if now < lane.blocked_until < deadline and lane.behind:
+                    deadline = lane.blocked_until
+            self.deadline = deadline
 
     def on_time(self, now: float) -> None:
         """The deadline is due."""
@@ -173,8 +180,10 @@ class Session:
         self.number = self._failures = self._resends = 0
         self.token = self._host.next_token()
         self._ask_at = self._resend_at = self._poll_at = NEVER
-        for lane in self.lanes:
-            lane.open(cautious=self.cautious)
+        if self.cautious or not self._fresh:
+            for lane in self.lanes:
+                lane.open(cautious=self.cautious)
+        self._fresh = False
         self.opening = True
         self._queue(None, now)
 
@@ -220,9 +229,8 @@ class Session:
         self.token = self._host.next_token()
         self._plans = []
         limits = self._host.limits
-        # The first read is of a whole window, since it is all that says what of it was acknowledged before.
         self._asked = [
-            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.most)) if lane.known else ev.Read(number, None, WINDOW)
+            ev.Read(number, lane.sent, min(limits.fetch_entries, lane.most)) if lane.known else _FIRST_READS[number]
             for number, lane in enumerate(self.lanes)
             if not lane.known or lane.worth_a_fetch(now)
         ]
@@ -237,14 +245,16 @@ class Session:
         if len(listings) != len(self._asked):
             self.on(Cause.FAILED, None, now)
             return
-        self._plans, budget = [], self._host.limits.fetch_entries
+        limits = self._host.limits
+        self._plans, left = [], limits.fetch_entries
         for read, listing in zip(self._asked, listings, strict=True):
-            plan = self.lanes[read.lane].plan(read.lane, listing, read.num, budget)
-            budget -= sum(1 for _, msg_id in plan.items if msg_id)
+            plan = self.lanes[read.lane].plan(read.lane, listing, read.num, left)
+            for _, msg_id in plan.items:
+                if msg_id:
+                    left -= 1
             self._plans.append(plan)
-        self._poll_at = now + self._host.limits.poll_s * self._jitter(self.token)
-        wanted = any(msg_id for plan in self._plans for _, msg_id in plan.items)
-        self.on(Cause.LISTED if wanted else Cause.LISTED_NONE, None, now)
+        self._poll_at = now + limits.poll_s * self._jitter(self.token)
+        self.on(Cause.LISTED if left < limits.fetch_entries else Cause.LISTED_NONE, None, now)
 
     def _fetch(self, what: object, now: float) -> None:
         """Ask Xiu for the records."""
@@ -310,8 +320,9 @@ class Session:
         return encode(msg_id, seq, self.uin, self.number, self.device, number, flags, record)
 
     def _set_resend(self, now: float) -> None:
-        limits = self._host.limits
-        wait_s = min(limits.max_resend_s, limits.resend_s * float(1 << min(self._resends, 10)))
+        limits, resends = self._host.limits, self._resends
+        wait_s = limits.resend_s * float(1 << min(resends, 10)) if resends else limits.resend_s
+        wait_s = min(limits.max_resend_s, wait_s)
         self._ask_at, self._resend_at = now + wait_s / 2, now + wait_s
 
     def _ask_written(self, now: float) -> None:
@@ -329,20 +340,17 @@ class Session:
         """What a notice is to this session."""
         if not notice.seq:
             return Cause.NOTIFIED_SOME
-        if self.state is not State.SENDING or not self.lanes[notice.lane].takes(notice.seq):
-            return Cause.NOTIFIED
-        if not self._host.sendable(self.gateway, now):
+        lane = self.lanes[notice.lane]
+        if self.state is not _SENDING or not lane.takes(notice.seq) or not self._host.sendable(self.gateway, now):
             return Cause.NOTIFIED
         size = len(notice.record)
-        whole = 0 < size <= self._host.limits.record_bytes and self.lanes[notice.lane].fits(size)
+        whole = 0 < size <= self._host.limits.record_bytes and lane.fits(size)
         return Cause.NOTIFIED_NEXT if whole else Cause.NOTIFIED_ID
 
     def _send_notified(self, notice: ev.Notice, now: float) -> None:
         """Send the record."""
-        chunk = self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)
-        lane = self.lanes[notice.lane]
-        lane.last = max(lane.last, notice.seq)
-        self._host.deliver(self.gateway, [chunk])
+        self._host.deliver(self.gateway, [self._chunk(notice.lane, notice.seq, notice.msg_id, notice.record, now)])
+        self._note(notice, now)
 
     def _fetch_notified(self, notice: ev.Notice, now: float) -> None:
         """Wait for a slot to fetch the record; Pi has nothing to add."""
@@ -373,10 +381,12 @@ class Session:
 
     def _look(self, now: float) -> None:
         """Fetch if there is something that the windows take."""
-        if self.state is not State.SENDING or not self._host.sendable(self.gateway, now):
+        if self.state is not _SENDING or not self._host.sendable(self.gateway, now):
             return
-        if any(lane.worth_a_fetch(now) for lane in self.lanes):
-            self.on(Cause.BEHIND, None, now)
+        for lane in self.lanes:
+            if lane.worth_a_fetch(now):
+                self.on(Cause.BEHIND, None, now)
+                return
 
     def _poll(self, what: object, now: float) -> None:
         """Ask Pi whether there is more."""
@@ -405,16 +415,21 @@ class Session:
         lane = self.lanes[item.lane]
         lane.written = max(lane.written, item.written)
         if lane.acknowledge(item.up_to, item.bits):
-            cursor = lane.cursor
-            self._host.save(item._replace(up_to=cursor.up_to, bits=cursor.bits), now)
+            up_to, bits = lane.cursor.up_to, lane.cursor.bits
+            if item.up_to != up_to or item.bits != bits:
+                item = item._replace(up_to=up_to, bits=bits)
+            self._host.save(item, now)
             self._resends, self._overdue, self._seen_at = 0, False, now
             self._ask_at = self._resend_at = NEVER
             if self.cautious:
                 self.cautious = False
                 for each in self.lanes:
                     each.widen()
-            if any(each.unacknowledged for each in self.lanes):
+            if self._waits_for_acknowledgement():
                 self._set_resend(now)
+
+    def _waits_for_acknowledgement(self) -> bool:
+        return any(lane.unacknowledged for lane in self.lanes)
 
     def acknowledge_after_logout(self, item: ev.Acknowledgement, now: float) -> None:
         """What the device acknowledged before its logout, and what comes behind it."""
@@ -445,7 +460,7 @@ class Session:
         for lane in lanes:
             lane.rewind(lane.written)
         self._set_resend(now)
-        if not any(lane.unacknowledged for lane in self.lanes):
+        if not self._waits_for_acknowledgement():
             self._ask_at = self._resend_at = NEVER
         self._poll_at = min(self._poll_at, now + self._host.limits.poll_s)
         self._look(now)

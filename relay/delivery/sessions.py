@@ -189,8 +189,12 @@ class Deliveries:
 
     def queue(self, session: Session) -> None:
         """Wait for a slot."""
-        self.leave(session)
-        (self._opening if session.opening else self._fetching).ask(session)
+        if session.opening:
+            self._fetching.leave(session)
+            self._opening.ask(session)
+        else:
+            self._opening.leave(session)
+            self._fetching.ask(session)
 
     def leave(self, session: Session) -> None:
         """Give the slot back."""
@@ -211,7 +215,11 @@ class Deliveries:
 
     def deliver(self, gateway: int, chunks: list[bytes]) -> None:
         """Send to a gateway."""
-        self._chunks.setdefault(gateway, []).extend(chunks)
+        there = self._chunks.get(gateway)
+        if there is None:
+            self._chunks[gateway] = chunks
+        else:
+            there += chunks
 
     def ask(self, gateway: int, lane: ev.DeviceLane) -> None:
         """Ask a gateway up to where it has written."""

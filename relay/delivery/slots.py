@@ -5,6 +5,7 @@ Source: docs/delivery.md; the article's "thousands log in at once" after a gatew
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,8 @@ class Slots(Generic[T]):
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._holders: dict[T, None] = {}
-        self._queue: dict[T, None] = {}
+        self._queue: OrderedDict[T, None] = OrderedDict()
+        """Not a dict: the first key of one is searched behind all that were taken before it."""
 
     @property
     def held(self) -> int:
@@ -46,8 +48,7 @@ class Slots(Generic[T]):
         """Who has a slot from now on."""
         found: list[T] = []
         while self._queue and len(self._holders) < self._slots:
-            who = next(iter(self._queue))
-            del self._queue[who]
+            who, _ = self._queue.popitem(last=False)
             self._holders[who] = None
             found.append(who)
         return found

@@ -8,6 +8,8 @@ from enum import Enum
 class State(Enum):
     """What a session is doing."""
 
+    __hash__ = object.__hash__  # `Enum` has one in Python, and every step of a session looks up (state, cause)
+
     OFFLINE = "OffLine"
     ONLINE = "OnLine"
     """Connected, without a session number yet."""
@@ -19,6 +21,8 @@ class State(Enum):
 
 class Cause(Enum):
     """Why it changes what it is doing."""
+
+    __hash__ = object.__hash__
 
     LOGIN = "login on a newer connection"
     HEARTBEAT = "heartbeat of a device that is served by nobody here"

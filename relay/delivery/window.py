@@ -23,6 +23,8 @@ for a connection that does not read."""
 CAUTIOUS_BYTES: Final = 64 << 10
 """Instead, or a single record, for a device that let its last connection end without an acknowledgement."""
 _WORTH_A_FETCH: Final = WINDOW // 2
+_NO_SIZES: Final[list[int]] = []
+"""Of all lanes on which nothing is unacknowledged, which most are: never appended to."""
 
 
 class Plan(NamedTuple):
@@ -66,7 +68,7 @@ class Lane:
         """There may be more than `last`."""
         self.blocked_until = 0.0
         self._base = 0
-        self._sizes: list[int] = []
+        self._sizes: list[int] = _NO_SIZES
         """Bytes of the records of InboxSeqs `_base` + 1, `_base` + 2 …, where they were sent and are not acknowledged, else 0."""
         self.bytes_sent = 0
         """Their sum."""
@@ -94,10 +96,12 @@ class Lane:
 
     def worth_a_fetch(self, now: float) -> bool:
         """Whether to read now: everything that is left fits the window, or half of the window is free."""
+        if not self.unread and self.last <= self.sent:  # first what most lanes are: caught up
+            return False
         room = self.limit - self.sent
         if now < self.blocked_until or room <= 0 or not self.fits(self._typical):
             return False
-        return self.unread or (self.last > self.sent and (room >= _WORTH_A_FETCH or self.last - self.sent <= room))
+        return self.unread or room >= _WORTH_A_FETCH or self.last - self.sent <= room
 
     def fits(self, size: int) -> bool:
         """Whether a record of so many bytes may be sent now."""
@@ -122,8 +126,10 @@ class Lane:
             up_to, bits = self.reach, 0
         else:
             bits &= (1 << (self.reach - up_to)) - 1
-        changed = self.cursor.acknowledge(up_to, bits)
-        self.sent = max(self.sent, self.cursor.up_to)
+        cursor = self.cursor
+        changed = cursor.acknowledge(up_to, bits)
+        if cursor.up_to > self.sent:
+            self.sent = cursor.up_to
         if changed and self._sizes:
             self._make_room()
         return changed
@@ -133,6 +139,9 @@ class Lane:
         sizes, up_to, bits = self._sizes, self.cursor.up_to, self.cursor.bits
         if up_to > self._base:
             freed = up_to - self._base
+            if freed >= len(sizes):
+                self.bytes_sent, self._base, self._sizes = 0, up_to, _NO_SIZES
+                return
             self.bytes_sent -= sum(sizes[:freed])
             del sizes[:freed]
             self._base = up_to
@@ -156,7 +165,7 @@ class Lane:
         self.sent = max(self.cursor.up_to, min(written, self.top))
         self.top = min(self.top, self.sent)
         self.asked = self.written = 0
-        del self._sizes[max(self.sent - self._base, 0) :]
+        self._sizes = self._sizes[: max(self.sent - self._base, 0)] or _NO_SIZES
         self.bytes_sent = sum(self._sizes)
 
     def sent_up_to(self, seq: int, size: int = 0) -> None:
@@ -165,6 +174,7 @@ class Lane:
             sizes = self._sizes
             if not sizes:
                 self._base = seq - 1
+                sizes = self._sizes = []
             elif seq != self._base + len(sizes) + 1:
                 sizes += [0] * (seq - 1 - self._base - len(sizes))
             sizes.append(size)
@@ -187,7 +197,7 @@ class Lane:
         end = listing.last if len(entries) < asked else max((seq for seq, _ in entries), default=listing.last)
         if not self.known:
             self._learn(listing, end)
-        items = self._skip(listing)
+        items = self._skip(listing) if listing.floor > self.sent else []
         for seq, msg_id in entries:
             if seq <= self.sent or self.cursor.has(seq):
                 continue
@@ -201,11 +211,14 @@ class Lane:
     def _learn(self, listing: ev.Listing, end: int) -> None:
         """The first read is of what the device has not acknowledged: what is missing in it was."""
         self.known = True
-        self.cursor = Cursor(listing.up_to)
+        self.cursor.up_to, self.cursor.bits = listing.up_to, 0
         self.sent = listing.up_to
+        first, last = max(listing.up_to, listing.floor) + 1, min(end, self.limit)
+        if last < first:
+            return
         there = {seq for seq, _ in listing.entries}
         bits = 0
-        for seq in range(max(listing.up_to, listing.floor) + 1, min(end, self.limit) + 1):
+        for seq in range(first, last + 1):
             if seq not in there:
                 bits |= 1 << (seq - listing.up_to - 1)
         self.cursor.acknowledge(listing.up_to, bits)
@@ -216,8 +229,6 @@ class Lane:
         A device that has acknowledged nothing yet misses only what was dropped, not what was there before it.
         """
         floor = listing.floor
-        if floor <= self.sent:
-            return []
         if not self.cursor.up_to and listing.gap <= self.sent:
             self.cursor.acknowledge(floor, 0)
             self.sent = max(floor, self.cursor.up_to)
