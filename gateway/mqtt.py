@@ -125,7 +125,7 @@ class MQTTConnection(asyncio.Protocol):
             self._hold_memory()
             self._work_later()
             return
-        began = self._clients.now()
+        began = turn.now()
         self._receive(data)
         turn.spend(began)
 
@@ -157,10 +157,11 @@ class MQTTConnection(asyncio.Protocol):
         """The next packets of what was read."""
         self._working = False
         if self._may_read and self._asking is None:
-            began = self._clients.now()
+            turn = self._clients.turn
+            began = turn.now()
             data, self._unread = self._unread, b""
             self._receive(data)
-            self._clients.turn.spend(began)
+            turn.spend(began)
         self._set_reading()
 
     def _hold_memory(self) -> None:

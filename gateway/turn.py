@@ -33,7 +33,7 @@ class Turn:
     """
 
     def __init__(self, now: Callable[[], float], next_turn: Callable[[Callable[[], None]], object]) -> None:
-        self._now, self._next_turn = now, next_turn
+        self.now, self._next_turn = now, next_turn
         self._spent_s = 0.0
         self._line: deque[Callable[[], None]] = deque()
         self._asked = False
@@ -44,7 +44,7 @@ class Turn:
 
     def spend(self, began: float) -> None:
         """What a client said has taken the time since then."""
-        self._spent_s += self._now() - began
+        self._spent_s += self.now() - began
         if self._spent_s > _NOTED_S:
             self._ask()
 

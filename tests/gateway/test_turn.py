@@ -85,7 +85,6 @@ async def test_large_reads_of_many_clients_wait_and_small_ones_do_not() -> None:
         return clock
 
     world.clients.turn = Turn(now, world.clients.turn._next_turn)
-    world.clients.now = now
     flood = codec.encode(Publish("room/42", bytes(2000)))
     loud = [mqtt_client(world, f"loud-{number}") for number in range(20)]
     world.clients.turn._spent_s = 0.0
