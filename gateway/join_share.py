@@ -22,7 +22,7 @@ FREE_PER_S: Final = 1.0
 MAX_WAIT_S: Final = 20.0
 """The longest wait in the line: less than the 30 s for which an MQTT session waits for an answer."""
 LONG_HOLD_S: Final = 10.0
-"""A client that was refused is not read from for so long."""
+"""A client that was refused is not read from for half of this to all of it, at random."""
 
 
 class JoinShare:

@@ -478,7 +478,7 @@ class MQTTConnection(asyncio.Protocol):
     def _refuse_filters(self, effect: session_events.SubscribeFilters) -> None:
         """Too many wait already: none of these is subscribed, and the client may try again later."""
         self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
-        self.hold_reading(LONG_HOLD_S)
+        self.hold_reading(random.uniform(0.5, 1.0) * LONG_HOLD_S)  # those that are refused together must not come back together
         self.answer(ev.Answer(self.id, effect.packet_id, True))
 
     def _asks(self) -> bool:

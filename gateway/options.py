@@ -78,7 +78,7 @@ class Options(ClientRoleOptions):
     each costs every router and broker replica of a partition. 0: no limit."""
     client_joins_burst: int = bounded(2000, 1, 10_000_000)
     """Joins and leaves that one connection may say at once after a silence."""
-    client_joins_free: int = bounded(50, 1, 10_000_000)
+    client_joins_free: int = bounded(20, 1, 10_000_000)
     """Joins and leaves that one connection may say at once, and one more each second, before it takes of joins_per_s."""
     joins_per_s: int = bounded(1000, 0, 10_000_000)
     """Joins and leaves in a second of all connections of this gateway that have used up their client_joins_free: they wait in one

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
@@ -313,9 +314,10 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         wait_s = stream.joins.wait_s(joins, self._clients.now())
         if wait_s is None:
             text = "too many clients join rooms and topics at once (gateway.joins_per_s)"
-            error = Overloaded(f"{text}; try again in {LONG_HOLD_S:.0f} s", int(LONG_HOLD_S * 1000))
+            hold_s = random.uniform(0.5, 1.0) * LONG_HOLD_S
+            error = Overloaded(f"{text}; try again in {hold_s:.0f} s", int(hold_s * 1000))
             stream.reply(wire_pb2.SubscribeReply(request=request.request, error_code=error.code, error_text=str(error)))
-            return asyncio.sleep(LONG_HOLD_S)
+            return asyncio.sleep(hold_s)
         return self._in_turn(stream, request, wait_s) if wait_s else self._then_hold(stream, request)
 
     async def _in_turn(self, stream: _Stream, request: wire_pb2.SubscribeRequest, wait_s: float) -> None:

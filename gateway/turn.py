@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-TURN_S: Final = 0.005
+TURN_S: Final = 0.002
 """What clients said may take so long; what is begun is finished."""
 SMALL_READ_BYTES: Final = 1024
 """A read of so many bytes is worked off at once whatever the turn has had."""
