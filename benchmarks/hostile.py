@@ -239,8 +239,8 @@ async def _while_open(client: Client) -> None:
 
 
 async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
-    """The hostile ones, in a process of their own, until it is ended. The cluster has the CPU before them, as they would have a machine
-    of their own; Linux shares it by session, where it has `autogroup`."""
+    """The hostile ones, in a process of their own, until it is ended. The cluster has the CPU before them, as they would have a
+    machine of their own; Linux shares it by session, where it has `autogroup`."""
     os.nice(19)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("10")
