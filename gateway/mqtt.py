@@ -12,6 +12,8 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from cluster.access.guard import MAX_HOLD_S, Guard, Session
 from cluster.access.identity import Credentials
@@ -39,8 +41,11 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
-UNIT_BYTES = 1024
-"""So many bytes of messages that no room carries cost their client as much as a join."""
+LONG_BYTES = 4096
+WASTED_BYTES_PER_S = 64 << 10
+"""Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate."""
+JOINS_A_STEP = 64
+"""So many filters of a SUBSCRIBE are joined in a turn."""
 CONNECT_SPREAD_S = 1.0
 """Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
 one turn of the loop, while nobody is served, and come back together."""
@@ -51,6 +56,15 @@ REFUSAL_DELAY_S = 1.0
 way to learn when to come again, and many try at once."""
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 """Linger for no time at all."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """A SUBSCRIBE that is joined in several turns."""
+
+    left: int
+    refused: set[tuple[int, bytes | None]]
+    user_refused: bool = False
 
 
 class MQTTConnection(asyncio.Protocol):
@@ -99,6 +113,8 @@ class MQTTConnection(asyncio.Protocol):
         self._joins = clients.join_rate()
         self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
         """Packet ID of a SUBSCRIBE → of each filter what its SUBACK says, and its channel; as many as the session lets wait."""
+        self._steps: dict[int, _Steps] = {}
+        """Packet ID of a SUBSCRIBE that is joined in several turns → what is known of it."""
 
     # What asyncio calls.
 
@@ -250,7 +266,17 @@ class MQTTConnection(asyncio.Protocol):
 
     def answer(self, answer: ev.Answer) -> None:
         """A subscription has taken effect, but for what of it was refused."""
-        found = self._codes.pop(answer.request, None)
+        packet_id = answer.request & 0xFFFF
+        steps = self._steps.get(packet_id)
+        if steps is not None:
+            steps.left -= 1
+            steps.refused |= answer.refused
+            steps.user_refused = steps.user_refused or answer.user_refused
+            if steps.left:
+                return
+            del self._steps[packet_id]
+            answer = ev.Answer(self.id, packet_id, answer.known, frozenset(steps.refused), steps.user_refused)
+        found = self._codes.pop(packet_id, None)
         if self._session is None or found is None:
             return
         codes = []
@@ -416,7 +442,8 @@ class MQTTConnection(asyncio.Protocol):
             self._connected(effect)
         elif isinstance(effect, session_events.DropMessages):
             self._clients.counters.unroutable += effect.number
-            self._pace(effect.number + effect.size // UNIT_BYTES)
+            if effect.size >= LONG_BYTES:
+                self.hold_reading(min(effect.size / WASTED_BYTES_PER_S, MAX_HOLD_S))
         elif isinstance(effect, session_events.PauseReading | session_events.ResumeReading):
             self._may_read = isinstance(effect, session_events.ResumeReading)
             self._set_reading()
@@ -535,10 +562,34 @@ class MQTTConnection(asyncio.Protocol):
         if chat and self._takes_mail and not mail:
             self._clients.step(ev.Leave(self.id, [], False, True))
         self._takes_mail = mail if chat else self._takes_mail
-        if channels or chat:
+        if len(channels) > JOINS_A_STEP:
+            named = [(name, channel) for name, (_, channel) in codes.items() if channel is not None]
+            self._join_by_steps(effect.packet_id, named, chat, mail)
+        elif channels or chat:
             self._clients.step(ev.Join(self.id, effect.packet_id, channels, chat, mail))
         else:
             self.answer(ev.Answer(self.id, effect.packet_id, True))
+
+    def _join_by_steps(self, packet_id: int, named: list[tuple[str, tuple[int, bytes | None]]], chat: bool, mail: bool) -> None:
+        """Join so many that one turn has no time for them: some now, the others in the next turns."""
+        requests = [packet_id | number << 16 for number in range((len(named) - 1) // JOINS_A_STEP + 1)]
+        self._steps[packet_id] = _Steps(len(requests), set())
+        self._join_step(requests, named, chat, mail)
+
+    def _join_step(self, requests: list[int], named: list[tuple[str, tuple[int, bytes | None]]], chat: bool, mail: bool) -> None:
+        if self._session is None:
+            return
+        turn, there = self._clients.turn, self._session.subscriptions
+        began = turn.now()
+        # What the client has left since is not joined any more, and is no less answered.
+        channels = [channel for name, channel in named[:JOINS_A_STEP] if name in there]
+        if requests[1:]:
+            turn.later(partial(self._join_step, requests[1:], named[JOINS_A_STEP:], False, False))
+        if channels or chat:
+            self._clients.step(ev.Join(self.id, requests[0], channels, chat, mail))
+        else:
+            self.answer(ev.Answer(self.id, requests[0], True))
+        turn.spend(began)
 
     def _pace(self, changes: int, *, joined: bool = False) -> None:
         """So much was joined, left, or said in vain: read on when its rate allows it."""

@@ -8,6 +8,7 @@ import pytest
 
 from gateway import events as ev
 from gateway.join_share import LONG_HOLD_S, MAX_WAIT_S, JoinRate, JoinShare
+from gateway.mqtt import JOINS_A_STEP
 from gateway.options import Options
 from gateway.subscriber import SubscriberService, _Stream
 from pixiu.errors import Overloaded
@@ -172,13 +173,44 @@ async def test_a_stream_waits_in_the_same_line() -> None:
     assert [(reply.request, reply.error_code) for reply in replies] == [(4, Overloaded.code)]
 
 
-async def test_what_no_room_carries_costs_its_client_by_its_bytes() -> None:
-    world = World(Options(client_joins_per_s=10, client_joins_burst=100), now=100.0)
+async def test_what_no_room_carries_holds_its_client_by_its_bytes() -> None:
+    world = World(now=100.0)
     connection, wire = mqtt_client(world)
-    long = codec.encode(Publish("t" * 60_000, b"x"))
-    connection.data_received(long)
+    connection.data_received(codec.encode(Publish("$a", b"x")) * 100)
     assert wire.reading
-    connection.data_received(long)
+    connection.data_received(codec.encode(Publish("t" * 65_535, b"x")))
     assert not wire.reading
-    assert (world.closed_for, world.clients.counters.unroutable) == ([], 2)
+    assert (world.closed_for, world.clients.counters.unroutable) == ([], 101)
     assert not of(ev.Publish, world.events)
+    world.now = 101.1
+    connection._timeout()
+    assert wire.reading
+
+
+async def test_a_subscribe_of_many_filters_is_joined_in_steps_and_answered_once() -> None:
+    world = World(Options(client_joins_free=1000), now=100.0)
+    connection, wire = mqtt_client(world)
+    many = 3 * JOINS_A_STEP - 10
+    connection.data_received(subscribe(1, many))
+    assert [len(join.channels) for join in of(ev.Join, world.events)] == [JOINS_A_STEP]
+    gone = f"room/{1000 + many}"
+    connection.data_received(codec.encode(Unsubscribe(2, (gone,))))
+    await until(lambda: len(of(ev.Join, world.events)) == 3)
+    joins = of(ev.Join, world.events)
+    assert [len(join.channels) for join in joins] == [JOINS_A_STEP, JOINS_A_STEP, JOINS_A_STEP - 11], "it has left one meanwhile"
+    refused = joins[1].channels[0]
+    for join in reversed(joins):
+        assert not any(isinstance(packet, Suback) for packet in wire.packets())
+        world.clients.answer(ev.Answer(join.connection, join.request, True, frozenset({refused} & set(join.channels))))
+    world.clients.flush()
+    (suback,) = [packet for packet in wire.packets() if isinstance(packet, Suback)]
+    assert (suback.packet_id, suback.codes.count(0x80), len(suback.codes)) == (1, 1, many)
+
+
+async def test_who_goes_joins_no_more_steps() -> None:
+    world = World(Options(client_joins_free=1000), now=100.0)
+    connection, _ = mqtt_client(world)
+    connection.data_received(subscribe(1, 3 * JOINS_A_STEP))
+    connection.connection_lost(None)
+    await until(lambda: world.clients.turn.waiting == 0)
+    assert len(of(ev.Join, world.events)) == 1
