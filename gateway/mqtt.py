@@ -41,6 +41,8 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
+READ_BYTES = 16 << 10
+"""Of one client in a turn: asyncio reads 256 KiB, before anybody has asked whether the turn has time for it."""
 LONG_BYTES = 4096
 WASTED_BYTES_PER_S = 64 << 10
 """Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate."""
@@ -124,6 +126,7 @@ class MQTTConnection(asyncio.Protocol):
         self._transport = transport
         self.id = self._clients.arrived(self, host_of(transport))
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; of TLS it is another one
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
         self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
