@@ -41,7 +41,7 @@ WRITE_BYTES = 64 << 10
 as something is there, messages wait in our own bounded backlog."""
 MAX_ANSWER_BYTES = 256 << 10
 """Bytes of answers that may wait behind what a client does not read; with more it is closed."""
-READ_BYTES = 16 << 10
+READ_BYTES = 64 << 10
 """Of one client in a turn: asyncio reads 256 KiB, before anybody has asked whether the turn has time for it."""
 LONG_BYTES = 4096
 WASTED_BYTES_PER_S = 64 << 10

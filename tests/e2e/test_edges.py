@@ -281,7 +281,8 @@ async def test_clients_that_do_not_read_slow_nobody_and_memory_stays_bounded(clu
             sock.close()
     assert "PixiuSlowClients" in firing({"gateway": page}, {"gateway": metrics_page(gateway)})
     counted = metrics(gateway)
-    assert counted["pixiu_gateway_slow_consumer_dropped_total"] > FLOOD  # the sooner they are disconnected, the fewer are dropped
+    # How many are dropped before they are disconnected is a matter of how fast this machine sends.
+    assert counted["pixiu_gateway_slow_consumer_dropped_total"] > 10 * SLOW
     assert counted['pixiu_gateway_connections_behind_total{grade="stalled"}'] >= SLOW
     assert counted['pixiu_gateway_connections_behind{grade="stalled"}'] == 0
     # 72 MB were sent to those that do not read; each may keep half a megabyte waiting.
