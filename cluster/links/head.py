@@ -25,9 +25,9 @@ process that started anew at the same port would take the datagrams meant for it
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 from enum import IntEnum
+from hmac import compare_digest
 from typing import Final
 
 from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing, TagKey, key_byte, tag_keys
@@ -36,6 +36,8 @@ from pixiu.ids import MAX_ID, EndpointID
 
 HEAD: Final = struct.Struct("<2sBBBBHQQII")
 HEAD_SIZE: Final = 32
+ENDPOINT: Final = struct.Struct("<Q")
+NO_DESTINATION: Final = bytes(8)
 MAGIC: Final = b"PX"
 VERSION: Final = 1
 KEY_NONE: Final = 0
@@ -147,8 +149,7 @@ class Codec:
         self._least = HEAD_SIZE + self.tag_size
         self._key_id = KEY_SECRET if secret else KEY_NONE
         self._own_word = own & 0xFFFFFFFF
-        self._own_bytes = own.to_bytes(8, "little")
-        self._no_destination = bytes(8)
+        self._own_bytes = ENDPOINT.pack(own)
         self._state = TagKey(_key_of(secret or b""))
         self._accepted_state = TagKey(_key_of(accepted_secret)) if accepted_secret else None
         self.sha256_peers: frozenset[int] = frozenset()
@@ -185,14 +186,16 @@ class Codec:
         self, type_: int, flags: int, count: int, sequence: int, layout_version: int, destination: int, parts: list[bytes]
     ) -> bytes:
         """One datagram of items or a body laid end to end."""
-        word = 0 if flags & FLAG_ANY_DESTINATION else destination & 0xFFFFFFFF
-        if self.tag_size and not flags & FLAG_ANY_DESTINATION and destination in self.sha256_peers:
-            flags |= FLAG_SHA256
+        if flags & FLAG_ANY_DESTINATION:
+            word, covered = 0, NO_DESTINATION
+        else:
+            word, covered = destination & 0xFFFFFFFF, ENDPOINT.pack(destination)
+            if self.tag_size and destination in self.sha256_peers:
+                flags |= FLAG_SHA256
         head = HEAD.pack(MAGIC, VERSION, type_, self._key_id, flags, count, self.own, sequence, layout_version & 0xFFFFFFFF, word)
-        data = b"".join([head, *parts])
+        data = head + parts[0] if len(parts) == 1 else b"".join([head, *parts])
         if not self.tag_size:
             return data
-        covered = self._no_destination if flags & FLAG_ANY_DESTINATION else destination.to_bytes(8, "little")
         if self._ring is None:
             key = self._state
         else:
@@ -228,20 +231,22 @@ class Codec:
             return Refusal.MAGIC
         if version != VERSION:
             return Refusal.VERSION
-        if flags & ~ALL_FLAGS or bool(flags & FLAG_STREAM) is not stream or (flags & FLAG_SHA256 and not self.tag_size):
+        if flags & ~ALL_FLAGS or (flags & FLAG_STREAM != 0) is not stream or (flags & FLAG_SHA256 and not self.tag_size):
             return Refusal.FLAGS
         if type_ == RECORDS:
             if not 0 < count <= (size - self._least) // MIN_RECORD:
                 return Refusal.COUNT
+        elif HEARTBEAT <= type_ <= ACKNOWLEDGEMENT:
+            pass
         elif type_ == CONTROL:
             if not 0 < count <= (size - self._least) // MIN_CONTROL:
                 return Refusal.COUNT
-        elif type_ in (RECORD_FRAGMENT, CONTROL_FRAGMENT):
+        elif RECORD_FRAGMENT <= type_ <= CONTROL_FRAGMENT:
             if size < self._least + MIN_FRAGMENT or not count:
                 return Refusal.COUNT
             if stream:
                 return Refusal.TYPE
-        elif not HEARTBEAT <= type_ <= ACKNOWLEDGEMENT:
+        else:
             return Refusal.TYPE
         if flags & FLAG_ANY_DESTINATION:
             if type_ != HEARTBEAT:
@@ -256,10 +261,10 @@ class Codec:
 
     def _is_tagged(self, data: bytes, key: TagKey) -> bool:
         flags = data[5]
-        covered = self._no_destination if flags & FLAG_ANY_DESTINATION else self._own_bytes
-        signed = memoryview(data)[:-TAG_SIZE]
+        covered = NO_DESTINATION if flags & FLAG_ANY_DESTINATION else self._own_bytes
+        signed = data[:-TAG_SIZE]
         tag = key.sha256(signed, covered) if flags & FLAG_SHA256 else key.blake2b(signed, covered)
-        return hmac.compare_digest(tag, data[-TAG_SIZE:])
+        return compare_digest(tag, data[-TAG_SIZE:])
 
 
 def _key_of(secret: bytes) -> bytes:

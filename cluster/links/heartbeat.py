@@ -5,6 +5,7 @@ Source: docs/links.md; proto/pixiu/wire/v1/control.proto.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -12,18 +13,33 @@ from google.protobuf.message import DecodeError
 from pixiu.wire.v1.control_pb2 import Heartbeat
 
 MAX_ATTACHMENT_BYTES: Final = 512
+_REST: Final = struct.Struct("<BQBQBQ")
+"""next_record, next_control and target, each behind its tag, as protobuf writes them when there is no attachment."""
+_RECORD_TAG: Final = 3 << 3 | 1
+_CONTROL_TAG: Final = 4 << 3 | 1
+_TARGET_TAG: Final = 6 << 3 | 1
+_REQUEST: Final = Heartbeat()
+_REPLY: Final = Heartbeat(reply=True)
+"""Used again and again: to make a message takes longer than to serialize it."""
 
 
 def encode(*, reply: bool, sent_us: int, next_record: int, next_control: int, attachment: bytes, target: int) -> bytes:
     """A heartbeat's body. `sent_us` is the sender's monotonic clock; a reply echoes it."""
-    return Heartbeat(
-        reply=reply,
-        sent_us=sent_us,
-        next_record=next_record,
-        next_control=next_control,
-        attachment=attachment,
-        target=target,
-    ).SerializeToString()
+    return start(reply, sent_us) + rest(next_record, next_control, attachment, target)
+
+
+def start(reply: bool, sent_us: int) -> bytes:
+    """The first fields, which heartbeats that leave together share."""
+    message = _REPLY if reply else _REQUEST
+    message.sent_us = sent_us
+    return message.SerializeToString()
+
+
+def rest(next_record: int, next_control: int, attachment: bytes, target: int) -> bytes:
+    """The other fields."""
+    if not attachment and next_record and next_control and target:
+        return _REST.pack(_RECORD_TAG, next_record, _CONTROL_TAG, next_control, _TARGET_TAG, target)
+    return Heartbeat(next_record=next_record, next_control=next_control, attachment=attachment, target=target).SerializeToString()
 
 
 def decode(data: bytes, start: int, end: int) -> Heartbeat | None:
@@ -32,4 +48,4 @@ def decode(data: bytes, start: int, end: int) -> Heartbeat | None:
         heartbeat = Heartbeat.FromString(data[start:end])
     except DecodeError:
         return None
-    return heartbeat if len(heartbeat.attachment) <= MAX_ATTACHMENT_BYTES else None
+    return heartbeat if end - start <= MAX_ATTACHMENT_BYTES or len(heartbeat.attachment) <= MAX_ATTACHMENT_BYTES else None

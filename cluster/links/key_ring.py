@@ -31,6 +31,8 @@ ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu")
 NUMBER: Final = {role: number for number, role in enumerate(ROLES, 1)}
 TAG_SIZE: Final = 16
 SHA256_BLOCK: Final = 64
+SMALL_BYTES: Final = 2048
+"""Up to here a copy of what is signed costs less than a second call."""
 INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 """The two pads of an HMAC, as tables for `bytes.translate`."""
@@ -102,19 +104,25 @@ class TagKey:
         self._inner = hashlib.sha256(block.translate(INNER))
         self._outer = hashlib.sha256(block.translate(OUTER))
 
-    def sha256(self, data: bytes | memoryview, destination: bytes) -> bytes:
+    def sha256(self, data: bytes, destination: bytes) -> bytes:
         """The tag by HMAC-SHA256 (RFC 2104), cut to 16 bytes."""
         inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(data)
-        inner.update(destination)
+        if len(data) <= SMALL_BYTES:
+            inner.update(data + destination)
+        else:
+            inner.update(data)
+            inner.update(destination)
         outer.update(inner.digest())
         return outer.digest()[:TAG_SIZE]
 
-    def blake2b(self, data: bytes | memoryview, destination: bytes) -> bytes:
+    def blake2b(self, data: bytes, destination: bytes) -> bytes:
         """The tag by keyed BLAKE2b."""
         state = self._blake2b.copy()
-        state.update(data)
-        state.update(destination)
+        if len(data) <= SMALL_BYTES:
+            state.update(data + destination)
+        else:
+            state.update(data)
+            state.update(destination)
         return state.digest()
 
 

@@ -40,7 +40,7 @@ from cluster.links.options import STREAM, LinkOptions
 from cluster.links.peer_link import Link
 from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
 from cluster.links.refusals import Refusals, no_warning
-from cluster.links.sender import KIND_CONTROL, KIND_RECORDS, Address, Drop, Outputs, Sender
+from cluster.links.sender import Address, Drop, Outputs, Sender
 from cluster.links.sequence import Tracker
 from cluster.links.stats import Counts, LinkStats, PeerStats
 from cluster.links.window import OVERHEAD_BYTES, VOID_S
@@ -117,6 +117,9 @@ class LinkCore:
         self._orphans: list[tuple[EndpointID, int]] = []
         self._states: list[tuple[EndpointID, PeerState]] = []
         self._wake = INFINITY
+        self._start = b""
+        """With which heartbeats begin that leave at `_started_at`."""
+        self._started_at = -INFINITY
         self._beats: list[tuple[float, EndpointID]] = []
         """A heap of when to send whom a heartbeat; what is not its link's time any more is passed over."""
 
@@ -323,11 +326,15 @@ class LinkCore:
             link = self._meet(head, address, now)
             if link is None:
                 return
-        self._heard(link, head[8], now)
-        if head[2] < HEARTBEAT or head[2] >= RECORD_FRAGMENT:
-            self._on_items(head, link, link.receivers[0], data, address, now)
-        elif head[2] == HEARTBEAT:
+        link.heard_at = now
+        link.layout_version = head[8]
+        if link.liveness.state is not PeerState.ALIVE and link.peer is not None:
+            self._step(link, Event.HEARD)
+        type_ = head[2]
+        if type_ == HEARTBEAT:
             self._on_heartbeat(head, link, data, address, now)
+        elif type_ < HEARTBEAT or type_ >= RECORD_FRAGMENT:
+            self._on_items(head, link, link.receivers[0], data, address, now)
         else:
             self._on_acknowledgement(head, link, data, address, now)
 
@@ -346,7 +353,10 @@ class LinkCore:
         if link is None or head[2] == HEARTBEAT:
             self.refusals.refuse(Refusal.TYPE, where, now)
             return None
-        self._heard(link, head[8], now)
+        link.heard_at = now
+        link.layout_version = head[8]
+        if link.liveness.state is not PeerState.ALIVE and link.peer is not None:
+            self._step(link, Event.HEARD)
         if head[2] < HEARTBEAT:
             self._on_items(head, link, link.receivers[1], data, (where, 0), now)
         else:
@@ -363,12 +373,6 @@ class LinkCore:
         link.heard_at = now
         self._bound_senders()
         return link
-
-    def _heard(self, link: Link, layout_version: int, now: float) -> None:
-        link.heard_at = now
-        link.layout_version = layout_version
-        if link.peer is not None and link.liveness.state is not PeerState.ALIVE:
-            self._step(link, Event.HEARD)
 
     def _on_items(self, head: FieldsOfHead, link: Link, receiver: Receiver, data: bytes, address: Address, now: float) -> None:
         type_, count, sequence = head[2], head[5], head[7]
@@ -456,11 +460,12 @@ class LinkCore:
 
     def _on_heartbeat(self, head: FieldsOfHead, link: Link | None, data: bytes, address: Address, now: float) -> None:
         body = heartbeat.decode(data, HEAD_SIZE, len(data) - self.codec.tag_size)
-        if body is None or bool(head[4] & FLAG_ANY_DESTINATION) is body.reply:
+        reply = head[4] & FLAG_ANY_DESTINATION == 0
+        if body is None or body.reply is not reply:
             self.refusals.refuse(Refusal.MALFORMED_HEARTBEAT, _name(address), now)
             return
         if body.target != self.endpoint:
-            if body.reply:
+            if reply:
                 self._on_replaced(EndpointID(body.target), address)
             else:
                 # The sender means another process, our predecessor at this port: tell it at once who is here.
@@ -472,7 +477,7 @@ class LinkCore:
         if link is None:
             link = self._meet(head, address, now)
             if link is None:
-                if not body.reply:  # that somebody is here, and no more than it said itself: its address may be another's
+                if not reply:  # that somebody is here, and no more than it said itself: its address may be another's
                     echo = heartbeat.encode(
                         reply=True, sent_us=body.sent_us, next_record=0, next_control=0, attachment=b"", target=head[6]
                     )
@@ -486,22 +491,25 @@ class LinkCore:
         if link.peer is None and link.sender.address != address:
             link.sender.locate(address)
         receiver = link.receivers[0]
-        revealed = receiver.records.reveal(body.next_record)
-        recent = now - receiver.data_at < REPEAT_S
+        next_record, next_control = body.next_record, body.next_control
+        # Most heartbeats reveal nothing: what they tell is what is expected.
+        revealed = next_record > receiver.records.next and receiver.records.reveal(next_record)
+        if next_control > receiver.control.next and receiver.control.reveal(next_control):
+            revealed = True
         # The sender may have missed the acknowledgement of its last data: a heartbeat gets it again.
-        if receiver.control.reveal(body.next_control) or revealed or recent:
+        if revealed or now - receiver.data_at < REPEAT_S:
             receiver.urgent = True
             self._pending[receiver] = link
-        if body.reply:
+        if reply:
             link.quality.replied(int(now * 1e6) - body.sent_us)
-            if body.next_record:  # sequences begin at 1, and a stranger is told none
+            if next_record:  # sequences begin at 1, and a stranger is told none
                 link.introduced = True
         answer = b""
         try:
-            answer = self._handler.on_heartbeat(link.id, body.reply, body.attachment)
+            answer = self._handler.on_heartbeat(link.id, reply, body.attachment)
         except Exception as error:
             self.refusals.refuse(Refusal.HANDLER_RAISED, _name(address), now, peer=link.id, raised=type(error).__name__)
-        if not body.reply:
+        if not reply:
             self._reply(link, body.sent_us, answer)
 
     def introduce(self, now: float, unanswered: bool) -> bool:
@@ -524,39 +532,30 @@ class LinkCore:
             self._step(link, Event.REPLACED)
 
     def _reply(self, link: Link, sent_us: int, attachment: bytes) -> None:
-        if link.sender.address is None:
+        sender = link.sender
+        if sender.address is None:
             return
         if len(attachment) > heartbeat.MAX_ATTACHMENT_BYTES:
             attachment = b""
-        upcoming = link.sender.datagram.upcoming
-        body = heartbeat.encode(
-            reply=True,
-            sent_us=sent_us,
-            next_record=upcoming[KIND_RECORDS],
-            next_control=upcoming[KIND_CONTROL],
-            attachment=attachment,
-            target=link.id,
-        )
-        self._send_heartbeat(0, link.id, body, link.sender.address)
+        next_record, next_control = sender.datagram.upcoming
+        body = heartbeat.start(True, sent_us) + heartbeat.rest(next_record, next_control, attachment, link.id)
+        self._send_heartbeat(0, link.id, body, sender.address)
 
     def _heartbeat(self, link: Link, now: float) -> None:
-        address = link.sender.address
-        if address is None:
+        sender = link.sender
+        if sender.address is None:
             return
-        upcoming = link.sender.datagram.upcoming
-        body = heartbeat.encode(
-            reply=False,
-            sent_us=int(now * 1e6),
-            next_record=upcoming[KIND_RECORDS],
-            next_control=upcoming[KIND_CONTROL],
-            attachment=link.attachment,
-            target=link.id,
-        )
+        if now != self._started_at:
+            self._started_at = now
+            self._start = heartbeat.start(False, int(now * 1e6))
+        next_record, next_control = sender.datagram.upcoming
+        body = self._start + heartbeat.rest(next_record, next_control, link.attachment, link.id)
         link.counts.heartbeats_sent += 1
-        self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, body, address)
+        self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, body, sender.address)
 
     def _send_heartbeat(self, flags: int, to: EndpointID, body: bytes, address: Address) -> None:
-        data = self.codec.pack(HEARTBEAT, flags, 0, self._next_counter(), self._layout_version(), to, [body])
+        self._counter += 1
+        data = self.codec.pack(HEARTBEAT, flags, 0, self._counter, self._layout_version(), to, [body])
         self.outputs.datagrams.append((data, address))
 
     def poll(self, now: float) -> None:
@@ -591,13 +590,18 @@ class LinkCore:
         if link.sender.address is not None:
             first = link.heartbeat_sent_at == -INFINITY
             # The first one finds no one to have missed.
-            if not first and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
-                self._state_changed(link)
+            if not first:
+                if link.heard_at >= link.heartbeat_sent_at:
+                    link.liveness.missed = 0
+                elif link.liveness.heartbeat_due(False):
+                    self._state_changed(link)
             link.quality.sent()
             self._heartbeat(link, now)
             link.heartbeat_sent_at = now
             # Peers that were set together are spread over the interval from the second heartbeat on.
-            self._beat_at(link, now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s))
+            at = now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s)
+            link.heartbeat_at = at
+            heappush(self._beats, (at, link.id))
             return
         if link.liveness.heartbeat_due(False):
             self._state_changed(link)

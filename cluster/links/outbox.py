@@ -16,6 +16,9 @@ FIRST_LANE_TURNS: Final = 8
 """Of nine datagrams while both lanes wait, lane 0 comes first in so many: it is preferred, and the other one never starves."""
 
 
+INFINITY: Final = float("inf")
+
+
 class Settlement:
     """What will become of one parcel: `open` counts its runs not yet sent and its datagrams in flight."""
 
@@ -99,10 +102,8 @@ class Outbox:
         return min((lane[0].number for lane in self._lanes if lane), default=float("inf"))
 
     def _in_turn(self) -> Sequence[deque[Run]]:
-        """The lanes in the order in which they fill the next datagram."""
+        """The lanes, of which both wait, in the order in which they fill the next datagram."""
         lanes = self._lanes
-        if len(lanes) == 1 or not (lanes[0] and lanes[1]):
-            return lanes
         run = lanes[1][0]
         if run.fragments and run.at:
             # Begun: an item's fragments leave one after the other.
@@ -118,7 +119,8 @@ class Outbox:
         parts: list[bytes] = []
         settlements: list[Settlement] = []
         size = 0
-        for lane in self._in_turn():
+        lanes = self._lanes
+        for lane in self._in_turn() if len(lanes) > 1 and lanes[0] and lanes[1] else lanes:
             while lane:
                 run = lane[0]
                 if run.fragments:
@@ -214,4 +216,8 @@ class Outbox:
 
     def oldest(self) -> float:
         """When the oldest run was queued; infinity when nothing waits."""
-        return min((lane[0].queued_at for lane in self._lanes if lane), default=float("inf"))
+        oldest = INFINITY
+        for lane in self._lanes:
+            if lane and lane[0].queued_at < oldest:
+                oldest = lane[0].queued_at
+        return oldest

@@ -89,6 +89,33 @@ class Outputs:
 class Sender:
     """What leaves for one peer. All methods are called with the monotonic time in seconds."""
 
+    __slots__ = (
+        "_around",
+        "_boxes",
+        "_by_stream",
+        "_codec",
+        "_count_drop",
+        "_counts",
+        "_max_bytes",
+        "_options",
+        "_outputs",
+        "_payload",
+        "_push_back_s",
+        "_stream_missed",
+        "_stream_since",
+        "_streamed",
+        "_switches",
+        "address",
+        "asks",
+        "datagram",
+        "layout_version",
+        "peer",
+        "protocol",
+        "settled",
+        "stream",
+        "stream_up",
+    )
+
     def __init__(
         self,
         peer: EndpointID,
@@ -228,15 +255,18 @@ class Sender:
         """Send what the windows allow, control first, and drop what has waited too long."""
         for kind in (KIND_CONTROL, KIND_RECORDS):
             box, streamed = self._boxes[kind], self._streamed[kind]
-            waiting, oldest = box.bytes, box.oldest()
+            waiting = box.bytes
             if waiting:
+                oldest = box.oldest()
                 while box.bytes and self._send_datagram(kind, box, now):
                     pass
                 if box.bytes != waiting:
                     self._outputs.waited(now - oldest)
-                self._drop_late(box, self._least(kind), now)
-            waiting, oldest = streamed.bytes, streamed.oldest()
+                if box.bytes:
+                    self._drop_late(box, self._least(kind), now)
+            waiting = streamed.bytes
             if waiting:
+                oldest = streamed.oldest()
                 if self._may_stream(kind, now):
                     while streamed.bytes and self._send_frame(kind, streamed, now):
                         pass
@@ -254,12 +284,15 @@ class Sender:
     def _send_datagram(self, kind: int, box: Outbox, now: float) -> bool:
         address = self.address
         window = self.datagram
-        if address is None or not window.may_send(min(box.bytes, self._payload) + self._around, now):
+        payload, around = self._payload, self._around
+        # With nothing in flight a datagram may leave whatever the window.
+        if address is None or (window.cost and not window.may_send(min(box.bytes, payload) + around, now)):
             return False
-        parts, size, settlements, fragments, last = box.take(self._payload)
+        parts, size, settlements, fragments, last = box.take(payload)
+        size += around
         data = self._codec.pack(
             _FRAGMENTS[kind] if fragments else _TYPES[kind],
-            self._urgency(settlements),
+            self._urgency(settlements) if settlements else 0,
             fragments or len(parts),
             window.upcoming[kind],
             self.layout_version,
@@ -267,8 +300,8 @@ class Sender:
             parts,
         )
         self._outputs.datagrams.append((data, address))
-        window.sent(kind, len(parts), size + self._around, settlements, now)
-        self._sent(kind, last if fragments else len(parts), size + self._around)
+        window.sent(kind, len(parts), size, settlements, now)
+        self._sent(kind, last if fragments else len(parts), size)
         return True
 
     def _send_frame(self, kind: int, box: Outbox, now: float) -> bool:
@@ -373,8 +406,11 @@ class Sender:
 
     def deadline(self, now: float) -> float:
         """When this side must be looked at again; infinity when nothing waits or is in flight."""
-        found = min(self.datagram.deadline(True), self.stream.deadline(self._streamed[0].bytes > 0))
-        for kind, (box, streamed) in enumerate(zip(self._boxes, self._streamed, strict=True)):
+        found = self.datagram.deadline(True)
+        if self.stream.cost:
+            found = min(found, self.stream.deadline(self._streamed[0].bytes > 0))
+        for kind in (KIND_RECORDS, KIND_CONTROL):
+            box, streamed = self._boxes[kind], self._streamed[kind]
             if box.bytes:
                 found = min(found, box.oldest() + self._least(kind))
             if streamed.bytes:

@@ -44,8 +44,10 @@ class Heartbeats:
     def replied(self, round_trip_us: int) -> None:
         """Count an answer to a heartbeat."""
         self._replied = True
-        self.last_us = max(round_trip_us, 0)
-        self._round_trip_us += (GAIN if self._round_trip_us else 1.0) * (self.last_us - self._round_trip_us)
+        if round_trip_us < 0:
+            round_trip_us = 0
+        self.last_us = round_trip_us
+        self._round_trip_us += (GAIN if self._round_trip_us else 1.0) * (round_trip_us - self._round_trip_us)
 
     @property
     def quality(self) -> Quality:
