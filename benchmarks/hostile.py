@@ -1,7 +1,7 @@
 """Do a thousand hostile clients among ten thousand hurt the others? Does QoS 1 at more than the cluster takes disconnect anybody?
 
 Estimate: hostile clients cost what their budgets say (unfinished packets `gateway.memory_bytes`, filters 64 KiB a connection, joins
-200 a second and connection) and the turns of the loop that 256 packets of each take; the innocent keep their p99 within twice and
+`joins_per_s` of a gateway) and 2 ms of each turn of its loop; the innocent keep their p99 within twice and
 their connections. At QoS 1 the gateway stops reading: throughput stays at its best, and latency is back when the flood is over.
 
     python -m benchmarks.hostile --clients 9000 --hostile 1000     # at most 90 s; exit code 1: something did not hold

@@ -210,7 +210,7 @@ class Clients:
         self.rates.set_rates(_rates(options))
         if options.joins_per_s != before.joins_per_s:
             self.join_share.set_rate(options.joins_per_s, self.now())
-        self.join_share.most = options.max_all_subscriptions
+        self.join_share.max_subscriptions = options.max_all_subscriptions
         self._admission.set_limits(
             rate_per_s=options.connect_rate_per_s,
             burst=options.connect_burst,
@@ -413,7 +413,7 @@ class Clients:
             "connections_evicted_total": self._admission.evicted,
             "connections_refused_total": self._admission.refused,
             "joins_over_share_total": self.join_share.refused,
-            "subscriptions": self.join_share.held,
+            "subscriptions": self.join_share.subscriptions,
             "connections_waiting_for_a_turn": self.turn.waiting,
             "memory_held_bytes": self.memory.bytes,
             "memory_evicted_total": self.memory.evicted,

@@ -30,14 +30,14 @@ class JoinShare:
 
     Args:
         per_s: joins and leaves a second; 0: no limit.
-        most: subscriptions of all connections, beyond which there are only the few of each.
+        max_subscriptions: of all connections, beyond which there are only the few of each.
         now: monotonic seconds.
     """
 
-    def __init__(self, per_s: float, most: int, now: float) -> None:
+    def __init__(self, per_s: float, max_subscriptions: int, now: float) -> None:
         self._bucket: TokenBucket | None = None
-        self.most = most
-        self.held = 0
+        self.max_subscriptions = max_subscriptions
+        self.subscriptions = 0
         """Subscriptions of all connections."""
         self.refused = 0
         """Joins that would have waited too long, or been too many."""
@@ -72,27 +72,27 @@ class JoinRate:
         free: joins and leaves that it has before it takes of the share.
     """
 
-    __slots__ = ("_few", "_free", "_held", "_own", "_share")
+    __slots__ = ("_few", "_free", "_own", "_share", "_subscriptions")
 
     def __init__(self, share: JoinShare, per_s: float, burst: float, free: int, now: float) -> None:
-        self._share, self._few, self._held = share, free, 0
+        self._share, self._few, self._subscriptions = share, free, 0
         self._own = TokenBucket(per_s, burst, now) if per_s else None
         self._free = TokenBucket(FREE_PER_S, free, now)
 
     def wait_s(self, joins: int, now: float) -> float | None:
         """Seconds to wait before so many are joined; None: they are refused, as too many wait, or all hold too many."""
         share = self._share
-        if share.held + joins > share.most and self._held + joins > self._few:
+        if share.subscriptions + joins > share.max_subscriptions and self._subscriptions + joins > self._few:
             wait_s = None
         else:
             wait_s = share.wait_s(self._beyond(joins, now), now)
         share.refused += joins if wait_s is None else 0
         return wait_s
 
-    def holds(self, subscriptions: int) -> None:
+    def has_now(self, subscriptions: int) -> None:
         """The connection has so many now."""
-        self._share.held += subscriptions - self._held
-        self._held = subscriptions
+        self._share.subscriptions += subscriptions - self._subscriptions
+        self._subscriptions = subscriptions
 
     def hold_s(self, changes: int, now: float, *, joined: bool = False) -> float:
         """So many were joined, or left, or asked for in vain. Seconds for which the client is not to be read from. `joined`: the

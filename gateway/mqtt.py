@@ -597,7 +597,7 @@ class MQTTConnection(asyncio.Protocol):
     def _pace(self, changes: int, *, joined: bool = False) -> None:
         """So much was joined, left, or said in vain: read on when its rate allows it."""
         if self._session is not None:
-            self._joins.holds(len(self._session.subscriptions))
+            self._joins.has_now(len(self._session.subscriptions))
             self.hold_reading(self._joins.hold_s(changes, self._clients.now(), joined=joined))
 
     def _leave(self, channels: list[tuple[int, bytes | None]], user: bool) -> None:
@@ -618,7 +618,7 @@ class MQTTConnection(asyncio.Protocol):
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
         self._session = None
-        self._joins.holds(0)
+        self._joins.has_now(0)
         self._write_answers()
         self._clients.forget_memory(self)
         self._publishing.closed()

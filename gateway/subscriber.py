@@ -233,7 +233,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
         def over() -> None:
             self._clients.slow_consumers.discard(stream)
-            stream.joins.holds(0)
+            stream.joins.has_now(0)
             self._clients.closed(stream, stream.reason if stream.closing else REASON_LEFT)
             if stream.access is not None:
                 stream.access.close()
@@ -328,7 +328,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
 
     def _then_hold(self, stream: _Stream, request: wire_pb2.SubscribeRequest) -> Awaitable[object] | None:
         self._carry_out(stream, request)
-        stream.joins.holds(len(stream.channels))
+        stream.joins.has_now(len(stream.channels))
         now = self._clients.now()
         hold_s = stream.joins.hold_s(len(request.join_rooms) + len(request.join_topics), now, joined=True)
         leaves = len(request.leave_rooms) + len(request.leave_topics)

@@ -37,6 +37,7 @@ from cluster.links.head import (
 from cluster.links.key_ring import ROLES, TAG_SIZE, KeyRing
 from cluster.links.liveness import Event, Liveness
 from cluster.links.options import STREAM, LinkOptions
+from cluster.links.outbox import INFINITY
 from cluster.links.peer_link import Link
 from cluster.links.receiver import ACK_INTERVAL_S, Receiver, Shares
 from cluster.links.refusals import Refusals, no_warning
@@ -57,7 +58,6 @@ BEATS_TOGETHER_S: Final = 0.005
 MIN_DELAY_S: Final = 0.001
 """The core never asks to be woken sooner than this."""
 
-INFINITY: Final = float("inf")
 _OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
 
@@ -326,10 +326,7 @@ class LinkCore:
             link = self._meet(head, address, now)
             if link is None:
                 return
-        link.heard_at = now
-        link.layout_version = head[8]
-        if link.liveness.state is not PeerState.ALIVE and link.peer is not None:
-            self._step(link, Event.HEARD)
+        self._heard(link, head[8], now)
         type_ = head[2]
         if type_ == HEARTBEAT:
             self._on_heartbeat(head, link, data, address, now)
@@ -353,10 +350,7 @@ class LinkCore:
         if link is None or head[2] == HEARTBEAT:
             self.refusals.refuse(Refusal.TYPE, where, now)
             return None
-        link.heard_at = now
-        link.layout_version = head[8]
-        if link.liveness.state is not PeerState.ALIVE and link.peer is not None:
-            self._step(link, Event.HEARD)
+        self._heard(link, head[8], now)
         if head[2] < HEARTBEAT:
             self._on_items(head, link, link.receivers[1], data, (where, 0), now)
         else:
@@ -373,6 +367,12 @@ class LinkCore:
         link.heard_at = now
         self._bound_senders()
         return link
+
+    def _heard(self, link: Link, layout_version: int, now: float) -> None:
+        link.heard_at = now
+        link.layout_version = layout_version
+        if link.liveness.state is not PeerState.ALIVE and link.peer is not None:
+            self._step(link, Event.HEARD)
 
     def _on_items(self, head: FieldsOfHead, link: Link, receiver: Receiver, data: bytes, address: Address, now: float) -> None:
         type_, count, sequence = head[2], head[5], head[7]
@@ -554,8 +554,7 @@ class LinkCore:
         self._send_heartbeat(FLAG_ANY_DESTINATION, link.id, body, sender.address)
 
     def _send_heartbeat(self, flags: int, to: EndpointID, body: bytes, address: Address) -> None:
-        self._counter += 1
-        data = self.codec.pack(HEARTBEAT, flags, 0, self._counter, self._layout_version(), to, [body])
+        data = self.codec.pack(HEARTBEAT, flags, 0, self._next_counter(), self._layout_version(), to, [body])
         self.outputs.datagrams.append((data, address))
 
     def poll(self, now: float) -> None:
@@ -590,18 +589,13 @@ class LinkCore:
         if link.sender.address is not None:
             first = link.heartbeat_sent_at == -INFINITY
             # The first one finds no one to have missed.
-            if not first:
-                if link.heard_at >= link.heartbeat_sent_at:
-                    link.liveness.missed = 0
-                elif link.liveness.heartbeat_due(False):
-                    self._state_changed(link)
+            if not first and link.liveness.heartbeat_due(link.heard_at >= link.heartbeat_sent_at):
+                self._state_changed(link)
             link.quality.sent()
             self._heartbeat(link, now)
             link.heartbeat_sent_at = now
             # Peers that were set together are spread over the interval from the second heartbeat on.
-            at = now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s)
-            link.heartbeat_at = at
-            heappush(self._beats, (at, link.id))
+            self._beat_at(link, now + (self._interval_s * (0.5 + (link.id & 1023) / 2048) if first else self._interval_s))
             return
         if link.liveness.heartbeat_due(False):
             self._state_changed(link)

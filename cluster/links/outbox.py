@@ -12,11 +12,9 @@ from typing import Final, NamedTuple
 RUN_COST_BYTES: Final = 64
 """What a queued run counts besides its items, so that many small ones are bounded too."""
 
+INFINITY: Final = float("inf")
 FIRST_LANE_TURNS: Final = 8
 """Of nine datagrams while both lanes wait, lane 0 comes first in so many: it is preferred, and the other one never starves."""
-
-
-INFINITY: Final = float("inf")
 
 
 class Settlement:
@@ -99,7 +97,7 @@ class Outbox:
 
     def first_number(self) -> float:
         """The number of the run that was queued first; infinity when nothing waits."""
-        return min((lane[0].number for lane in self._lanes if lane), default=float("inf"))
+        return min((lane[0].number for lane in self._lanes if lane), default=INFINITY)
 
     def _in_turn(self) -> Sequence[deque[Run]]:
         """The lanes, of which both wait, in the order in which they fill the next datagram."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from cluster.links.api import Peer, PeerState
 from cluster.links.liveness import Liveness
+from cluster.links.outbox import INFINITY
 from cluster.links.receiver import Receiver
 from cluster.links.sender import Sender
 from cluster.links.stats import Counts, PeerStats
 from pixiu.ids import EndpointID
 from pixiu.placement.link_quality import Heartbeats
-
-INFINITY = float("inf")
 
 
 class Link:

@@ -28,9 +28,9 @@ from cluster.links.head import (
     join_control,
 )
 from cluster.links.options import STREAM, LinkOptions
-from cluster.links.outbox import Outbox, Run, Settlement, close
+from cluster.links.outbox import INFINITY, Outbox, Run, Settlement, close
 from cluster.links.stats import Counts
-from cluster.links.switch import INFINITY, Switch, order_of
+from cluster.links.switch import Switch, order_of
 from cluster.links.window import Window
 from pixiu.ids import EndpointID
 from pixiu.wire.record import LINK_LANES
@@ -285,8 +285,7 @@ class Sender:
         address = self.address
         window = self.datagram
         payload, around = self._payload, self._around
-        # With nothing in flight a datagram may leave whatever the window.
-        if address is None or (window.cost and not window.may_send(min(box.bytes, payload) + around, now)):
+        if address is None or not window.may_send(min(box.bytes, payload) + around, now):
             return False
         parts, size, settlements, fragments, last = box.take(payload)
         size += around
@@ -406,9 +405,7 @@ class Sender:
 
     def deadline(self, now: float) -> float:
         """When this side must be looked at again; infinity when nothing waits or is in flight."""
-        found = self.datagram.deadline(True)
-        if self.stream.cost:
-            found = min(found, self.stream.deadline(self._streamed[0].bytes > 0))
+        found = min(self.datagram.deadline(True), self.stream.deadline(self._streamed[0].bytes > 0))
         for kind in (KIND_RECORDS, KIND_CONTROL):
             box, streamed = self._boxes[kind], self._streamed[kind]
             if box.bytes:

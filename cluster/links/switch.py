@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cluster.links.outbox import INFINITY
+
 ORDERS: Final = 1024
 """Into so many orders the keys of records fall."""
 KEEP_S: Final = 0.5
@@ -25,8 +27,6 @@ LEAVE_CHECK_S: Final = 0.05
 KEY_AT: Final = 24
 """Where a record has its key."""
 _SPREAD: Final = 0x9E3779B97F4A7C15
-
-INFINITY: Final = float("inf")
 
 
 def order_of(record: bytes) -> int:

@@ -33,7 +33,8 @@ LIVE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gateway": (
         "max_connections", "connect_rate_per_s", "connect_burst", "client_messages_per_s", "client_bytes_per_s",
-        "room_messages_per_s", "room_bytes_per_s", "limit_burst_s", "drain_jitter_s", "drain_clients_per_s",
+        "room_messages_per_s", "room_bytes_per_s", "limit_burst_s", "joins_per_s", "max_all_subscriptions", "drain_jitter_s",
+        "drain_clients_per_s",
     ),
     "router": (), "broker": (), "relay": (), "xiu": (), "pi": (),
 }  # fmt: skip

@@ -83,11 +83,11 @@ class PublishMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DropMessages:
-    """Count `number` messages of QoS 0 that no room carries. `size`: bytes of their topics and payloads."""
+    """Count `number` messages that no room carries. `size`: characters of their topics and bytes of their payloads."""
 
     reason: Refusal
     number: int
-    size: int = 0
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

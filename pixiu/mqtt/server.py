@@ -9,13 +9,15 @@ What is promised to stock clients, and where MQTT leaves a choice:
 - *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from
   [MQTT-3.1.2-4] because sessions are not stored yet; the client learns it from the 0.
 - *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
-  `user/{UIN}` by the shell; another user's, `$…` and wildcards get 0x80. SUBACK waits for the whole
-  cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's mail, too.
+  `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
+  the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
+  mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`pixiu.mqtt.mail`). PUBACKs may come in any
   order; what has none is sent again on the next connection, with DUP. A lane that waits 30 s for any PUBACK closes the
   connection. A PUBACK that nothing waits for is ignored.
-- *PUBLISH is done as far as possible*: to `$…` it is dropped and counted. RETAIN is taken as "discard the retained copy at once",
-  which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it without the flag.
+- *PUBLISH is done as far as possible*: to `$…`, or a longer name, it is dropped and counted. RETAIN is taken as "discard the
+  retained copy at once", which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it
+  without the flag.
 - *PUBLISH of QoS 1 that will never be done is acknowledged*: MQTT 3.1.1 has no negative PUBACK and allows this or to close the
   connection [MQTT-3.3.5-2]; stock clients that are closed connect again and send it again, for ever. PUBACKs leave in the
   order of the PUBLISHes [MQTT-4.6.0-2].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -70,14 +71,14 @@ def test_free_joins_come_back() -> None:
 def test_when_all_hold_too_many_there_are_the_few_of_each() -> None:
     share = JoinShare(0.0, 100, 0.0)
     big, app = rate(share), rate(share)
-    big.holds(95)
+    big.has_now(95)
     assert big.wait_s(6, 0.0) is None
     assert big.wait_s(5, 0.0) == 0.0
     assert app.wait_s(10, 0.0) == 0.0
-    app.holds(10)
+    app.has_now(10)
     assert app.wait_s(1, 0.0) is None
-    big.holds(0)
-    assert (share.held, app.wait_s(1, 0.0)) == (10, 0.0)
+    big.has_now(0)
+    assert (share.subscriptions, app.wait_s(1, 0.0)) == (10, 0.0)
 
 
 def test_without_a_limit_nobody_waits() -> None:
@@ -148,6 +149,19 @@ async def test_what_a_connection_holds_is_counted_until_it_goes() -> None:
     assert world.clients.samples()["subscriptions"] == 28
     connection.connection_lost(None)
     assert world.clients.samples()["subscriptions"] == 0
+
+
+async def test_the_share_changes_while_clients_are_there() -> None:
+    world = World(ALONE, now=100.0)
+    greedy, _ = mqtt_client(world, "greedy")
+    greedy.data_received(subscribe(1, 500))
+    world.clients.set_options(replace(ALONE, joins_per_s=1000, max_all_subscriptions=540))
+    other, _ = mqtt_client(world, "other")
+    other.data_received(subscribe(2, 40))
+    assert {join.connection for join in of(ev.Join, world.events)} == {greedy.id, other.id}
+    third, wire = mqtt_client(world, "third")
+    third.data_received(subscribe(3, 11))
+    assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0x80,) * 11]
 
 
 async def test_a_stream_waits_in_the_same_line() -> None:
