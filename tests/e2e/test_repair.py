@@ -80,6 +80,7 @@ async def test_a_flipped_byte_of_a_follower_and_of_a_leader_is_repaired_from_the
     await reads_come_right_and_the_store_is_repaired(roles, nodes[follower], ids, records)
 
     await roles.end(follower)  # it comes back with the store that was built anew
+    await in_sync(roles, 1)  # a leader that ends before would hand over to it
     await roles.end(leader)
     flip(roles.folder / leader / "store")
     nodes[leader] = await started(roles, leader)
