@@ -68,6 +68,7 @@ class _Batch:
     data: bytes
     copy: int = 0
     receipt: bool = False
+    more: bool = False
     pending: int = 0
     failures: list[ev.Failure] = field(default_factory=list)
 
@@ -309,7 +310,8 @@ class Core:
         batches = self._streams.get(event.stream)
         if batches is None:
             return
-        batch = _Batch(event.stream, event.position, event.position + event.count - 1, event.data, event.copy, event.receipt)
+        last = event.position + event.count - 1
+        batch = _Batch(event.stream, event.position, last, event.data, event.copy, event.receipt, event.more)
         batches.append(batch)
         if event.receipt and not self._receipts:
             self.counters.records_refused += event.count
@@ -454,6 +456,7 @@ class Core:
         return False
 
     def _send(self, touched: list[_Target], batch: _Batch | None, out: list[ev.Effect], traced_us: int) -> None:
+        awaited, more = batch is not None, batch is not None and batch.more
         for target in touched:
             if traced_us:
                 self._tracer.stamp_all(target.first, traced_us)
@@ -471,7 +474,7 @@ class Core:
                     if batch is not None:
                         batch.pending += 1
                     self.counters.records_out += len(records)
-                    out.append(SendRecords(target.endpoint, records, lane, token, batch is not None))
+                    out.append(SendRecords(target.endpoint, records, lane, token, awaited, more))
             target.normal, target.first = [], []
 
     def _refusal(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:

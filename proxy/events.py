@@ -78,6 +78,8 @@ class BatchPublished:
     """Which copy its signals are."""
     receipt: bool = False
     """The publisher wants to hear when its signals are delivered."""
+    more: bool = False
+    """Another batch follows at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,8 +244,8 @@ class Service(RoleShell):
         """Take a batch of a publisher's stream."""
         self._batch_records.add(request.count)
         self._resolving.begin((stream, request.position + request.count - 1), self._context.now())
-        event = ev.BatchPublished(stream, request.batch, request.count, request.position, request.copy, request.receipt)
-        self._records.step(event)
+        copy, receipt = request.copy, request.receipt
+        self._records.step(ev.BatchPublished(stream, request.batch, request.count, request.position, copy, receipt, request.more))
 
     def left(self, stream: int) -> None:
         """The publisher is gone."""

@@ -77,10 +77,19 @@ class Links(Protocol):
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
         """What the heartbeats to this peer carry, at most 512 bytes. Sends a heartbeat at once when it changed."""
 
-    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
+    def send_records(
+        self,
+        peer: EndpointID,
+        records: list[bytes],
+        lane: int = 1,
+        token: int = 0,
+        urgent: bool = False,
+        more: bool = False,
+    ) -> None:
         """Queue a parcel of whole records; leaves at the end of the event-loop turn. With a token other than 0,
         `on_settled` tells once what became of it (also when it cannot be queued at all); `urgent`: somebody waits for that, so
-        that the peer acknowledges at once."""
+        that the peer acknowledges at once. `more`: other parcels follow at once, so that this one may wait for them, for 20 ms
+        at most, until 64 KiB wait for the peer, or a parcel without `more` is queued for any peer."""
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """The same for serialized `Control` messages. They never wait behind records."""

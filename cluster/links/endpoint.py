@@ -180,7 +180,7 @@ class Endpoint(Links):
         """Send what may still be sent, settle the rest as not handled, close the socket and all streams."""
         if self._loop is not None and self._socket is not None:
             now = self._loop.time()
-            self._core.flush(now)
+            self._core.flush(now, every=True)
             self._core.acknowledge(now, every=True)
             self._transmit()
             self._core.close()
@@ -231,9 +231,17 @@ class Endpoint(Links):
         self._core.set_attachment(peer, attachment, self._now())
         self._schedule_flush()
 
-    def send_records(self, peer: EndpointID, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
+    def send_records(
+        self,
+        peer: EndpointID,
+        records: list[bytes],
+        lane: int = 1,
+        token: int = 0,
+        urgent: bool = False,
+        more: bool = False,
+    ) -> None:
         """Queue a parcel of records, as `Links.send_records`."""
-        self._core.send_records(peer, records, lane, token, self._now(), urgent)
+        self._core.send_records(peer, records, lane, token, self._now(), urgent, more)
         if not self._flush_scheduled:
             self._schedule_flush()
 

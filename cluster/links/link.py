@@ -58,6 +58,11 @@ BEATS_TOGETHER_S: Final = 0.005
 MIN_DELAY_S: Final = 0.001
 """The core never asks to be woken sooner than this."""
 
+HOLD_S: Final = 0.02
+"""How long records wait, of which the sender said that more follows. Decision 264."""
+HELD_BYTES: Final = 64 << 10
+"""So many for one peer leave at once."""
+
 _OF_RECORDS: Final = frozenset((RECORDS, RECORD_FRAGMENT))
 
 
@@ -117,6 +122,8 @@ class LinkCore:
         self._orphans: list[tuple[EndpointID, int]] = []
         self._states: list[tuple[EndpointID, PeerState]] = []
         self._wake = INFINITY
+        self._held_until = -INFINITY
+        """Until when records wait for more; -infinity: they do not."""
         self._start = b""
         """With which heartbeats begin that leave at `_started_at`."""
         self._started_at = -INFINITY
@@ -233,8 +240,21 @@ class LinkCore:
                 # Outside the count of missed ones: it is sent because it has something to say.
                 self._heartbeat(link, now)
 
-    def send_records(self, id_: EndpointID, records: list[bytes], lane: int, token: int, now: float, urgent: bool = False) -> None:
-        """Queue a parcel of whole records. Leaves with the next `flush`."""
+    def send_records(
+        self,
+        id_: EndpointID,
+        records: list[bytes],
+        lane: int,
+        token: int,
+        now: float,
+        urgent: bool = False,
+        more: bool = False,
+    ) -> None:
+        """Queue a parcel of whole records. Leaves with the next `flush`; with `more` it may wait, as `Links.send_records` says."""
+        if not more:
+            self._held_until = -INFINITY
+        elif self._held_until == -INFINITY:
+            self._held_until = now + HOLD_S
         link = self._links.get(id_)
         if link is None or link.liveness.state is PeerState.DEAD:
             self._refuse_parcel(link, id_, len(records), token)
@@ -265,13 +285,20 @@ class LinkCore:
     def _count_drop(self, reason: str, items: int) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + items
 
-    def flush(self, now: float) -> None:
-        """Send what is queued, as far as the windows allow."""
+    def flush(self, now: float, every: bool = False) -> None:
+        """Send what is queued, as far as the windows allow; `every`: also what might wait for more."""
+        least = 0
+        if self._held_until != -INFINITY:
+            if now < self._held_until and not every:
+                least = HELD_BYTES
+                self._wake = min(self._wake, self._held_until)
+            else:
+                self._held_until = -INFINITY
         version = self._layout_version()
         for id_, link in list(self._busy.items()):
             sender = link.sender
             sender.layout_version = version
-            sender.pump(now)
+            sender.pump(now, least)
             if sender.asks:
                 sender.asks = False
                 self._heartbeat(link, now)

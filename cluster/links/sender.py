@@ -251,12 +251,13 @@ class Sender:
             self._counts.queue_drops += items
             self._count_drop(reason, items)
 
-    def pump(self, now: float) -> None:
-        """Send what the windows allow, control first, and drop what has waited too long."""
+    def pump(self, now: float, least: int = 0) -> None:
+        """Send what the windows allow, control first, and drop what has waited too long. Fewer than `least` bytes of records wait
+        for more; what goes by stream does not."""
         for kind in (KIND_CONTROL, KIND_RECORDS):
             box, streamed = self._boxes[kind], self._streamed[kind]
             waiting = box.bytes
-            if waiting:
+            if waiting and (waiting >= least or kind == KIND_CONTROL):
                 oldest = box.oldest()
                 while box.bytes and self._send_datagram(kind, box, now):
                     pass

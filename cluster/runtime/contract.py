@@ -77,7 +77,7 @@ class EndOfTurn:
 class SendRecords:
     """A parcel of whole records for a peer. With a token other than 0 the core is told by `Settled` what became of it.
 
-    `urgent`: a publisher waits for that.
+    `urgent`: a publisher waits for that. `more`: so much follows at once that this may wait for it, see `Links.send_records`.
     """
 
     peer: EndpointID
@@ -85,6 +85,7 @@ class SendRecords:
     lane: int = 1
     token: int = 0
     urgent: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Runner(Generic[EventT, EffectT]):
         records, control = links.send_records, links.send_control
 
         def send_records(effect: SendRecords) -> None:
-            records(effect.peer, effect.records, effect.lane, effect.token, effect.urgent)
+            records(effect.peer, effect.records, effect.lane, effect.token, effect.urgent, effect.more)
 
         def send_control(effect: SendControl) -> None:
             control(effect.peer, effect.messages, effect.token)

@@ -130,6 +130,8 @@ class Batch:
     count: int
     position: int
     """Of its first record in the stream, from 1."""
+    more: bool = False
+    """Whether the next batch leaves at once, without an answer to this one."""
 
 
 @dataclass(slots=True)

@@ -214,7 +214,16 @@ class PublisherCore:
         proxy.unresolved.extend(taken)
         proxy.in_flight_bytes += size
         self.counters.batches += 1
-        return Batch(b"".join([ticket.record for ticket in taken]), len(taken), position)
+        return Batch(b"".join([ticket.record for ticket in taken]), len(taken), position, self._more(proxy))
+
+    def _more(self, proxy: _Proxy) -> bool:
+        """Whether something else may leave for a proxy now, whatever it answers."""
+        waiting = proxy.first or proxy.normal
+        return (
+            bool(waiting)
+            and len(proxy.unresolved) < self._options.window_records
+            and proxy.in_flight_bytes + len(waiting[0].record) <= proxy.window_bytes
+        )
 
     def reply(
         self,

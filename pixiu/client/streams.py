@@ -182,7 +182,7 @@ class PublisherShell:
 
     def request_of(self, batch: Batch) -> wire_pb2.PublishRequest:
         """What carries a batch."""
-        return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position)
+        return wire_pb2.PublishRequest(batch=batch.data, count=batch.count, position=batch.position, more=batch.more)
 
     def heard(self, reply: wire_pb2.PublishReply) -> None:
         """A reply came; for what it may say beside what is resolved."""

@@ -130,6 +130,28 @@ def test_the_window_is_also_bounded_in_records() -> None:
     assert ids(core.next_batch(1, 0)) == [(1, 2)]
 
 
+def test_a_batch_says_whether_another_one_follows_at_once() -> None:
+    def follows(core: PublisherCore) -> list[bool]:
+        found: list[bool] = []
+        while (batch := core.next_batch(1, 0)) is not None:
+            found.append(batch.more)
+        return found
+
+    def with_five(**options: float) -> PublisherCore:
+        core = make((A,), batch_records=2, **options)
+        for number in range(5):
+            core.offer(ticket(1, number), 0)
+        return core
+
+    assert follows(with_five()) == [True, True, False]
+    assert follows(with_five(window_records=4)) == [True, False], "the third waits for an answer"
+    core = with_five()
+    core.reply(1, 0, window_bytes=300)
+    assert follows(core) == [True, False]
+    core.reply(1, 0, up_to=3)
+    assert follows(core) == [False]
+
+
 def test_replies_resolve_ranges_and_failures_name_theirs() -> None:
     core = make((A,))
     sent = [ticket(1, number) for number in range(6)]

@@ -59,6 +59,13 @@ def test_a_position_is_resolved_when_every_broker_has_handled_the_batch() -> Non
     assert core.under_way == 0
 
 
+def test_what_a_publisher_says_will_be_followed_by_more_may_wait() -> None:
+    core = core_with()
+    for position, more in ((1, True), (2, False)):
+        (send,) = sends(core.step(ev.BatchPublished(1, room(4, position), 1, position, more=more), 0.0))
+        assert (send.urgent, send.more) == (True, more)
+
+
 def test_replies_keep_the_order_of_the_stream() -> None:
     core = core_with()
     (first,) = sends(publish(core, [room(4, 1)], 1))

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from tests.sim.cluster.run import report
+from tests.sim.cluster.run import Load, report
 from tests.support.effort import CI, runs
 
 SEEDS = runs("PIXIU_SIM_SEEDS", local=2, ci=12)
@@ -40,6 +40,11 @@ def test_a_cluster_keeps_its_promises(seed: int) -> None:
     assert world is not None
     HAPPENED.update(dict(world.pairs()))
     RUNS.append(seed)
+
+
+@pytest.mark.parametrize("seed", range(20, 20 + max(SEEDS // 3, 1)))
+def test_what_waits_for_more_breaks_no_promise(seed: int) -> None:
+    assert report(seed, load=Load(announced=True))[0] == []
 
 
 @pytest.mark.skipif(not CI, reason="it takes as many runs as continuous integration makes")

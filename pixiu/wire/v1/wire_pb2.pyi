@@ -145,6 +145,7 @@ class PublishRequest(_message.Message):
     RENEW_WORKER_FIELD_NUMBER: _builtins.int
     LAST_USED_MS_FIELD_NUMBER: _builtins.int
     LOANS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
@@ -155,6 +156,8 @@ class PublishRequest(_message.Message):
     """extend the lent worker number"""
     last_used_ms: _builtins.int
     """clean exit: the highest time used with the lent number, gives it back"""
+    more: _builtins.bool
+    """another batch follows at once: the proxy may join what goes to one broker with it, for 20 ms at most"""
     copy: _builtins.int
     """which copy the signals of this batch are, 0 to 2; nothing to other records"""
     receipt: _builtins.bool
@@ -175,12 +178,13 @@ class PublishRequest(_message.Message):
         renew_worker: _builtins.bool = ...,
         last_used_ms: _builtins.int = ...,
         loans: _abc.Iterable[_builtins.bytes] | None = ...,
+        more: _builtins.bool = ...,
         copy: _builtins.int = ...,
         receipt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copy", b"copy", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "loans", b"loans", "position", b"position", "receipt", b"receipt", "renew_worker", b"renew_worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copy", b"copy", "count", b"count", "hello", b"hello", "last_used_ms", b"last_used_ms", "loans", b"loans", "more", b"more", "position", b"position", "receipt", b"receipt", "renew_worker", b"renew_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -322,6 +322,54 @@ def test_what_does_not_fit_into_the_window_waits_for_the_acknowledgement(world: 
     assert alice.core.stats().peers[bob.id].window_bytes > INITIAL_BYTES
 
 
+def test_what_is_followed_by_more_waits_for_it_twenty_milliseconds_at_most(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    alice.send(bob, [make_record(1)], token=1, more=True)
+    world.advance(0.01, step=0.001)
+    alice.send(bob, [make_record(2)], token=2, urgent=True, more=True)
+    alice.control(bob, [b"something else"])
+    world.advance(0.008, step=0.001)
+    assert (bob.handler.records, bob.handler.control) == ([], [b"something else"]), "control messages wait for no record"
+    world.advance(0.004, step=0.001)
+    assert bob.handler.keys() == [1, 2]
+    world.settle()
+    assert alice.handler.settled == [(1, True), (2, True)]
+    assert alice.core.stats().total.datagrams_sent == 2, "one of records"
+
+
+@pytest.mark.parametrize("to", ["the same", "another"])
+def test_what_is_followed_by_nothing_takes_what_waits_with_it(world: World, pair: tuple[Node, Node], to: str) -> None:
+    alice, bob = pair
+    other = world.node(3)
+    alice.know(bob, other)
+    alice.send(bob, [make_record(1)], more=True)
+    alice.turn()
+    alice.send(bob if to == "the same" else other, [make_record(2)])
+    world.settle()
+    assert [*bob.handler.keys(), *other.handler.keys()] == [1, 2], "the clock stands still"
+    alice.send(bob, [make_record(3)], more=True)
+    alice.turn()
+    assert bob.handler.keys()[-1] != 3, "the next may wait again"
+
+
+def test_enough_of_what_is_followed_by_more_leaves_at_once(world: World, pair: tuple[Node, Node]) -> None:
+    alice, bob = pair
+    other = world.node(3)
+    alice.know(bob, other)
+    flood(alice, bob, 200)
+    world.advance(0.1)  # the window grows
+    alice.send(other, [make_record(1)], more=True)
+    for number in range(1001, 1019):
+        alice.send(bob, [make_record(number, 4096)], more=True)
+        world.settle()
+    assert bob.handler.keys()[200:] == list(range(1001, 1017)), "64 KiB with what it costs to queue them"
+    assert other.handler.keys() == []
+    alice.core.flush(world.now, every=True)
+    alice.take()
+    world.deliver()
+    assert other.handler.keys() == [1], "a process that ends keeps nothing back"
+
+
 def test_dropped_records_are_an_alert(world: World, pair: tuple[Node, Node]) -> None:
     alice, bob = pair
     metrics = Metrics("proxy")

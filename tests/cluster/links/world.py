@@ -80,8 +80,16 @@ class Node:
     def know(self, *others: Node) -> None:
         self.core.set_peers({other.id: (other.peer(), other.address) for other in others}, self.world.now)
 
-    def send(self, to: Node, records: list[bytes], lane: int = 1, token: int = 0, urgent: bool = False) -> None:
-        self.core.send_records(to.id, records, lane, token, self.world.now, urgent)
+    def send(
+        self,
+        to: Node,
+        records: list[bytes],
+        lane: int = 1,
+        token: int = 0,
+        urgent: bool = False,
+        more: bool = False,
+    ) -> None:
+        self.core.send_records(to.id, records, lane, token, self.world.now, urgent, more)
 
     def control(self, to: Node, messages: list[bytes], token: int = 0) -> None:
         self.core.send_control(to.id, messages, token, self.world.now)

@@ -122,6 +122,8 @@ class Clients:
         self._senders = {1: SignalCore(), 2: SignalCore()}
         self._sender_sessions: dict[tuple[int, Place], Session] = {}
         self._signals: dict[int, Signal] = {}
+        self.announces = False
+        """Whether publishers say of a third of their batches that more follows at once."""
 
     @property
     def unresolved(self) -> int:
@@ -295,7 +297,8 @@ class Clients:
         if session is None:
             return
         made = [self._message(Kind.ROOM, rng.randint(1, ROOMS), session.number) for _ in range(rng.randint(1, 3))]
-        self._send(session, [record for _, record in made], [message for message, _ in made])
+        more = self.announces and session.position % 3 == 0
+        self._send(session, [record for _, record in made], [message for message, _ in made], more=more)
 
     def chat(self) -> None:
         """A publisher sends messages to users."""
@@ -345,10 +348,18 @@ class Clients:
         self._world.wire.after(0.002, lambda: proxy.do(lambda: proxy.step(opened)))
         return session
 
-    def _send(self, session: Session, records: list[bytes], owners: list[Any], copy: int = 0, receipt: bool = False) -> None:
+    def _send(
+        self,
+        session: Session,
+        records: list[bytes],
+        owners: list[Any],
+        copy: int = 0,
+        receipt: bool = False,
+        more: bool = False,
+    ) -> None:
         wire, proxy = self._world.wire, session.proxy
         data = b"".join(records)
-        event = pe.BatchPublished(session.number, data, len(records), session.position, copy, receipt)
+        event = pe.BatchPublished(session.number, data, len(records), session.position, copy, receipt, more)
         for owner in owners:
             session.unresolved[session.position] = owner
             session.position += 1

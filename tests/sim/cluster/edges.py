@@ -218,8 +218,8 @@ class ProxyProcess(Process):
     def perform(self, effect: Any) -> None:
         """One effect."""
         match effect:
-            case SendRecords(peer, records, lane, token, urgent):
-                self.links.send_records(peer, records, lane, token, self.world.now, urgent)
+            case SendRecords(peer, records, lane, token, urgent, more):
+                self.links.send_records(peer, records, lane, token, self.world.now, urgent, more)
             case pe.Reply(stream, up_to, failures):
                 assert all(failure.code != MalformedData.code for failure in failures), "a proxy calls a whole batch malformed"
                 self.world.clients.replied(self, stream, up_to, failures)

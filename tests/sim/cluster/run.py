@@ -36,6 +36,8 @@ class Load:
     crashes: int = 4
     pauses: int = 2
     cuts: int = 3
+    announced: bool = False
+    """Whether publishers say of a third of their batches that more follows at once, be it true or not."""
 
 
 def shape_of(seed: int) -> Shape:
@@ -56,6 +58,7 @@ def run(seed: int, variant: Variant = NO_FAULT, load: Load | None = None) -> Wor
     """A whole run. What must hold at every moment raises AssertionError on the way; `watch.differences()` says the rest."""
     world = World(seed, shape_of(seed), variant)
     rng, load, end = world.rng, load or Load(), CALM_S - 0.5
+    world.clients.announces = load.announced
     for number, first, action in (
         (load.moves, 0.5, world.clients.act),
         (load.messages, 1.0, world.clients.publish),

@@ -158,9 +158,10 @@ class Watch:
         for id_, key in here:
             targets, listed = sent.get((id_, key), []), lists.get((id_, key), [])
             served = serves(process.core.partition, key, process.view.count("broker"))
-            if served or targets:
+            held = not targets and isinstance(process.core.fanout, AddressedFanout) and process.core.fanout.waits(key)
+            if served or targets or held:  # what is held of a room that has moved is passed on behind what it waits for
                 self._handled.add((id_, key))
-            if not targets and isinstance(process.core.fanout, AddressedFanout) and process.core.fanout.waits(key):
+            if held:
                 self.checked["held"] += 1
                 continue
             # Copies of one signal may come together.
