@@ -89,7 +89,7 @@ class Links(Protocol):
         """Queue a parcel of whole records; leaves at the end of the event-loop turn. With a token other than 0,
         `on_settled` tells once what became of it (also when it cannot be queued at all); `urgent`: somebody waits for that, so
         that the peer acknowledges at once. `more`: other parcels follow at once, so that this one may wait for them, for 20 ms
-        at most, until 64 KiB wait for the peer, or a parcel without `more` is queued for any peer."""
+        at most, until 64 KiB wait for the peer or fill its window, or a parcel without `more` is queued for any peer."""
 
     def send_control(self, peer: EndpointID, messages: list[bytes], token: int = 0) -> None:
         """The same for serialized `Control` messages. They never wait behind records."""

@@ -253,7 +253,9 @@ class Sender:
 
     def pump(self, now: float, least: int = 0) -> None:
         """Send what the windows allow, control first, and drop what has waited too long. Fewer than `least` bytes of records wait
-        for more; what goes by stream does not."""
+        for more, unless they fill the window; what goes by stream does not."""
+        if least:
+            least = min(least, self.datagram.limit - self.datagram.cost)
         for kind in (KIND_CONTROL, KIND_RECORDS):
             box, streamed = self._boxes[kind], self._streamed[kind]
             waiting = box.bytes

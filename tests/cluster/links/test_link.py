@@ -337,6 +337,18 @@ def test_what_is_followed_by_more_waits_for_it_twenty_milliseconds_at_most(world
     assert alice.core.stats().total.datagrams_sent == 2, "one of records"
 
 
+def test_a_small_window_is_filled_although_more_follows(world: World) -> None:
+    alice, bob = world.node(1), world.node(2, LinkOptions(receive_buffer_bytes=65_536))
+    alice.know(bob)
+    bob.know(alice)
+    world.advance(0.1)
+    for number in range(1, 201):
+        alice.send(bob, [make_record(number, 1024)], urgent=True, more=True)
+        world.settle()
+    waiting = 200 - len(bob.handler.keys())
+    assert waiting * 1024 < 32 << 10, "no more than the window takes wait; the clock stands still"
+
+
 @pytest.mark.parametrize("to", ["the same", "another"])
 def test_what_is_followed_by_nothing_takes_what_waits_with_it(world: World, pair: tuple[Node, Node], to: str) -> None:
     alice, bob = pair
