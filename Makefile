@@ -39,7 +39,7 @@ quick: $(VENV)/.dev  # what to run while one works: every test that starts nothi
 check: $(VENV)/.dev  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BESIDE_LINT) check-tests
 
-test: $(VENV)/.dev  # what continuous integration runs
+test: $(VENV)/.dev  # every test; continuous integration (CI=true) plays more seeds, and all of what is played by turns here
 	$(BESIDE_LINT) all-tests
 
 quick-tests: $(VENV)/.dev
@@ -50,8 +50,8 @@ check-tests: $(VENV)/.dev
 	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 4 -m "not (e2e or spark)" --ignore tests/e2e
 
 all-tests: $(VENV)/.dev  # first of all every module is compiled once, and not by five workers at a time; errors are the second line's to report
-	MAKEFLAGS= CI=true $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
-	MAKEFLAGS= CI=true $(BIN)/python -m pytest $(FILES) -n 5
+	MAKEFLAGS= $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
+	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 5
 
 fuzz: $(VENV)/.dev  # the long form of what the suite does briefly
 	PIXIU_FUZZ_EXAMPLES=$(or $(PIXIU_FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -m fuzz --timeout 3600

@@ -13,8 +13,9 @@ import pixiu
 from registry.doubling import Phase
 from tests.e2e.test_doubling import PACE_S, together, tool, until
 from tests.support.cluster import running_cluster, wait_for
+from tests.support.effort import portion
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(600)]
 
 USERS = range(1, 9)
 FIRST_MAILS = 1_500
@@ -61,13 +62,14 @@ class Mail:
 
 
 async def test_stores_double_under_mail_with_the_tool_killed_in_its_phases(tmp_path: Path) -> None:
+    roles = portion(("pi", "xiu"))
     with running_cluster(tmp_path, *STORES) as cluster:
         async with pixiu.connect(cluster.target) as px:
             mail = Mail(px)
             await mail.send_first()
             async with together(*(mail.receive(uin) for uin in USERS)):
                 async with together(mail.send()):
-                    for role in ("pi", "xiu"):
+                    for role in roles:
                         for phase in (Phase.START, Phase.LEARN, Phase.SPLIT, Phase.COMMIT, Phase.CLEAN):
                             code, said = await tool(cluster, role, "--to", "2", "--yes", killed_after=phase)
                             # A phase in which there was nothing left to do or to wait for kills nobody.
@@ -89,5 +91,6 @@ async def test_stores_double_under_mail_with_the_tool_killed_in_its_phases(tmp_p
                 assert all(got[len(whole) :] in ([], [len(whole)]) for got in mail.got.values())
         cluster.wait_healthy()
         layout = cluster.status()["layout"]
-        assert [(layout[role]["n"], layout[role]["next"]) for role in ("xiu", "pi")] == [(2, 2)] * 2
-        assert sorted(process["partition"] for process in cluster.processes("pi")) == [0, 0, 1, 1]
+        for role in roles:
+            assert (layout[role]["n"], layout[role]["next"]) == (2, 2)
+            assert sorted(process["partition"] for process in cluster.processes(role)) == [0, 0, 1, 1]

@@ -19,6 +19,7 @@ import pytest
 
 from pixiu.cli.http import samples
 from tests.support.cluster import LocalCluster
+from tests.support.effort import portion
 from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.waiting import until
 
@@ -99,7 +100,7 @@ async def who_hears(fleet: Fleet, name: str) -> dict[str, bool]:
     return found
 
 
-@pytest.mark.parametrize("role", ["broker", "router", "relay"])
+@pytest.mark.parametrize("role", portion(["broker", "router", "relay"]))
 async def test_a_hung_process_is_found_and_comes_back_clean(cluster: LocalCluster, role: str) -> None:
     await asyncio.to_thread(cluster.wait_healthy)
     fleet = await asyncio.to_thread(Fleet, cluster)

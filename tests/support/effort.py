@@ -10,7 +10,7 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
-"""Set by services of continuous integration, and by `make test`."""
+"""Set by services of continuous integration, and by `.ci/run`."""
 A_DAY_S = 24 * 3600
 PORTION = 6
 """One case in so many is played locally; which, changes every day."""
@@ -22,6 +22,7 @@ def runs(variable: str, local: int, ci: int) -> int:
 
 
 def portion(cases: Iterable[Case]) -> list[Case]:
-    """All cases in continuous integration; locally a sixth of them, chosen by the day's number: in six days all are played."""
+    """All cases in continuous integration; locally a sixth, or one, by the day's number: in six days all are played."""
     everything = list(cases)
-    return everything if CI else everything[int(time.time() // A_DAY_S) % PORTION :: PORTION] or everything[:1]
+    parts = min(PORTION, len(everything))
+    return everything if CI else everything[int(time.time() // A_DAY_S) % parts :: parts]

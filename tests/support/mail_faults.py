@@ -29,6 +29,7 @@ from registry.embedded import EmbeddedZooKeeper
 from tests.history.record import Fault, History
 from tests.support.cluster import LocalCluster, wait_for
 from tests.support.cuts import CutNetwork
+from tests.support.effort import portion
 from tests.support.interposed import Interposed
 
 STORES: Final = ("xiu", "pi")
@@ -329,9 +330,6 @@ def _kinds() -> Iterator[Kind]:
 
 
 KINDS: Final = tuple(_kinds())
-BRIEF: Final = tuple(
-    kind
-    for kind in KINDS
-    if kind.name in {"kill xiu leader", "kill pi leader", "kill relay", "kill a pair", "cut replicas", "kill ZooKeeper"}
-)
-"""A few, for the suite."""
+_BRIEF: Final = {"cut replicas", *portion(("kill xiu leader", "kill pi leader", "kill relay", "kill a pair", "kill ZooKeeper"))}
+BRIEF: Final = tuple(kind for kind in KINDS if kind.name in _BRIEF)
+"""A few, for the suite, and fewer locally."""
