@@ -133,6 +133,10 @@ class SystemWorld(World):
         over = [self.tools[role].over_at if role in self.tools else float("inf") for role in wanted]
         return self.now < max(over, default=-DOUBLED_S) + DOUBLED_S
 
+    def is_troubled(self) -> bool:
+        """Whether some process came up, or was troubled, just now: less than the time in which maps become equal again."""
+        return any(place.troubled_until > self.now for place in self.places)
+
     def break_stream(self) -> None:
         """One stream of all."""
         self.counts["streams broken"] += 1
