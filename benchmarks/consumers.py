@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import peers
-from benchmarks.harness import free_port
 from benchmarks.peers import ACK, BODY, FRAME_BYTES, METHOD, STREAM, RabbitMQ, Redis
+from comparison import processes
 
 PREFETCH = 2000
 """Messages that may be unacknowledged: two windows of the benchmark, so that a consumer is never what is waited for."""
@@ -183,13 +183,13 @@ class Nats:
 @contextlib.contextmanager
 def nats(folder: Path) -> Iterator[tuple[int, int] | None]:
     """(port, session) of a NATS server with JetStream on files; None where it is not installed."""
-    path = peers.installed("nats-server")
+    path = processes.installed("nats-server")
     if path is None:
         yield None
         return
     folder.mkdir()
-    port = free_port()
-    with peers.server([path, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, {}) as session:
+    port = processes.free_port()
+    with processes.server([path, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, {}) as session:
         yield port, session
 
 

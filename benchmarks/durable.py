@@ -47,6 +47,7 @@ from rich.table import Table
 from benchmarks import peers
 from benchmarks.harness import cpu_seconds
 from benchmarks.stores import PiCaller, Stores, XiuWriter, stores
+from comparison.processes import session_pids
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
 from pixiu.wire.record import TYPE_NORMAL, Kind
@@ -230,7 +231,7 @@ async def measure_peer(
     if served is None:
         return
     port, session = served
-    pids = peers.session_pids(session)
+    pids = session_pids(session)
     for size, window in itertools.product(SIZES, WINDOWS):
         clients = [await connect(port) for _ in range(args.writers)]
 
@@ -258,7 +259,7 @@ async def one_round(args: argparse.Namespace, results: Results) -> list[str]:
         if "rabbitmq" in args.only:
             with peers.rabbitmq(Path(folder) / "rabbitmq") as served:
                 await measure_peer(peers.RabbitMQ.connect, served, "rabbitmq", args, results)
-                left_out += [] if served else [f"rabbitmq: there is no {peers.RABBITMQ}"]
+                left_out += [] if served else ["rabbitmq: rabbitmq-server is not installed"]
     for role, run in (("xiu", measure_xiu), ("pi", measure_pi)):
         for replicas in (1, 2) if role in args.only else ():
             async with stores(role, replicas, data=args.data) as running:

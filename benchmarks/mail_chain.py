@@ -40,6 +40,7 @@ import pixiu
 from benchmarks import consumers, peers
 from benchmarks.consumers import Consumer, late_s
 from benchmarks.harness import build, builds, cluster, cpu_seconds, working
+from comparison.processes import session_pids
 
 BODY_BYTES = 100
 DRAIN_LIMIT_S = 60.0
@@ -106,7 +107,7 @@ async def measure_peer(name: str, served: Served, connect: Connect, args: argpar
     async with working([asyncio.create_task(consumer.run())]):
         await measure(send, consumer.late_s, args.window, WARM_S)
         consumer.late_s.clear()
-        pids = peers.session_pids(session)
+        pids = session_pids(session)
         before = cpu_seconds(pids)
         sent, wall, took = await measure(send, consumer.late_s, args.window, args.seconds)
         used = cpu_seconds(pids) - before

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shutil
-import signal
-import socket
 import struct
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.harness import free_port
+from comparison import servers
 
 STREAM = b"bench"
-START_LIMIT_S = 60.0
-RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server itself; what is in the PATH needs a user of its own."""
 
 # AMQP 0-9-1: kinds of frames, and class and method of what is sent and expected.
 METHOD, HEADER, BODY, HEARTBEAT, FRAME_END = 1, 2, 3, 8, b"\xce"
@@ -171,81 +162,21 @@ class RabbitMQ:
         self._writer.close()
 
 
-def installed(name: str) -> str | None:
-    """Where a server is; system folders are not in everybody's PATH."""
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-
-
-def session_pids(leader: int) -> list[int]:
-    """The processes of a session that live."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader:
-                    found.append(int(path.name))
-    return found
-
-
-@contextlib.contextmanager
-def server(command: list[str], port: int, environment: dict[str, str]) -> Iterator[int]:
-    """A server in a session of its own: the session's number, once the port answers; all of it is gone afterwards."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, env=os.environ | environment,
-    )  # fmt: skip
-    try:
-        end = time.monotonic() + START_LIMIT_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{command[0]} does not serve (exit code {process.poll()})")
-            time.sleep(0.05)
-        yield process.pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
-
-
 @contextlib.contextmanager
 def redis(folder: Path, fsync: str) -> Iterator[tuple[int, int] | None]:
     """(port, session) of a Redis with an append-only file; None where it is not installed."""
-    path = installed("redis-server")
-    if path is None:
+    if not servers.PEERS["redis"].found:
         yield None
         return
-    folder.mkdir()
-    port = free_port()
-    command = [path, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
-    with server([*command, "--appendfsync", fsync], port, {}) as session:
-        yield port, session
+    with servers.redis(folder, fsync) as served:
+        yield served
 
 
 @contextlib.contextmanager
 def rabbitmq(folder: Path) -> Iterator[tuple[int, int] | None]:
     """(port, session) of a RabbitMQ without plugins; None where it is not installed."""
-    if not RABBITMQ.exists():
+    if not servers.PEERS["rabbitmq"].found:
         yield None
         return
-    folder.mkdir()
-    port, epmd = free_port(), free_port()
-    environment = {
-        "HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()), "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-        "RABBITMQ_LOG_BASE": str(folder / "log"), "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_CONF_ENV_FILE": str(folder / "none"), "RABBITMQ_CONFIG_FILE": str(folder / "none"),
-    }  # fmt: skip
-    try:
-        with server([str(RABBITMQ)], port, environment) as session:
-            yield port, session
-    finally:
-        # Erlang's port mapper leaves the session that started it.
-        subprocess.run(["epmd", "-port", str(epmd), "-kill"], env=os.environ | environment, capture_output=True, check=False)
+    with servers.rabbitmq(folder) as served:
+        yield served

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "gateway")
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "pipeline")
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "pipeline", "comparison")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -132,6 +132,13 @@ def test_the_pipeline_is_a_client() -> None:
             assert not tops(source) & servers, source
         else:
             assert not tops(source) & {"pipeline", "pyspark"}, source
+
+
+def test_nothing_needs_the_comparison() -> None:
+    """It starts clusters as a user would; no process of one imports it, and it imports no role."""
+    for source in sources():
+        assert source.startswith("comparison/") or "comparison" not in tops(source), source
+        assert not source.startswith("comparison/") or not tops(source) & set(ROLES), source
 
 
 def test_the_sdk_imports_no_tool() -> None:

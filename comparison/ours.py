@@ -1,0 +1,89 @@
+"""Our own cluster, of few processes on this machine, and the builds of it.
+
+Source: docs/performance.md, "Beside others".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.runtime.compiled import BUILD, SWITCH
+from registry.up import LocalCluster, UpOptions
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs: the process IDs and ports by role."""
+
+    registry: str
+    pids: dict[str, list[int]]
+    ports: dict[str, list[int]]
+    endpoints: dict[str, list[int]]
+    mqtt_ports: list[int]
+    http_ports: dict[str, list[int]]
+    zookeeper: int = 0
+    """The process ID of the registry's server."""
+    proxies: str = ""
+    """Where programs connect."""
+
+    @property
+    def servers(self) -> list[int]:
+        """Every role's process."""
+        return [pid for pids in self.pids.values() for pid in pids]
+
+    @property
+    def everything(self) -> dict[str, list[int]]:
+        """Every role's processes, and ZooKeeper."""
+        return {**self.pids, "zookeeper": [self.zookeeper]}
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    *, proxies: int = 1, gateways: int = 1, brokers: int = 1, stores: int = 0, relays: int = 0, settings: Sequence[str] = ()
+) -> AsyncIterator[Running]:
+    """One router, and of the others as many as are asked for; all on this machine, gone afterwards. `stores`: replicas of one
+    partition each of Xiu and Pi."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = UpOptions(
+            proxies=proxies, gateways=gateways, brokers=brokers, broker_replicas=1, routers=1, router_replicas=1, relays=relays,
+            mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
+            xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
+        )  # fmt: skip
+        local = LocalCluster(options)
+        try:
+            await local.start()
+            nodes = [child.node for child in local.children.values() if child.node is not None]
+            roles = sorted({node.role for node in nodes})
+            yield Running(
+                local.target,
+                {role: [node.pid for node in nodes if node.role == role] for role in roles},
+                {role: [node.port for node in nodes if node.role == role] for role in roles},
+                {role: [node.endpoint for node in nodes if node.role == role] for role in roles},
+                [node.mqtt_port for node in nodes if node.mqtt_port],
+                {role: [node.http_port for node in nodes if node.role == role] for role in roles},
+                local.zookeeper.pid if local.zookeeper is not None else 0,
+                ",".join(local.addresses()["proxies"]),
+            )
+        finally:
+            await local.stop()
+
+
+def builds() -> list[tuple[str, str]]:
+    """The builds to measure in turn: a name, and what `build` takes. Plain Python too where this is the compiled one."""
+    return [("pixiu", "1"), ("pixiu, plain", "0")] if BUILD.name == "compiled" else [("pixiu", "0")]
+
+
+@contextlib.contextmanager
+def build(switch: str) -> Iterator[None]:
+    """The build of the processes that are started within: the one that is there ("1"), or plain Python ("0")."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = switch
+    try:
+        yield
+    finally:
+        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})

@@ -1,0 +1,147 @@
+"""Other servers, where they are installed: how each is started, asked for its version, and installed.
+
+Each has a folder of its own, keeps nothing beyond it, and is as its distribution ships it, but for what the work needs: nobody
+has to log in, and no queue is cut off.
+
+Source: docs/performance.md, "Beside others".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from comparison.processes import free_port, installed, server
+
+RABBITMQ: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""The server itself; what is in the PATH needs a user of its own."""
+VERSION_LIMIT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server to compare with."""
+
+    name: str
+    program: str
+    package: str
+    """Of Debian and Ubuntu."""
+    ask_version: tuple[str, ...]
+    start: Callable[[Path], AbstractContextManager[tuple[int, int]]]
+    """(port, session) of one that runs in this new folder."""
+    wire: str = "mqtt"
+    topic: str = "room/{}"
+    cases: frozenset[str] | None = None
+    """The names of those that it can do; None: all."""
+
+    @property
+    def found(self) -> bool:
+        """Whether it is installed."""
+        return RABBITMQ.exists() if self.program == RABBITMQ.name else installed(self.program) is not None
+
+    @property
+    def install(self) -> str:
+        """What installs it."""
+        return f"apt-get install {self.package}"
+
+    def version(self) -> str:
+        """What the program, or else the system's list of packages, says."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            said = subprocess.run(self.ask_version, capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
+            return version_in(said.stdout + said.stderr)
+        return ""
+
+
+def version_in(said: str) -> str:
+    """The first thing in a program's output that looks like a version; empty where nothing does."""
+    found = re.search(r"\d+\.\d+(?:\.\d+)*", said)
+    return found[0] if found else ""
+
+
+def _path(program: str) -> str:
+    return installed(program) or program
+
+
+@contextlib.contextmanager
+def mosquitto(folder: Path) -> Iterator[tuple[int, int]]:
+    """One listener; queues without an end."""
+    folder.mkdir()
+    port = free_port()
+    (folder / "mosquitto.conf").write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
+        f"persistence true\npersistence_location {folder}/\nuser root\n"
+    )
+    with server([_path("mosquitto"), "-c", str(folder / "mosquitto.conf")], port, {}) as session:
+        yield port, session
+
+
+@contextlib.contextmanager
+def nats(folder: Path) -> Iterator[tuple[int, int]]:
+    """MQTT on JetStream in files."""
+    folder.mkdir()
+    port = free_port()
+    (folder / "nats.conf").write_text(
+        f'listen: "127.0.0.1:{free_port()}"\nserver_name: bench\njetstream {{ store_dir: "{folder}/js" }}\n'
+        f'mqtt {{ listen: "127.0.0.1:{port}" }}\n'
+    )
+    with server([_path("nats-server"), "-c", str(folder / "nats.conf")], port, {}) as session:
+        yield port, session
+
+
+@contextlib.contextmanager
+def redis(folder: Path, fsync: str = "") -> Iterator[tuple[int, int]]:
+    """Publish and subscribe, without a file; or with one that is appended to and synced so (`always`, `everysec`)."""
+    folder.mkdir()
+    port = free_port()
+    kept = ["--appendonly", "yes", "--appendfsync", fsync] if fsync else []
+    command = [_path("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *kept]
+    with server(command, port, {}) as session:
+        yield port, session
+
+
+@contextlib.contextmanager
+def rabbitmq(folder: Path, *, mqtt: bool = False) -> Iterator[tuple[int, int]]:
+    """AMQP without plugins, or MQTT by its plugin."""
+    folder.mkdir()
+    port, epmd, amqp = free_port(), free_port(), free_port()
+    (folder / "plugins").write_text("[rabbitmq_mqtt].\n" if mqtt else "[].\n")
+    (folder / "rabbitmq.conf").write_text(f"mqtt.listeners.tcp.1 = 127.0.0.1:{port}\nmqtt.allow_anonymous = true\n" if mqtt else "")
+    environment = {
+        "HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(amqp if mqtt else port),
+        "RABBITMQ_DIST_PORT": str(free_port()), "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"), "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none"), "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+    }  # fmt: skip
+    try:
+        with server([str(RABBITMQ)], port, environment) as session:
+            yield port, session
+    finally:
+        # Erlang's port mapper leaves the session that started it.
+        subprocess.run(["epmd", "-port", str(epmd), "-kill"], env=os.environ | environment, capture_output=True, check=False)
+
+
+PEERS: Final = {
+    peer.name: peer
+    for peer in (
+        Peer("mosquitto", "mosquitto", "mosquitto", (_path("mosquitto"), "-h"), mosquitto),
+        Peer("nats", "nats-server", "nats-server", (_path("nats-server"), "--version"), nats),
+        Peer(
+            "rabbitmq", RABBITMQ.name, RABBITMQ.name, ("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server"),
+            lambda folder: rabbitmq(folder, mqtt=True),
+        ),
+        Peer(
+            "redis", "redis-server", "redis-server", (_path("redis-server"), "--version"), redis, "redis",
+            cases=frozenset({"connections", "fanout-100", "fanout-1000", "fanout-100-open", "rooms", "pair-qos0", "pair-2000"}),
+        ),
+    )
+}  # fmt: skip
+"""By name. Redis publishes by its own protocol, and confirms and keeps nothing that it publishes."""
