@@ -1,0 +1,61 @@
+"""The work that every server is given. Pure.
+
+Source: docs/performance.md, "Beside others".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["messages", "connections", "mail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of work. Every subscriber has a connection of its own; a publisher may serve several topics."""
+
+    name: str
+    title: str
+    kind: Kind = "messages"
+    groups: int = 1
+    """Topics."""
+    members: int = 1
+    """Subscribers of each; of `connections` and `mail`: those of all topics together."""
+    publishers: int = 1
+    qos: int = 0
+    """Of what is published; subscribers ask for QoS 0, of mail for 1."""
+    window: int = 0
+    """Closed: messages of a topic that its slowest subscriber does not have yet, or that are not confirmed."""
+    rate: float = 0.0
+    """Open: messages a second, whatever became of those before."""
+    bytes: int = 100
+    """Of a message's body."""
+    timed_every: int = 1
+    """One message in so many is timed, at every subscriber; what does not divide the window, so that it is not always the first."""
+
+    @property
+    def size(self) -> str:
+        """What is sent, in words."""
+        if self.kind == "connections":
+            return f"{self.members:,}, of which the first tenth is not counted"
+        how = f"{self.rate:,g} a second" if self.rate else f"window {self.window:,}"
+        return f"{self.bytes} bytes, {how}"
+
+
+CASES: Final = {
+    case.name: case
+    for case in (
+        Case("connections", "connections, each subscribed", "connections", groups=100, members=1000),
+        Case("fanout-100", "fan-out to 100", members=100, window=32, timed_every=13),
+        Case("fanout-1000", "fan-out to 1,000", members=1000, window=8, timed_every=7),
+        Case("fanout-100-open", "fan-out to 100, open", members=100, rate=500),
+        Case("rooms", "100 rooms of 10", groups=100, members=10, publishers=4, window=4, timed_every=13),
+        Case("pair-qos0", "one to one, QoS 0", window=256, timed_every=7),
+        Case("pair-qos1-1", "one to one, QoS 1", qos=1, window=1),
+        Case("pair-qos1-64", "one to one, QoS 1", qos=1, window=64, timed_every=7),
+        Case("pair-2000", "one to one, small, open", rate=2000, bytes=16),
+        Case("mail", "mail to 100 users", "mail", groups=100, members=100, qos=1, window=1000),
+    )
+}
+"""By name, in the order in which they run: connections first, as their memory is what a fresh server adds."""
