@@ -23,7 +23,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench native native-test proto docs clean
+.PHONY: run quick check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -74,7 +74,10 @@ sim: $(VENV)/.dev
 grow: $(VENV)/.dev  # every role doubles twice under load: ten minutes; FAULT=child and the like break something in each phase
 	$(BIN)/python -m benchmarks.growth --fault $(or $(FAULT),none)
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev  # Pixiu and the other servers that are installed, on the same work: BENCH="--case rooms --rounds 1" and the like
+	$(BIN)/pixiu bench --peers $(BENCH)
+
+benchmarks: $(VENV)/.dev  # every question of benchmarks/, one after the other
 	$(BIN)/python -m benchmarks
 
 native: $(VENV)/.dev  # compiles what messages pass, in place; PIXIU_COMPILE=1 runs it: PIXIU_COMPILE=1 make run

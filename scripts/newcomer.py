@@ -129,6 +129,7 @@ NAMED: Final[dict[str, str]] = {
         "tests/e2e/test_client_tls.py has stock clients come by TLS"
     ),
     "make bench": "measures; needs a quiet machine and the peers",
+    "pixiu bench --peers": "the same",
 }
 """What is not played, and why not."""
 

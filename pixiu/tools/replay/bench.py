@@ -1,5 +1,7 @@
 """`pixiu bench`: a load from this machine through the SDK, and what became of it.
 
+With `--peers` it is another command, which the server package has: it starts servers of its own and loads them by MQTT.
+
 The sender and the receiver are two clients of one process, so that one clock tells how long a message took. Rooms and users are
 drawn anew for each run, from numbers that nobody uses.
 
@@ -14,6 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from typing import Annotated, Final
 
 import typer
@@ -27,7 +30,7 @@ from pixiu.client.awaited import SendFailure
 from pixiu.client.client import Client
 from pixiu.client.inbox_view import InboxView
 from pixiu.discovery.target import names_registry
-from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.errors import ConfigurationError, InvalidArgument, PixiuError
 from pixiu.tools.replay.payload import HEAD, HEAD_BYTES, encode_payload
 from pixiu.tools.replay.tally import Result, Tally
 
@@ -42,6 +45,15 @@ MAX_BURST: Final = 50
 """Messages that leave in one turn of the event loop, so that deliveries are taken in between."""
 DEFAULT_COUNT: Final = 1000
 MAX_BODY_BYTES: Final = 65_536
+BENCH_GROUP: Final = "pixiu.bench"
+"""Entry points of what `pixiu bench` needs more than the SDK for."""
+PEERS_ONLY: Final = {"case": "--case", "server": "--server", "rounds": "--rounds"}
+PEERS_NOT: Final = {
+    "kind": "--kind", "rate": "--rate", "size": "--size", "count": "--count", "window": "--window", "keys": "--keys",
+    "timeout": "--timeout", "target": "--target",
+}  # fmt: skip
+Compare = Callable[[Sequence[str], Sequence[str], int, float, bool], int]
+"""(cases, servers, rounds, seconds, JSON) → exit code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +221,26 @@ def result_json(one: Result, keys: Sequence[int]) -> dict[str, object]:
     return {**asdict(one), "delivered_per_s": round(one.per_s, 1), "whole": one.whole, "keys": list(keys)}
 
 
+def _compare_with_peers(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, as_json: bool) -> int:
+    for entry in entry_points(group=BENCH_GROUP, name="peers"):
+        compare: Compare = entry.load()
+        return compare(cases, servers, rounds, seconds, as_json)
+    raise ConfigurationError(
+        "--peers starts a cluster on this machine, and the SDK has no servers: pip install 'pixiu-sdk[server]'"
+    )
+
+
+def _check_options(context: typer.Context, peers: bool) -> None:
+    """Refuse options of the other command: what is ignored without a word would be believed."""
+    for name, option in PEERS_NOT.items() if peers else PEERS_ONLY.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidArgument(f"{option}: {'not with' if peers else 'only with'} --peers")
+
+
 @guarded
 def bench(
+    context: typer.Context,
     kind: Annotated[list[str] | None, typer.Option("--kind", "-k", help="room, signal or mail; may be given again.")] = None,
     rate: Annotated[float, typer.Option(min=0, help="Messages a second; 0: as fast as the window allows.")] = 0.0,
     size: Annotated[int, typer.Option(min=HEAD_BYTES, max=MAX_BODY_BYTES, help="Bytes of each.")] = 100,
@@ -220,9 +250,22 @@ def bench(
     keys: Annotated[int, typer.Option(min=1, max=MAX_KEYS, help="Rooms, or users, that they go to in turn.")] = 10,
     timeout: Annotated[float, typer.Option(min=0.1, help="What has not come after so many seconds is lost.")] = 10.0,
     target: Target = DEFAULT_TARGET,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Compare with other servers that are installed here. Every server is started anew.")
+    ] = False,
+    case: Annotated[list[str] | None, typer.Option(help="With --peers: only this case; may be given again.")] = None,
+    server: Annotated[list[str] | None, typer.Option(help="With --peers: only this one beside Pixiu; may be given again.")] = None,
+    rounds: Annotated[int, typer.Option(help="With --peers: how often each server is measured, in turn.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Send a load from this machine and measure it: delivered, lost, p50, p99, by kind. Exit code 1: something did not come."""
+    """Send a load from this machine and measure it: delivered, lost, p50, p99, by kind. Exit code 1: something did not come.
+
+    With --peers a cluster of its own and other servers get the same work in turn, each case for three seconds or --for. Exit code
+    1: Pixiu lost, repeated or disordered something, or a server did not work.
+    """
+    _check_options(context, peers)
+    if peers:
+        raise typer.Exit(_compare_with_peers(case or [], server or [], rounds, seconds, as_json))
     kinds = kind or ["room", "signal"]
     for name in kinds:
         if name not in KINDS:

@@ -1,0 +1,76 @@
+"""What `pixiu bench --peers` calls; found by the entry-point group `pixiu.bench`.
+
+Source: docs/operations.md, "Watching a cluster".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from comparison.cases import CASES, Case
+from comparison.report import as_json, machine, missing_lines, notes, render, render_hops
+from comparison.results import OURS, doubts, wrong
+from comparison.servers import PEERS
+from comparison.suite import run
+from pixiu.cli.output import console, error_console, print_json
+from pixiu.errors import InvalidArgument
+
+DEFAULT_SECONDS: Final = 3.0
+MIN_SECONDS: Final = 0.2
+MAX_SECONDS: Final = 600.0
+MAX_ROUNDS: Final = 100
+
+
+def chosen(wanted: Sequence[str], known: Sequence[str], option: str) -> list[str]:
+    """Those that are named, in the order of all, or all. Raises InvalidArgument for a name that is none."""
+    for name in wanted:
+        if name not in known:
+            raise InvalidArgument(f"{option} {name}: one of {', '.join(known)}")
+    return [name for name in known if name in wanted or not wanted]
+
+
+def plan(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float) -> tuple[list[Case], list[str]]:
+    """(cases, servers) that are asked for; Pixiu is always among the servers. Raises InvalidArgument."""
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise InvalidArgument(f"--rounds {rounds}: 1 to {MAX_ROUNDS}")
+    if not (math.isfinite(seconds) and MIN_SECONDS <= seconds <= MAX_SECONDS):
+        raise InvalidArgument(f"--for {seconds:g}: {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds a case")
+    names = chosen(servers, [OURS, *PEERS], "--server")
+    return [CASES[name] for name in chosen(cases, list(CASES), "--case")], names if OURS in names else [OURS, *names]
+
+
+def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: float, json: bool) -> int:
+    """Measure and print. Returns 1 when Pixiu lost, repeated or disordered anything, or a server failed; a peer that is not
+    installed is named and left out.
+
+    Args:
+        cases, servers: names; empty: all.
+        seconds: of each case at each server in each round; 0: three.
+    """
+    work, names = plan(cases, servers, rounds, seconds or DEFAULT_SECONDS)
+    wanted = [PEERS[name] for name in names if name != OURS]
+    found = [peer for peer in wanted if peer.found]
+    errors = error_console()
+    for line in missing_lines(wanted):
+        errors.print(line, highlight=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        errors.print(text, highlight=False, soft_wrap=True)
+
+    results, failures = asyncio.run(run(work, [OURS, *(peer.name for peer in found)], rounds, seconds or DEFAULT_SECONDS, say))
+    where = machine(found, with_ours=True)
+    if json:
+        print_json(as_json(results, where, failures, {peer.name: peer.install for peer in wanted if not peer.found}))
+    else:
+        out = console()
+        out.print(where.line, highlight=False, soft_wrap=True)
+        out.print(render(results))
+        out.print(render_hops(results))
+        titled = (("note", notes(results)), ("wrong", wrong(results)), ("doubt", doubts(results)), ("failed", failures))
+        for line in (f"{title}: {line}" for title, lines in titled for line in lines):
+            out.print(line, highlight=False, soft_wrap=True)
+    ours_wrong = [line for line in wrong(results) if line.split(", ")[1].startswith(OURS)]
+    return int(bool(ours_wrong or failures))

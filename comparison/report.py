@@ -1,0 +1,183 @@
+"""A comparison as a table for people and as JSON for programs.
+
+Source: docs/performance.md, "Beside others".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from cluster.runtime.compiled import BUILD
+from comparison.cases import CASES
+from comparison.results import OURS, Results, cpu_us, doubts, middle, ratios, wrong
+from comparison.servers import Peer
+from pixiu.version import __version__
+
+COLUMNS: Final = ("a second", "a CPU second", "pixiu ×", "", "p50", "p99", "lost", "repeated", "disorder", "memory", "load")
+"""Behind the case and the server; the one without a name has the lowest and the highest round's ratio."""
+NOTES: Final = (
+    "a second, a CPU second: deliveries, or connections, by the clock and by the CPU of all the server's processes",
+    "pixiu ×: deliveries a CPU second by the peer's, the median of the rounds (lowest, highest)",
+    "memory: of all the server's processes; of connections, what one added. load: the part of a core that the load used",
+)
+SYNCS: Final = {
+    OURS: "is on two replicas' disks, synced",
+    "mosquitto": "is in memory",
+    "nats": "is in a file that is synced every two minutes",
+    "rabbitmq": "is in a file, synced",
+}
+"""When mail is confirmed, as each is shipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it ran."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    versions: dict[str, str]
+    """Of the servers that were measured."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one sentence."""
+        found = ", ".join(f"{name} {version or '(unknown version)'}" for name, version in self.versions.items())
+        return (
+            f"{self.cores} cores ({self.processor}), {self.memory_gib:.0f} GiB, {self.kernel}, Python {self.python}; {found}; "
+            "load and servers on this one machine"
+        )
+
+
+def processor_in(text: str) -> str:
+    """The name of the processor in the text of /proc/cpuinfo; empty where there is none."""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""
+
+
+def machine(peers: Sequence[Peer], with_ours: bool) -> Machine:
+    """This machine, and the versions of servers."""
+    versions = {OURS: f"{__version__} ({BUILD.name})"} if with_ours else {}
+    return Machine(
+        processor_in(Path("/proc/cpuinfo").read_text()) or platform.machine(),
+        len(os.sched_getaffinity(0)),
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30),
+        f"{platform.system()} {platform.release()}",
+        platform.python_version(),
+        versions | {peer.name: peer.version() for peer in peers},
+    )
+
+
+def as_times(value: float) -> str:
+    """Milliseconds; empty where nothing was timed."""
+    return (f"{value:,.1f} ms" if value >= 1 else f"{value:.2f} ms") if value else ""
+
+
+def as_bytes(value: float) -> str:
+    """Bytes as KiB or MiB; empty where there is no figure."""
+    if not value:
+        return ""
+    return f"{value / 1024:,.1f} KiB" if value < 1 << 20 else f"{value / (1 << 20):,.0f} MiB"
+
+
+def as_ratio(value: float) -> str:
+    """Two digits that mean something."""
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def render(results: Results) -> RenderableType:
+    """Medians of the rounds; what is lost, repeated or out of order as sums."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("case")
+    table.add_column("server")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    for case, servers in results.items():
+        beside = ratios(servers)
+        shown = CASES[case].title
+        for name, samples in servers.items():
+            one, ratio = middle(samples), beside.get(name)
+            wrongs = [f"[red]{count:,.0f}[/]" if count else "0" for count in (one.lost, one.repeated, one.disordered)]
+            table.add_row(
+                shown, name, f"{one.per_second:,.0f}", f"{one.per_cpu:,.0f}",
+                as_ratio(ratio[0]) if ratio else "", f"({as_ratio(ratio[1])}, {as_ratio(ratio[2])})" if ratio else "",
+                as_times(one.p50_ms), as_times(one.p99_ms), *wrongs, as_bytes(one.memory_bytes), f"{one.load_share:.0%}",
+            )  # fmt: skip
+            shown = CASES[case].size if shown == CASES[case].title else ""
+        if len(servers) == 1:
+            table.add_row(shown)
+        table.add_section()
+    return table
+
+
+def render_hops(results: Results) -> RenderableType:
+    """Where the CPU of a server of several processes goes; every row adds up to the whole."""
+    found = {
+        (case, name): cpu_us(middle(samples)) for case, servers in results.items() for name, samples in servers.items() if samples
+    }
+    found = {key: hops for key, hops in found.items() if len(hops) > 1}
+    kinds = list(dict.fromkeys(kind for hops in found.values() for kind in hops))
+    table = Table(title="CPU µs a published message (deliveries are more), a connection or a mail", box=None, pad_edge=False)
+    for name in ("case", "server"):
+        table.add_column(name)
+    for kind in (*kinds, "all"):
+        table.add_column(kind, justify="right")
+    for (case, name), hops in found.items():
+        figures = [f"{hops[kind]:,.1f}" if kind in hops else "" for kind in kinds]
+        table.add_row(f"{CASES[case].title}, {CASES[case].size}", name, *figures, f"{sum(hops.values()):,.1f}")
+    return table
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader of the table has to know."""
+    mail = results.get("mail", {})
+    syncs = [f"{name} {SYNCS[name]}" for name in mail if name in SYNCS]
+    return [*NOTES, *([f"mail is confirmed when it, at {'; '.join(syncs)}"] if syncs else [])]
+
+
+def missing_lines(peers: Sequence[Peer]) -> list[str]:
+    """A line for each peer that is not installed."""
+    return [f"{peer.name} is not installed and is left out; to have it: {peer.install}" for peer in peers if not peer.found]
+
+
+def as_json(results: Results, where: Machine, failures: Sequence[str], missing: Mapping[str, str]) -> dict[str, object]:
+    """Everything, with every round."""
+    return {
+        "machine": asdict(where),
+        "not_installed": dict(missing),
+        "cases": {
+            case: {
+                "title": CASES[case].title,
+                "work": CASES[case].size,
+                "servers": {
+                    name: {
+                        "median": asdict(middle(samples)),
+                        "cpu_us": cpu_us(middle(samples)),
+                        "rounds": [asdict(sample) for sample in samples],
+                    }
+                    for name, samples in servers.items()
+                },
+                "ratios_per_cpu": {
+                    name: {"median": middle_one, "lowest": lowest, "highest": highest}
+                    for name, (middle_one, lowest, highest) in ratios(servers).items()
+                },
+            }
+            for case, servers in results.items()
+        },
+        "wrong": wrong(results),
+        "doubts": doubts(results),
+        "failures": list(failures),
+    }

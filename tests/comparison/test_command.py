@@ -1,0 +1,153 @@
+"""What is asked for, what is missing, who comes when, and a real run beside one peer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from comparison import servers, suite
+from comparison.cases import CASES, Case
+from comparison.command import compare, plan
+from comparison.report import missing_lines
+from comparison.results import Sample
+from comparison.servers import PEERS, mosquitto, version_in
+from comparison.suite import Target, load_command, measure, order, theirs
+from pixiu.cli.main import application
+from pixiu.errors import InvalidArgument, Unavailable
+from pixiu.tools.replay import bench
+
+
+def test_everything_is_planned_unless_something_is_named() -> None:
+    assert plan([], [], 3, 1.0) == (list(CASES.values()), ["pixiu", *PEERS])
+    assert plan(["rooms", "connections"], ["redis", "nats"], 1, 1.0) == (
+        [CASES["connections"], CASES["rooms"]],
+        ["pixiu", "nats", "redis"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("cases", "names", "rounds", "seconds", "text"),
+    [
+        (["room"], [], 3, 1.0, "--case room: one of connections, "),
+        ([], ["kafka"], 3, 1.0, "--server kafka: one of pixiu, mosquitto, "),
+        ([], [], 0, 1.0, "--rounds 0"),
+        ([], [], 3, 0.1, "--for 0.1"),
+        ([], [], 3, float("nan"), "--for nan"),
+    ],
+)
+def test_what_cannot_be_done_is_said(cases: list[str], names: list[str], rounds: int, seconds: float, text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        compare(cases, names, rounds, seconds, False)
+    assert str(refused.value).startswith(text)
+
+
+def test_a_peer_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(servers, "installed", lambda name: None if name == "mosquitto" else f"/usr/bin/{name}")
+    monkeypatch.setattr(servers, "RABBITMQ", tmp_path / "rabbitmq-server")
+    assert missing_lines(list(PEERS.values())) == [
+        "mosquitto is not installed and is left out; to have it: apt-get install mosquitto",
+        "rabbitmq is not installed and is left out; to have it: apt-get install rabbitmq-server",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("mosquitto version 2.0.11\n\nmosquitto is an MQTT v5.0 broker.", "2.0.11"),
+        ("nats-server: v2.9.10", "2.9.10"),
+        ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "7.0.15"),
+        ("3.10.8-1.1+deb12u1", "3.10.8"),
+        ("command not found", ""),
+    ],
+)
+def test_versions_are_read_from_what_servers_say(said: str, version: str) -> None:
+    assert version_in(said) == version
+
+
+def test_each_round_begins_with_another_server() -> None:
+    assert [order(["a", "b", "c"], number) for number in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+    assert order([], 5) == []
+
+
+def test_mail_is_sent_by_the_sdk_where_there_are_proxies() -> None:
+    target = Target("pixiu", 1883, dict, proxies="127.0.0.1:7002")
+    assert load_command(CASES["mail"], target, 1.0)[1:] == [
+        "-m",
+        "comparison.mail_load",
+        "mail",
+        "1883",
+        "user/{}",
+        "1.0",
+        "127.0.0.1:7002",
+    ]
+    assert load_command(CASES["rooms"], target, 1.0)[1:] == ["-m", "comparison.load", "rooms", "1883", "mqtt", "room/{}", "1.0"]
+
+
+def test_cases_that_peers_leave_out_exist_and_times_are_not_always_of_the_first_in_a_window() -> None:
+    assert all(peer.cases is None or peer.cases < set(CASES) for peer in PEERS.values())
+    assert all(case.timed_every == 1 or case.window % case.timed_every for case in CASES.values())
+    assert all(case.groups == 1 for case in CASES.values() if case.kind == "messages" and (case.qos or case.rate))
+
+
+async def test_a_server_that_fails_is_left_out_of_its_round_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def start(peer: servers.Peer) -> AsyncIterator[Target]:
+        yield Target(peer.name, 0, dict)
+
+    async def work(case: Case, target: Target, seconds: float) -> Sample:
+        if (target.name, case.name) == ("nats", "rooms"):
+            raise Unavailable("the load broke")
+        return Sample(per_cpu=5)
+
+    monkeypatch.setattr(suite, "theirs", start)
+    monkeypatch.setattr(suite, "measure", work)
+    said: list[str] = []
+    cases = [CASES["fanout-100"], CASES["rooms"], CASES["pair-qos0"]]
+    results, failures = await suite.run(cases, ["nats", "redis"], 2, 1.0, said.append)
+    assert failures == ["round 1: nats: the load broke", "round 2: nats: the load broke"]
+    assert {case: {name: [one.round for one in rounds] for name, rounds in found.items()} for case, found in results.items()} == {
+        "fanout-100": {"nats": [1, 2], "redis": [1, 2]}, "rooms": {"redis": [1, 2]}, "pair-qos0": {"redis": [1, 2]},
+    }  # fmt: skip
+    assert said[0] == "round 1/2, nats: fan-out to 100, 100 bytes, window 32"
+
+
+def command(*words: str) -> tuple[int, str]:
+    """`pixiu bench` with these words: exit code, and what it said."""
+    result = CliRunner().invoke(application(["bench"]), ["bench", *words])
+    return result.exit_code, result.output
+
+
+def test_options_of_the_other_command_are_refused() -> None:
+    assert command("--peers", "--rate", "5") == (2, "pixiu: --rate: not with --peers\n")
+    assert command("--rounds", "2") == (2, "pixiu: --rounds: only with --peers\n")
+
+
+def test_the_sdk_alone_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [entry.value for entry in entry_points(group=bench.BENCH_GROUP, name="peers")] == ["comparison.command:compare"]
+    monkeypatch.setattr(bench, "entry_points", lambda **_: ())
+    code, said = command("--peers")
+    assert code == 2
+    assert "pip install 'pixiu-sdk[server]'" in said
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not PEERS["mosquitto"].found, reason=f"no mosquitto: {PEERS['mosquitto'].install}")
+async def test_a_load_measures_a_real_server() -> None:
+    assert PEERS["mosquitto"].start is mosquitto
+    async with theirs(PEERS["mosquitto"]) as target:
+        for name in ("pair-qos1-64", "mail"):
+            found = await measure(CASES[name], target, 0.2)
+            assert found.deliveries == found.published > 0
+            assert (found.lost, found.repeated, found.disordered) == (0, 0, 0)
+            assert 0 < found.p50_ms <= found.p99_ms
+            assert found.per_cpu > 0
