@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections.abc import Sequence
 from typing import Final
 
@@ -60,7 +61,11 @@ def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: 
     def say(text: str) -> None:
         errors.print(text, highlight=False, soft_wrap=True)
 
-    results, failures = asyncio.run(run(work, [OURS, *(peer.name for peer in found)], rounds, seconds or DEFAULT_SECONDS, say))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: every server that was started is ended
+    try:
+        results, failures = asyncio.run(run(work, [OURS, *(peer.name for peer in found)], rounds, seconds or DEFAULT_SECONDS, say))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     where = machine(found, with_ours=True)
     if json:
         print_json(as_json(results, where, failures, {peer.name: peer.install for peer in wanted if not peer.found}))
@@ -72,5 +77,4 @@ def compare(cases: Sequence[str], servers: Sequence[str], rounds: int, seconds: 
         titled = (("note", notes(results)), ("wrong", wrong(results)), ("doubt", doubts(results)), ("failed", failures))
         for line in (f"{title}: {line}" for title, lines in titled for line in lines):
             out.print(line, highlight=False, soft_wrap=True)
-    ours_wrong = [line for line in wrong(results) if line.split(", ")[1].startswith(OURS)]
-    return int(bool(ours_wrong or failures))
+    return int(bool(wrong(results, OURS) or failures))

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from registry.children import DieWithParent
+
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 CPU_CLOCK: Final = 2
 """Of the clocks that Linux has for another process, by what it was scheduled: see clock_getcpuclockid(3)."""
@@ -72,10 +74,11 @@ def session_pids(leader: int) -> list[int]:
 
 @contextlib.contextmanager
 def server(command: list[str], port: int, environment: dict[str, str]) -> Iterator[int]:
-    """A server in a session of its own: the session's number, once the port answers; all of it is gone afterwards."""
+    """A server in a session of its own: the session's number, once the port answers; all of it is gone afterwards, and it
+    is told to end when this process is killed."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, env=os.environ | environment,
+        start_new_session=True, env=os.environ | environment, preexec_fn=DieWithParent(signal.SIGTERM),  # noqa: PLW1509  # a ctypes call only
     )  # fmt: skip
     try:
         end = time.monotonic() + START_LIMIT_S

@@ -29,12 +29,12 @@ NOTES: Final = (
     "memory: of all the server's processes; of connections, what one added. load: the part of a core that the load used",
 )
 SYNCS: Final = {
-    OURS: "is on two replicas' disks, synced",
-    "mosquitto": "is in memory",
-    "nats": "is in a file that is synced every two minutes",
-    "rabbitmq": "is in a file, synced",
+    OURS: "on two replicas' disks, synced",
+    "mosquitto": "in memory",
+    "nats": "in a file that is synced every two minutes",
+    "rabbitmq": "in a file, synced",
 }
-"""When mail is confirmed, as each is shipped."""
+"""Where mail is when it is confirmed, as each is shipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ def render_hops(results: Results) -> RenderableType:
 def notes(results: Results) -> list[str]:
     """What a reader of the table has to know."""
     mail = results.get("mail", {})
-    syncs = [f"{name} {SYNCS[name]}" for name in mail if name in SYNCS]
-    return [*NOTES, *([f"mail is confirmed when it, at {'; '.join(syncs)}"] if syncs else [])]
+    syncs = [f"{name}: {SYNCS[name]}" for name in mail if name in SYNCS]
+    return [*NOTES, *([f"where mail is when it is confirmed: {'; '.join(syncs)}"] if syncs else [])]
 
 
 def missing_lines(peers: Sequence[Peer]) -> list[str]:

@@ -117,12 +117,12 @@ def cpu_us(sample: Sample) -> dict[str, float]:
     return {name: used / sample.published * 1e6 for name, used in sample.hops.items()} if sample.published else {}
 
 
-def wrong(results: Results) -> list[str]:
-    """A line for each case and server at which messages were lost, repeated or out of order."""
+def wrong(results: Results, servers: str = "") -> list[str]:
+    """A line for each case and server at which messages were lost, repeated or out of order, of those whose names begin so."""
     found = []
-    for case, servers in results.items():
-        for name, samples in servers.items():
-            one = middle(samples)
+    for case, at in results.items():
+        for name in (name for name in at if name.startswith(servers)):
+            one = middle(at[name])
             counts = [f"{getattr(one, key):,.0f} {key}" for key in ("lost", "repeated", "disordered") if getattr(one, key)]
             if counts:
                 found.append(f"{case}, {name}: {', '.join(counts)} of {one.deliveries + one.lost:,.0f}")

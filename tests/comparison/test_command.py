@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from comparison import command as command_module
 from comparison import servers, suite
 from comparison.cases import CASES, Case
 from comparison.command import compare, plan
 from comparison.report import missing_lines
-from comparison.results import Sample
+from comparison.results import Results, Sample
 from comparison.servers import PEERS, mosquitto, version_in
 from comparison.suite import Target, load_command, measure, order, theirs
 from pixiu.cli.main import application
@@ -53,6 +55,33 @@ def test_a_peer_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyte
         "mosquitto is not installed and is left out; to have it: apt-get install mosquitto",
         "rabbitmq is not installed and is left out; to have it: apt-get install rabbitmq-server",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "failures", "code"),
+    [(0.0, 0.0, [], 0), (0.0, 1.0, [], 0), (1.0, 0.0, [], 1), (0.0, 0.0, ["round 1: nats: it broke"], 1)],
+)
+def test_the_exit_code_is_of_our_losses_and_of_servers_that_broke(
+    ours: float, theirs: float, failures: list[str], code: int,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """And not of peers that are not installed, which JSON names with what installs them."""
+
+    async def run(cases: Sequence[Case], names: Sequence[str], *_: object) -> tuple[Results, list[str]]:
+        assert (list(cases), list(names)) == ([CASES["rooms"]], ["pixiu", "nats"])
+        return {"rooms": {"pixiu": [Sample(1, lost=ours)], "nats": [Sample(1, lost=theirs)]}}, failures
+
+    monkeypatch.setattr(command_module, "run", run)
+    monkeypatch.setattr(servers.Peer, "version", lambda _: "1.0")
+    monkeypatch.setattr(servers, "installed", lambda name: "/usr/bin/nats-server" if name == "nats-server" else None)
+    monkeypatch.setattr(servers, "RABBITMQ", tmp_path / "rabbitmq-server")
+    assert compare(["rooms"], ["nats", "redis"], 1, 1.0, True) == code
+    said = capsys.readouterr()
+    assert json.loads(said.out)["not_installed"] == {"redis": "apt-get install redis-server"}
+    assert json.loads(said.out)["failures"] == failures
+    assert said.err == "redis is not installed and is left out; to have it: apt-get install redis-server\n"
+    assert compare(["rooms"], ["nats"], 1, 1.0, False) == code
+    assert "100 rooms of 10" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,9 @@ def test_a_round_that_failed_is_left_out_of_the_ratios() -> None:
 
 
 def test_what_went_wrong_is_said_with_how_much() -> None:
-    results: Results = {
-        "rooms": {"pixiu": [Sample(1, deliveries=8, lost=2), Sample(2, deliveries=10, repeated=1)], "nats": rounds(5)}
-    }
-    assert wrong(results) == ["rooms, pixiu: 2 lost, 1 repeated of 20"]
+    ours = [Sample(1, deliveries=8, lost=2), Sample(2, deliveries=10, repeated=1)]
+    assert wrong({"rooms": {"pixiu": ours, "nats": rounds(5)}}) == ["rooms, pixiu: 2 lost, 1 repeated of 20"]
+    assert wrong({"rooms": {"nats": ours}}, "pixiu") == []
 
 
 def test_a_busy_load_and_a_busy_machine_are_doubted() -> None:
