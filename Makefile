@@ -14,7 +14,7 @@ PYTEST_SIM := PIXIU_SIM_SEEDS=$(or $(PIXIU_SIM_SEEDS),1000) PIXIU_REPLICATION_RU
 
 # A file of tests in one process: most wait for processes of their own. Those without go where there is room.
 FILES := --dist loadfile --no-loadscope-reorder
-QUICK := -n 2 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
+QUICK := -n 3 --dist worksteal -m "not (e2e or fuzz or process or sim or slow or spark or zookeeper)" $(addprefix --ignore tests/,e2e fuzz sim)
 
 # mypy has one thread: alone it would leave the other cores idle. What fails is reported at once; what runs beside it goes on to its end.
 # Tests that call make get no MAKEFLAGS, which would name a job server that they cannot reach.

@@ -297,8 +297,14 @@ def _binary(body: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _string(body: bytes, at: int) -> tuple[str, int]:
-    raw, end = _binary(body, at)
-    text = raw.decode()
+    """As `_binary`, written out: a SUBSCRIBE has a thousand."""
+    start = at + 2
+    if start > len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    end = start + (body[at] << 8 | body[at + 1])
+    if end > len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    text = body[start:end].decode()
     if "\0" in text:
         raise MalformedPacket(Reason.NUL_IN_STRING)
     return text, end

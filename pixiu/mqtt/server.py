@@ -546,8 +546,8 @@ class ServerSession:
         joined: dict[str, RoomID | UIN] = {}
         kept: dict[str, bool] = {}
         for name, qos in packet.filters:
-            room = self._resolve(name)
-            if isinstance(room, Refusal) or not self._has_room_for(name):
+            # Whether there is room is asked first: it costs the least, and who asks for filters without end has none.
+            if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
                 self.fruitless_filters += 1
                 answers.append(None)
                 continue
