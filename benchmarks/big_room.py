@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Running, cluster
-from benchmarks.mqtt_load import exactly, packet, string
+from comparison.load import exactly
+from comparison.wires import packet, string
 from pixiu.mqtt.client_io import MQTTClient
 
 ROOM = 1000

@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Running, cluster, cpu_seconds
-from benchmarks.mqtt_load import exactly, packet, string
+from comparison.load import exactly
+from comparison.wires import packet, string
 
 AT_ONCE = 100
 MEMBERS = 10

@@ -39,7 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Running, cluster
-from benchmarks.mqtt_load import connect, packet, string, subscribe
+from benchmarks.mqtt_load import connect, subscribe
+from comparison.wires import packet, string
 from pixiu.mqtt.client_io import MQTTClient
 
 BUSY_ROOM = 1000

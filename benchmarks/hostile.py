@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import cluster
-from benchmarks.mqtt_load import packet, string
+from comparison.wires import packet, string
 
 ROOM_SIZE: Final = 100
 """Innocent clients of one room."""

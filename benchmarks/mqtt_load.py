@@ -19,24 +19,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from comparison.load import exactly
+from comparison.wires import packet, string
+
 CHUNK = 1 << 18
-
-
-def string(text: str) -> bytes:
-    """A string as MQTT writes it."""
-    data = text.encode()
-    return struct.pack(">H", len(data)) + data
-
-
-def packet(kind: int, rest: bytes) -> bytes:
-    """A packet: its first byte and what follows the length."""
-    size = len(rest)
-    head = bytearray([kind])
-    while True:
-        size, low = size >> 7, size & 127
-        head.append(low | (128 if size else 0))
-        if not size:
-            return bytes(head) + rest
 
 
 def connect(address: tuple[str, int], client: str, tls: ssl.SSLContext | None = None) -> socket.socket:
@@ -56,17 +42,6 @@ def subscribe(sock: socket.socket, topic: str) -> None:
     sock.sendall(packet(0x82, struct.pack(">H", 1) + string(topic) + b"\0"))
     if exactly(sock, 5)[4] > 2:
         raise ConnectionError(f"{topic} was refused")
-
-
-def exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises ConnectionError when the server closes before."""
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the server closed the connection")
-        data += more
-    return data
 
 
 @dataclass

@@ -35,7 +35,7 @@ from typing import Final
 
 import pixiu
 from benchmarks.harness import Running, cluster, cpu_seconds
-from benchmarks.mqtt_load import packet, string
+from comparison.wires import packet, string
 from pixiu.cli.http import fetch
 from pixiu.errors import PixiuError
 

@@ -23,6 +23,8 @@ CPU_CLOCK: Final = 2
 """Of the clocks that Linux has for another process, by what it was scheduled: see clock_getcpuclockid(3)."""
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
+POLL_S: Final = 0.05
+"""Between two looks whether the port answers."""
 SYSTEM_FOLDERS: Final = "/usr/sbin:/sbin:/usr/local/sbin"
 """Where servers are that are not in everybody's PATH."""
 
@@ -87,7 +89,7 @@ def server(command: list[str], port: int, environment: dict[str, str]) -> Iterat
                 break
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{command[0]} does not serve (exit code {process.poll()})")
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -297,14 +297,8 @@ def _binary(body: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _string(body: bytes, at: int) -> tuple[str, int]:
-    """As `_binary`, written out: a SUBSCRIBE has a thousand."""
-    start = at + 2
-    if start > len(body):
-        raise MalformedPacket(Reason.TRUNCATED)
-    end = start + (body[at] << 8 | body[at + 1])
-    if end > len(body):
-        raise MalformedPacket(Reason.TRUNCATED)
-    text = body[start:end].decode()
+    raw, end = _binary(body, at)
+    text = raw.decode()
     if "\0" in text:
         raise MalformedPacket(Reason.NUL_IN_STRING)
     return text, end

@@ -19,7 +19,7 @@ from tests.e2e.test_clients_chat import paho_client
 from tests.support.cluster import PIXIU, LocalCluster, running_cluster
 from tests.support.effort import portion
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(300)]
 
 WAIT_S = 60.0
 PACE_S = 0.05

@@ -15,7 +15,7 @@ from tests.e2e.test_doubling import PACE_S, together, tool, until
 from tests.support.cluster import running_cluster, wait_for
 from tests.support.effort import portion
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(300)]
 
 USERS = range(1, 9)
 FIRST_MAILS = 1_500
