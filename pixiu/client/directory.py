@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -169,10 +169,12 @@ class ProxyDirectory:
         """Ask until a proxy answers. Raises `NotAuthenticated` at once, `Unreachable` after `connect_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.connect_timeout_s
+        known: dict[str, str] = {}
         while True:
-            failures = await self._ask(deadline)
+            failures = await self._ask(deadline, known)
             if failures is None:
                 break
+            known = failures
             raise_for_login(failures.values())
             hopeless = all(reason == WRONG_ROLE for reason in failures.values())  # a process does not change its role
             if hopeless or loop.time() + self._options.backoff_s >= deadline:
@@ -204,19 +206,19 @@ class ProxyDirectory:
             except TimeoutError:
                 pass
             self._wanted.clear()
-            failures = await self._ask(asyncio.get_running_loop().time() + FETCH_TIMEOUT_S * MAX_TRIES)
+            failures = await self._ask(asyncio.get_running_loop().time() + FETCH_TIMEOUT_S * MAX_TRIES, {})
             await asyncio.sleep(MIN_REFRESH_S)
             if failures is not None:
                 self._wanted.set()
 
-    async def _ask(self, deadline: float) -> dict[str, str] | None:
-        """One round; None when a proxy answered, else why each one did not."""
+    async def _ask(self, deadline: float, known: Mapping[str, str]) -> dict[str, str] | None:
+        """One round; None when a proxy answered, else why each one did not. `known`: why they did not in an earlier round."""
         failures: dict[str, str] = {}
         addresses = list(dict.fromkeys((*self._map.proxies[: MAX_TRIES // 2], *self._seeds)))[:MAX_TRIES]
         for address in addresses:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
-                failures[address] = "not tried, the time was over"
+                failures[address] = known.get(address, "not tried, the time was over")
                 continue
             stub = wire_pb2_grpc.PublisherStub(self._channels.acquire(address))
             try:

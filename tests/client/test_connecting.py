@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -93,6 +94,17 @@ async def test_when_no_proxy_answers_each_address_and_its_reason_is_named(cluste
     assert f"{dead.address}: connection refused" in text
     assert f"{gateway.address}: a gRPC server that does not serve this" in text
     assert "pixiu up" in text
+
+
+@pytest.mark.slow
+async def test_a_reason_that_is_known_is_told_although_the_last_round_had_no_time(cluster: Any) -> None:
+    await cluster.start()
+    (dead,) = cluster.proxies
+    await dead.kill()
+    # The first round is over, and the loop wakes up from its back-off when all time is.
+    asyncio.get_running_loop().call_later(0.5, time.sleep, 2.0)
+    with pytest.raises(Unavailable, match=f"{dead.address}: connection refused"):
+        await pixiu.connect(dead.address, connect_timeout_s=2.0, backoff_s=1.0).open()
 
 
 async def test_processes_of_another_role_are_not_waited_for(cluster: Any) -> None:
