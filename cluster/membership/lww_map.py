@@ -185,6 +185,7 @@ class LwwMap:
 
     __slots__ = (
         "_buried",
+        "_burying",
         "_floors",
         "_groups_of",
         "_highest",
@@ -208,6 +209,8 @@ class LwwMap:
         self._shards = [Shard() for _ in range(SHARDS)]
         self._groups_of: dict[int, dict[int, set[int]]] = {}
         self._buried = 0
+        self._burying: dict[int, Shard] = {}
+        """Those that may have tombstones: of a map with many shards the look at each would cost more than a change of it."""
         """Tombstones."""
         self._floors: dict[int, int] = {}
         self._valued = False
@@ -475,9 +478,7 @@ class LwwMap:
     def expire(self, now: float, limit: int = 10_000) -> list[Key]:
         """Forget tombstones whose time is over, at most `limit` in one call; returns their keys."""
         gone: list[Key] = []
-        if not self._buried:
-            return gone  # of a map with many shards the look at each would cost more than a change of it
-        for shard in self._shards:
+        for number, shard in list(self._burying.items()):
             before = len(gone)
             for key, (_, until) in shard.tombstones.items():
                 if until > now or len(gone) >= limit:
@@ -485,6 +486,8 @@ class LwwMap:
                 gone.append(Key(*key))
             for over in gone[before:]:
                 del shard.tombstones[over]
+            if not shard.tombstones:
+                del self._burying[number]
         self._buried -= len(gone)
         self.counters.tombstones_expired += len(gone)
         return gone
@@ -593,7 +596,9 @@ class LwwMap:
         return found[0] if found is not None else 0
 
     def _bury(self, key: Key, id_: int, now: float) -> None:
-        tombstones = self._shards[shard_of(key.group)].tombstones
+        number = shard_of(key.group)
+        shard = self._burying[number] = self._shards[number]
+        tombstones = shard.tombstones
         if tombstones.pop(key, None) is not None:
             self._buried -= 1
         if self._buried >= self._max_tombstones:
@@ -605,7 +610,8 @@ class LwwMap:
         """Of a shard that has any; each has had about as many as another."""
         if not tombstones:
             tombstones = min(
-                (shard.tombstones for shard in self._shards if shard.tombstones), key=lambda each: next(iter(each.values()))[1]
+                (shard.tombstones for shard in self._burying.values() if shard.tombstones),
+                key=lambda each: next(iter(each.values()))[1],
             )
         del tombstones[next(iter(tombstones))]
         self._buried -= 1

@@ -90,6 +90,18 @@ def test_a_tombstone_is_forgotten_after_its_time_and_not_before() -> None:
     assert membership.expire(1e9) == []
 
 
+def test_to_forget_tombstones_nothing_is_looked_at_that_has_none() -> None:
+    membership = LwwMap(tombstone_s=5.0)
+    for group, now in ((1, 0.0), (2, 0.0), (3, 4.0)):
+        membership.apply([Update(group, group, 7, True), Update(10 + group, group, 7, False)], now)
+    assert len(membership._burying) == 3
+    assert len(membership.expire(6.0)) == 2
+    assert len(membership._burying) == membership.tombstones == 1
+    assert membership.expire(6.0) == []
+    assert len(membership.expire(9.0)) == 1
+    assert not membership._burying
+
+
 def test_a_login_after_a_logout_removes_the_tombstone() -> None:
     membership = LwwMap()
     membership.apply([logout(2, 42, 7), login(3, 42, 7)], 0.0)
