@@ -41,6 +41,8 @@ TRIES: Final = 30
 KINDS: Final = ("half", "filters", "topics", "partial", "churn", "deaf")
 LOUD_ROOM: Final = 77_777
 """What the deaf subscribe to and publish in."""
+TURN: Final = "000000"
+"""Where the number of the turn stands in a filter."""
 MIB: Final = 1 << 20
 
 
@@ -56,7 +58,12 @@ def publish_packet(topic: str, body: bytes, number: int = 0) -> bytes:
 
 def subscribe_packet(number: int, *filters: str) -> bytes:
     """A SUBSCRIBE of QoS 0."""
-    return packet(0x82, struct.pack(">H", number) + b"".join(string(name) + b"\0" for name in filters))
+    return numbered(0x82, number, b"".join(string(name) + b"\0" for name in filters))
+
+
+def numbered(first: int, number: int, rest: bytes) -> bytes:
+    """A packet that begins with its identifier."""
+    return packet(first, struct.pack(">H", number) + rest)
 
 
 class Client(asyncio.Protocol):
@@ -217,17 +224,21 @@ async def _attack_once(kind: str, number: int, port: int, client: Client) -> Non
     if kind == "deaf":
         write(subscribe_packet(1, f"room/{LOUD_ROOM}"))
         client.transport.pause_reading()
+    # Made once: what is made in each turn takes the CPU from those who are attacked.
+    wide = b"".join(string(f"wide/{number}/{TURN}/{one}") + b"\0" for one in range(1000)) if kind == "filters" else b""
+    rooms = [string(f"room/{900_000 + number * 100 + one}") for one in range(50)]
+    joins, leaves = b"".join(name + b"\0" for name in rooms), b"".join(rooms)
+    long = publish_packet("t" * 65_500, b"x")
     while not client.closed:
         turn += 1
+        packet_id = turn % 60_000 + 1
         if client.transport.get_write_buffer_size() < MIB:
             if kind == "filters":  # a hundred times a thousand
-                write(subscribe_packet(turn % 60_000 + 1, *(f"wide/{number}/{turn}/{one}" for one in range(1000))))
+                write(numbered(0x82, packet_id, wide.replace(TURN.encode(), b"%06d" % turn)))
             elif kind == "topics":
-                write(publish_packet("t" * 65_500, b"x"))
+                write(long)
             elif kind == "churn":
-                names = [f"room/{900_000 + number * 100 + one}" for one in range(50)]
-                write(subscribe_packet(turn % 60_000 + 1, *names))
-                write(packet(0xA2, struct.pack(">H", turn % 60_000 + 1) + b"".join(map(string, names))))
+                write(numbered(0x82, packet_id, joins) + numbered(0xA2, packet_id, leaves))
             elif not number % 40:
                 write(publish_packet(f"room/{LOUD_ROOM}", bytes(8000)))
         await asyncio.sleep(0.1)
@@ -243,7 +254,7 @@ async def attackers(ports: list[int], count: int, kinds: list[str]) -> None:
     machine of their own; Linux shares it by session, where it has `autogroup`."""
     os.nice(19)
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("10")
+        Path("/proc/self/autogroup").write_text("19")
     await asyncio.gather(*(attack(kinds[n % len(kinds)], n, ports[n // len(kinds) % len(ports)]) for n in range(count)))
 
 

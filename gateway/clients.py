@@ -27,7 +27,7 @@ from gateway.paced_fanout import PacedFanout
 from gateway.publishing import Confirmable
 from gateway.rates import PublishRates, Rates
 from gateway.slow_consumers import SlowConsumers
-from gateway.turn import Turn
+from gateway.turn import Newcomers, PacedLine, Turn
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.mqtt.events import CloseReason
@@ -191,6 +191,8 @@ class Clients:
         )
         self.join_share = JoinShare(options.joins_per_s, options.max_all_subscriptions, now())
         self.turn = Turn(now, asyncio.get_running_loop().call_soon)
+        self.paced = PacedLine(now, asyncio.get_running_loop().call_later)
+        self.newcomers = Newcomers(now)
         self.memory = MemoryBudget(options.address_memory_bytes, options.memory_bytes)
         self._holders: dict[int, Holder] = {}
         self._flush: asyncio.Handle | None = None
@@ -414,7 +416,7 @@ class Clients:
             "connections_refused_total": self._admission.refused,
             "joins_over_share_total": self.join_share.refused,
             "subscriptions": self.join_share.subscriptions,
-            "connections_waiting_for_a_turn": self.turn.waiting,
+            "connections_waiting_for_a_turn": self.turn.waiting + self.paced.waiting,
             "memory_held_bytes": self.memory.bytes,
             "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),

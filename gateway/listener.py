@@ -6,6 +6,7 @@ It is bound before the gateway registers, because its node says on which port, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -14,14 +15,20 @@ from typing import Final
 
 from pixiu.errors import ConfigurationError, Unavailable
 
-ACCEPTS_A_TURN: Final = 16
-"""About a millisecond, in which nobody else is served."""
+ACCEPTS: Final = 4
+"""Connections that are accepted at once: less than a millisecond, in which nobody else is served."""
+REST_S: Final = 0.002
+"""After so many, until the next ones."""
+RETRY_S: Final = 1.0
+"""When a process that may not open more files, or has no memory, tries again."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted."""
 
 
 class Listener:
     """Listens for MQTT clients.
+
+    Of those who come together a few are accepted at a time, and the kernel keeps the others: nobody else is served meanwhile.
 
     Args:
         connect: makes the protocol of a new connection.
@@ -30,32 +37,61 @@ class Listener:
 
     def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int, option: str = "mqtt_port") -> None:
         self._connect, self._host, self._port, self._option = connect, host, port, option
-        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._opening: set[asyncio.Task[object]] = set()
 
     async def bind(self) -> int:
         """Take the port. Returns its number. Raises `ConfigurationError` or `Unavailable`."""
+        loop = asyncio.get_running_loop()
         try:
-            # The backlog is also how many connections asyncio accepts in a turn, while nobody else is served.
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connect, self._host, self._port, backlog=ACCEPTS_A_TURN, start_serving=False
-            )
+            server = await loop.create_server(self._connect, self._host, self._port, start_serving=False)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             if error.errno == errno.EADDRINUSE:
                 text = f"gateway.{self._option}: {where} is taken by another process; choose another port, or 0 for any"
                 raise ConfigurationError(text) from None
             raise Unavailable(f"gateway.mqtt_host: cannot listen on {where}: {error.strerror}") from None
-        return int(self._server.sockets[0].getsockname()[1])
+        self._sockets = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+        server.close()  # it has bound all addresses of the host; they are accepted from here
+        return int(self._sockets[0].getsockname()[1])
 
     async def start(self) -> None:
         """Start to accept connections."""
-        assert self._server is not None
-        await self._server.start_serving()
-        for listener in self._server.sockets:
-            with socket.socket(fileno=os.dup(listener.fileno())) as sock:
-                sock.listen(LISTEN_BACKLOG)
+        for listener in self._sockets:
+            listener.setblocking(False)
+            listener.listen(LISTEN_BACKLOG)
+            self._listen(listener)
 
     def close(self) -> None:
         """Accept no more; those that are open stay."""
-        if self._server is not None:
-            self._server.close()
+        for listener in self._sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._sockets = []
+
+    def _listen(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        loop, rest_s = asyncio.get_running_loop(), REST_S
+        try:
+            for _ in range(ACCEPTS):
+                connection, _ = listener.accept()
+                task = loop.create_task(self._open(connection))
+                self._opening.add(task)
+                task.add_done_callback(self._opening.discard)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            rest_s = RETRY_S
+            loop.call_exception_handler(
+                {"message": f"clients cannot be accepted for {RETRY_S:g} s: {error.strerror}", "exception": error}
+            )
+        loop.remove_reader(listener)
+        loop.call_later(rest_s, self._listen, listener)
+
+    async def _open(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection)

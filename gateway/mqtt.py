@@ -25,6 +25,7 @@ from gateway.clients import Clients
 from gateway.join_share import LONG_HOLD_S
 from gateway.mail_queue import OVERRUN, MailQueue
 from gateway.mqtt_publishing import Publishing
+from gateway.turn import SMALL_READ_BYTES
 from pixiu.errors import PixiuError
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.mqtt import events as session_events
@@ -46,8 +47,8 @@ READ_BYTES = 64 << 10
 LONG_BYTES = 4096
 WASTED_BYTES_PER_S = 64 << 10
 """Who publishes as much as `LONG_BYTES` that no room carries is read from at this rate."""
-JOINS_A_STEP = 64
-"""So many filters of a SUBSCRIBE are joined in a turn."""
+JOINS_A_STEP = 32
+"""So many filters of a SUBSCRIBE are joined at a time."""
 CONNECT_SPREAD_S = 1.0
 """Connections without a CONNECT are closed up to so much late, at random: those that came together would else be closed in
 one turn of the loop, while nobody is served, and come back together."""
@@ -97,6 +98,7 @@ class MQTTConnection(asyncio.Protocol):
         """The session wants to read; the transport does; packets of one read are still being worked off."""
         self._unread = b""
         """Read in a turn that had no time for it."""
+        self._new_until = 0.0
         self._paused = False
         self._refusing = False
         self._refusal: list[Effect] = []
@@ -125,6 +127,7 @@ class MQTTConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.id = self._clients.arrived(self, host_of(transport))
+        self._new_until = self._clients.newcomers.arrived()
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's own; of TLS it is another one
         sock: socket.socket = transport.get_extra_info("socket")
@@ -139,7 +142,8 @@ class MQTTConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a client: so many packets at once, the rest in the next turns of the loop, before more is read."""
         turn = self._clients.turn
-        if self._working or not turn.has_time(len(data)):
+        small = self.client_id is not None and len(data) <= SMALL_READ_BYTES
+        if self._working or not (small or (turn.has_time and not self._is_in_a_crowd())):
             self._unread += data
             self._hold_memory()
             self._work_later()
@@ -170,7 +174,10 @@ class MQTTConnection(asyncio.Protocol):
         if not self._working:
             self._working = True
             self._set_reading()
-            self._clients.turn.later(self._work_on)
+            (self._clients.paced if self._is_in_a_crowd() else self._clients.turn).later(self._work_on)
+
+    def _is_in_a_crowd(self) -> bool:
+        return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
 
     def _work_on(self) -> None:
         """The next packets of what was read."""
@@ -546,16 +553,30 @@ class MQTTConnection(asyncio.Protocol):
         self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
 
     def _subscribe(self, effect: session_events.SubscribeFilters) -> None:
+        """Join them; where they are so many that one turn has no time for them some now, the others in the paced line."""
+        self._codes[effect.packet_id] = {}
+        steps = (len(effect.filters) - 1) // JOINS_A_STEP + 1
+        if steps > 1:
+            self._steps[effect.packet_id] = _Steps(steps, set())
+        self._join_step(effect, 0)
+
+    def _join_step(self, effect: session_events.SubscribeFilters, step: int) -> None:
         """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
+        if self._session is None:
+            return
+        turn, there, codes = self._clients.turn, self._session.subscriptions, self._codes[effect.packet_id]
+        began, first = turn.now(), step * JOINS_A_STEP
+        if first + JOINS_A_STEP < len(effect.filters):
+            self._clients.paced.later(partial(self._join_step, effect, step + 1))
         channels: list[tuple[int, bytes | None]] = []
-        codes = self._codes[effect.packet_id] = {}
         chat = mail = False
-        for name, number in effect.filters:
+        for name, number in effect.filters[first : first + JOINS_A_STEP]:
             if not may_subscribe(self.access, number, name):
                 codes[name] = (SUBACK_FAILURE, None)
             elif not name.startswith(USER_PREFIX):
-                channels.append(_channel(name, number))
-                codes[name] = (0, channels[-1])
+                codes[name] = (0, _channel(name, number))
+                if name in there:  # what the client has left since is not joined any more, and is no less answered
+                    channels.append(_channel(name, number))
             elif number == self.uin and self._clients.serves_users:
                 chat = True
                 mail = name in effect.mail and self._clients.serves_mail and may_read_mail(self.access, self.uin)
@@ -565,33 +586,11 @@ class MQTTConnection(asyncio.Protocol):
         if chat and self._takes_mail and not mail:
             self._clients.step(ev.Leave(self.id, [], False, True))
         self._takes_mail = mail if chat else self._takes_mail
-        if len(channels) > JOINS_A_STEP:
-            named = [(name, channel) for name, (_, channel) in codes.items() if channel is not None]
-            self._join_by_steps(effect.packet_id, named, chat, mail)
-        elif channels or chat:
-            self._clients.step(ev.Join(self.id, effect.packet_id, channels, chat, mail))
-        else:
-            self.answer(ev.Answer(self.id, effect.packet_id, True))
-
-    def _join_by_steps(self, packet_id: int, named: list[tuple[str, tuple[int, bytes | None]]], chat: bool, mail: bool) -> None:
-        """Join so many that one turn has no time for them: some now, the others in the next turns."""
-        requests = [packet_id | number << 16 for number in range((len(named) - 1) // JOINS_A_STEP + 1)]
-        self._steps[packet_id] = _Steps(len(requests), set())
-        self._join_step(requests, named, chat, mail)
-
-    def _join_step(self, requests: list[int], named: list[tuple[str, tuple[int, bytes | None]]], chat: bool, mail: bool) -> None:
-        if self._session is None:
-            return
-        turn, there = self._clients.turn, self._session.subscriptions
-        began = turn.now()
-        # What the client has left since is not joined any more, and is no less answered.
-        channels = [channel for name, channel in named[:JOINS_A_STEP] if name in there]
-        if requests[1:]:
-            turn.later(partial(self._join_step, requests[1:], named[JOINS_A_STEP:], False, False))
+        request = effect.packet_id | step << 16
         if channels or chat:
-            self._clients.step(ev.Join(self.id, requests[0], channels, chat, mail))
+            self._clients.step(ev.Join(self.id, request, channels, chat, mail))
         else:
-            self.answer(ev.Answer(self.id, requests[0], True))
+            self.answer(ev.Answer(self.id, request, True))
         turn.spend(began)
 
     def _pace(self, changes: int, *, joined: bool = False) -> None:

@@ -63,7 +63,8 @@ _TO_CLIENT: Final = {
 _BAD: Final = 0
 _PUBLISH_QOS_0: Final = 1
 _PUBLISH_WITH_ID: Final = 2
-_OTHER: Final = 3
+_FILTERS: Final = 3
+_OTHER: Final = 4
 
 
 def _first_byte_problem(first: int, side: Side) -> Reason | None:
@@ -82,6 +83,8 @@ def _first_byte_problem(first: int, side: Side) -> Reason | None:
 def _kind_of_first_byte(first: int, side: Side) -> int:
     if _first_byte_problem(first, side) is not None:
         return _BAD
+    if first >> 4 in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
+        return _FILTERS
     if first >> 4 != PacketType.PUBLISH:
         return _OTHER
     return _PUBLISH_WITH_ID if first & 6 else _PUBLISH_QOS_0
@@ -104,6 +107,8 @@ class Decoder:
     """
 
     __slots__ = (
+        "_filters_left",
+        "_filters_of",
         "_kinds",
         "_limit",
         "_max_filters",
@@ -131,6 +136,10 @@ class Decoder:
         self.has_more = False
         self._spent = False
         """Whether complete packets may wait that the last call left, because it had reached its number."""
+        self._filters_of: tuple[bool, int] | None = None
+        """Whether a packet that was given in part is a SUBSCRIBE, and its packet identifier. The kept bytes begin with its rest."""
+        self._filters_left = (0, 0)
+        """How many bytes of it are kept, and how many filters it may still have."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -140,7 +149,8 @@ class Decoder:
     def feed(self, data: bytes, most: int = 1 << 30) -> list[Packet]:
         """The packets that `data` completes, at most so many: see `has_more`. Never raises for what arrived.
 
-        A packet other than PUBLISH counts as one more for each 32 bytes: about a filter, which costs as much as a packet.
+        A SUBSCRIBE or UNSUBSCRIBE counts as one for each filter, which costs as much as a packet, and is given in parts where that
+        is too many: each says whether there is more. Of others than PUBLISH each 32 bytes count as one more.
 
         At the first malformed packet `error` is set, the packets before it are returned, and all later data is
         ignored.
@@ -169,6 +179,8 @@ class Decoder:
     def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
         """Append complete packets, at most `left`; returns where the first one begins that is incomplete or left over."""
         kinds, append, new, position, end = self._kinds, packets.append, tuple.__new__, 0, len(data)
+        if self._filters_of is not None:
+            position, left = self._give_filters(data, 0, packets, left)
         while left and position + 2 <= end:
             left -= 1
             first = data[position]
@@ -185,8 +197,12 @@ class Decoder:
             stop = start + size
             if stop > end:
                 break
-            if kind == _OTHER:
-                append(_PARSERS[first >> 4](data[start:stop], self._max_filters))
+            if kind == _FILTERS:
+                self._filters_of = first >> 4 == PacketType.SUBSCRIBE, _packet_id(data[start : min(stop, start + 2)])
+                self._filters_left = size - 2, self._max_filters
+                stop, left = self._give_filters(data, start + 2, packets, left + 1)
+            elif kind == _OTHER:
+                append(_PARSERS[first >> 4](data[start:stop]))
                 left = max(left - (size >> 5), 0)
                 if kinds is not _LATER[self._side]:
                     self._kinds = kinds = _LATER[self._side]
@@ -218,6 +234,23 @@ class Decoder:
             position = stop
         self._spent = not left
         return position
+
+    def _give_filters(self, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
+        """Append a part with at most `left` filters, from there; returns where it ends, and what is left."""
+        assert self._filters_of is not None
+        (subscribes, packet_id), (size, most) = self._filters_of, self._filters_left
+        body = data[at : at + size]
+        filters, used = _filters(body, min(left, most), subscribes)
+        if used < size and len(filters) == most:
+            raise MalformedPacket(Reason.TOO_MANY_FILTERS)
+        more = used < size
+        if subscribes:
+            packets.append(Subscribe(packet_id, tuple(filters), more))
+        else:
+            packets.append(Unsubscribe(packet_id, tuple([name for name, _ in filters]), more))
+        self._filters_of = self._filters_of if more else None
+        self._filters_left = size - used, most - len(filters)
+        return at + used, left - len(filters)
 
     def _long_length(self, data: bytes, position: int) -> tuple[int, int]:
         """Where the body begins and its size; (0, 0) when the length is incomplete."""
@@ -316,7 +349,7 @@ def _end(body: bytes, at: int) -> None:
         raise MalformedPacket(Reason.TRAILING_BYTES)
 
 
-def _parse_connect(body: bytes, _: int) -> Packet:
+def _parse_connect(body: bytes) -> Packet:
     name, at = _string(body, 0)
     if name not in (PROTOCOL_NAME, "MQIsdp"):  # MQTT 3.1 called itself MQIsdp: it deserves the answer "unacceptable level"
         raise MalformedPacket(Reason.PROTOCOL_NAME)
@@ -351,7 +384,7 @@ def _parse_connect(body: bytes, _: int) -> Packet:
     return Connect(client_id, bool(flags & 2), keep_alive, user_name, password, will)
 
 
-def _parse_connack(body: bytes, _: int) -> Packet:
+def _parse_connack(body: bytes) -> Packet:
     flags_and_code = _u16(body, 0)
     _end(body, 2)
     flags, code = flags_and_code >> 8, flags_and_code & 255
@@ -362,8 +395,8 @@ def _parse_connack(body: bytes, _: int) -> Packet:
     return Connack(flags == 1, code)
 
 
-def _parse_identifier_only(packet: Callable[[int], Packet]) -> Callable[[bytes, int], Packet]:
-    def parse(body: bytes, _: int) -> Packet:
+def _parse_identifier_only(packet: Callable[[int], Packet]) -> Callable[[bytes], Packet]:
+    def parse(body: bytes) -> Packet:
         packet_id = _packet_id(body)
         _end(body, 2)
         return packet(packet_id)
@@ -371,53 +404,47 @@ def _parse_identifier_only(packet: Callable[[int], Packet]) -> Callable[[bytes, 
     return parse
 
 
-def _parse_empty(packet: Packet) -> Callable[[bytes, int], Packet]:
-    def parse(body: bytes, _: int) -> Packet:
+def _parse_empty(packet: Packet) -> Callable[[bytes], Packet]:
+    def parse(body: bytes) -> Packet:
         _end(body, 0)
         return packet
 
     return parse
 
 
-def _filter(body: bytes, at: int) -> tuple[str, int]:
-    name, at = _string(body, at)
-    if not name:
-        raise MalformedPacket(Reason.EMPTY_FILTER)
-    if not is_filter(name):
-        raise MalformedPacket(Reason.INVALID_FILTER)
-    return name, at
-
-
-def _parse_subscribe(body: bytes, max_filters: int) -> Packet:
-    packet_id, at, filters = _packet_id(body), 2, list[tuple[str, int]]()
-    while at < len(body):
-        if len(filters) == max_filters:
-            raise MalformedPacket(Reason.TOO_MANY_FILTERS)
-        name, at = _filter(body, at)
-        if at >= len(body):
+def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, int]], int]:
+    """At most so many filters, each with its QoS where they have one, and where the next one begins."""
+    # Laid out by hand, as bodies of PUBLISH are: who asks for filters without end has a gateway do little else.
+    filters, at, end = list[tuple[str, int]](), 0, len(body)
+    if not end:
+        raise MalformedPacket(Reason.EMPTY_FILTER_LIST)
+    while at < end and most:
+        begin = at + 2
+        if begin > end:
             raise MalformedPacket(Reason.TRUNCATED)
-        if body[at] > 2:
-            raise MalformedPacket(Reason.SUBSCRIBE_QOS)
-        filters.append((name, body[at]))
-        at += 1
-    if not filters:
-        raise MalformedPacket(Reason.EMPTY_FILTER_LIST)
-    return Subscribe(packet_id, tuple(filters))
+        at = begin + (body[at] << 8 | body[at + 1])
+        if at > end:
+            raise MalformedPacket(Reason.TRUNCATED)
+        name, qos = body[begin:at].decode(), 0
+        if "\0" in name:
+            raise MalformedPacket(Reason.NUL_IN_STRING)
+        if not name:
+            raise MalformedPacket(Reason.EMPTY_FILTER)
+        if not is_filter(name):
+            raise MalformedPacket(Reason.INVALID_FILTER)
+        if subscribes:
+            if at == end:
+                raise MalformedPacket(Reason.TRUNCATED)
+            qos = body[at]
+            if qos > 2:
+                raise MalformedPacket(Reason.SUBSCRIBE_QOS)
+            at += 1
+        filters.append((name, qos))
+        most -= 1
+    return filters, at
 
 
-def _parse_unsubscribe(body: bytes, max_filters: int) -> Packet:
-    packet_id, at, filters = _packet_id(body), 2, list[str]()
-    while at < len(body):
-        if len(filters) == max_filters:
-            raise MalformedPacket(Reason.TOO_MANY_FILTERS)
-        name, at = _filter(body, at)
-        filters.append(name)
-    if not filters:
-        raise MalformedPacket(Reason.EMPTY_FILTER_LIST)
-    return Unsubscribe(packet_id, tuple(filters))
-
-
-def _parse_suback(body: bytes, _: int) -> Packet:
+def _parse_suback(body: bytes) -> Packet:
     packet_id, codes = _packet_id(body), tuple(body[2:])
     if not codes:
         raise MalformedPacket(Reason.EMPTY_SUBACK)
@@ -426,16 +453,14 @@ def _parse_suback(body: bytes, _: int) -> Packet:
     return Suback(packet_id, codes)
 
 
-_PARSERS: Final[dict[int, Callable[[bytes, int], Packet]]] = {
+_PARSERS: Final[dict[int, Callable[[bytes], Packet]]] = {
     PacketType.CONNECT: _parse_connect,
     PacketType.CONNACK: _parse_connack,
     PacketType.PUBACK: _parse_identifier_only(Puback),
     PacketType.PUBREC: _parse_identifier_only(Pubrec),
     PacketType.PUBREL: _parse_identifier_only(Pubrel),
     PacketType.PUBCOMP: _parse_identifier_only(Pubcomp),
-    PacketType.SUBSCRIBE: _parse_subscribe,
     PacketType.SUBACK: _parse_suback,
-    PacketType.UNSUBSCRIBE: _parse_unsubscribe,
     PacketType.UNSUBACK: _parse_identifier_only(Unsuback),
     PacketType.PINGREQ: _parse_empty(Pingreq()),
     PacketType.PINGRESP: _parse_empty(Pingresp()),

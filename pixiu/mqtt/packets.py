@@ -204,6 +204,8 @@ class Subscribe:
 
     packet_id: int
     filters: tuple[tuple[str, int], ...]
+    more: bool = False
+    """Of what a decoder gives: more filters of the same packet come with the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class Unsubscribe:
 
     packet_id: int
     filters: tuple[str, ...]
+    more: bool = False
+    """As of `Subscribe`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class SessionLimits:
     max_filters: int = MAX_FILTERS
     """Filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
     max_packets_a_turn: int = 256
-    """Packets of one call of `receive`, about 8 µs each, large ones with many filters for more; the rest waits for the next one."""
+    """Packets, and filters of SUBSCRIBEs, of one call of `receive`, about 8 µs each; the rest waits for the next one."""
     packet_timeout_s: float = 120.0
     """How long a packet may take from its first byte to its last; then the connection is closed."""
     max_filter_bytes: int = 64 << 10
@@ -169,6 +169,14 @@ class _PendingSubscribe(NamedTuple):
     """One for each filter of the SUBSCRIBE: its name where it waits for the cluster, None where it was refused."""
     names: list[str]
     """The different ones that wait, in the order in which the effect named them."""
+
+
+class _Asked(NamedTuple):
+    """What a SUBSCRIBE asks for, as far as it was given."""
+
+    answers: list[str | None]
+    joined: dict[str, RoomID | UIN]
+    mail: set[str]
 
 
 class _Problem(NamedTuple):
@@ -242,6 +250,8 @@ class ServerSession:
         self._subscriptions: dict[str, RoomID | UIN] = {}
         self._pending: dict[int, _PendingSubscribe] = {}
         self._pending_filters = 0
+        self._asked: _Asked | None = None
+        """Of a SUBSCRIBE that is worked off in parts."""
         self._inflight: dict[int, float] = {}
         self.fruitless_filters = 0
         """Filters that were refused, or left without being there, as they came: work that no effect shows."""
@@ -538,13 +548,14 @@ class ServerSession:
 
     def _subscribe(self, packet: Subscribe, now: float, effects: list[Effect]) -> None:
         """Join the rooms; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
-        if packet.packet_id in self._pending or packet.packet_id in self._inflight:
-            text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
-            self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
-            return
-        answers: list[str | None] = []
-        joined: dict[str, RoomID | UIN] = {}
-        kept: dict[str, bool] = {}
+        asked = self._asked
+        if asked is None:
+            if packet.packet_id in self._pending or packet.packet_id in self._inflight:
+                text = "a packet identifier was used again before its answer [MQTT-2.3.1-2]"
+                self._step(Event.CLOSE, _Problem(CloseReason.PACKET_ID_IN_USE, text), now, effects)
+                return
+            asked = _Asked([], {}, set())
+        answers, joined, mail = asked
         for name, qos in packet.filters:
             # Whether there is room is asked first: it costs the least, and who asks for filters without end has none.
             if not self._has_room_for(name) or isinstance(room := self._resolve(name), Refusal):
@@ -557,14 +568,19 @@ class ServerSession:
                 room = self._topics.room(name)
             answers.append(name)
             joined[name] = self._subscriptions[name] = room
-            kept[name] = bool(qos) and not self._clean_session and name.startswith(USER_PREFIX)
+            if qos and not self._clean_session and name.startswith(USER_PREFIX):
+                mail.add(name)
+            else:
+                mail.discard(name)
+        self._asked = asked if packet.more else None
+        if packet.more:
+            return
         if not joined:
             effects.append(Send(codec.encode(Suback(packet.packet_id, (SUBACK_FAILURE,) * len(answers)))))
             return
         self._pending[packet.packet_id] = _PendingSubscribe(now, answers, list(joined))
         self._pending_filters += len(answers)
-        mail = frozenset(name for name, wanted in kept.items() if wanted)
-        effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), mail))
+        effects.append(SubscribeFilters(packet.packet_id, list(joined.items()), frozenset(mail)))
         self._pause_or_resume(now, effects)
 
     def _has_room_for(self, name: str) -> bool:
@@ -601,7 +617,8 @@ class ServerSession:
         self.fruitless_filters += len(packet.filters) - len(left)
         if left:
             effects.append(UnsubscribeFilters(left))
-        effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
+        if not packet.more:
+            effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
         """PUBACK, or PUBREC, of all messages before the first one that still waits."""

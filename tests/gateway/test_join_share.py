@@ -129,6 +129,7 @@ async def test_beyond_the_line_filters_are_refused_and_the_client_stays() -> Non
     world = World(ALONE, now=100.0)
     greedy, _ = mqtt_client(world, "greedy")
     greedy.data_received(subscribe(1, 500))
+    await until(lambda: not greedy._working)  # its second half
     late, wire = mqtt_client(world, "late")
     late.data_received(subscribe(2, 30))
     assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0x80,) * 30]
@@ -155,6 +156,7 @@ async def test_the_share_changes_while_clients_are_there() -> None:
     world = World(ALONE, now=100.0)
     greedy, _ = mqtt_client(world, "greedy")
     greedy.data_received(subscribe(1, 500))
+    await until(lambda: not greedy._working)  # its second half
     world.clients.set_options(replace(ALONE, joins_per_s=1000, max_all_subscriptions=540))
     other, _ = mqtt_client(world, "other")
     other.data_received(subscribe(2, 40))

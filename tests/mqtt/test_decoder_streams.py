@@ -8,7 +8,7 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.mqtt import codec
-from pixiu.mqtt.packets import Connect, Disconnect, Packet, Pingreq, Puback, Publish, Side, Subscribe, Unsubscribe
+from pixiu.mqtt.packets import Connect, Disconnect, Packet, Pingreq, Puback, Publish, Reason, Side, Subscribe, Unsubscribe
 
 STREAM: list[Packet] = [
     Connect("client", True, 30, "user", b"pw"),
@@ -77,3 +77,53 @@ def test_more_different_topics_than_are_remembered_are_still_right() -> None:
 def test_a_maximum_below_that_of_the_first_packet_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="4096"):
         codec.Decoder(Side.SERVER, 4095)
+
+
+@pytest.mark.parametrize("subscribes", [True, False])
+def test_many_filters_are_given_in_parts_that_make_the_whole(subscribes: bool) -> None:
+    names = [f"room/{number}" for number in range(1, 1001)]
+    whole = Subscribe(7, tuple((name, 1) for name in names)) if subscribes else Unsubscribe(7, tuple(names))
+    decoder = codec.Decoder(Side.SERVER)
+    decoder.feed(codec.encode(STREAM[0]))
+    parts = decoder.feed(codec.encode(whole) + codec.encode(Pingreq()) * 3, 300)
+    while decoder.has_more:
+        parts += decoder.feed(b"", 300)
+    filters = [part for part in parts if isinstance(part, Subscribe | Unsubscribe)]
+    assert [(part.packet_id, len(part.filters), part.more) for part in filters] == [(7, 300, True)] * 3 + [(7, 100, False)]
+    assert tuple(one for part in filters for one in part.filters) == whole.filters
+    assert parts[len(filters) :] == [Pingreq()] * 3
+    assert (decoder.error, decoder.buffered_bytes) == (None, 0)
+
+
+def test_what_arrives_between_two_parts_comes_behind_them() -> None:
+    whole = Subscribe(7, tuple((f"a/{number}", 0) for number in range(30)))
+    decoder = codec.Decoder(Side.SERVER)
+    decoder.feed(codec.encode(STREAM[0]))
+    (first,) = decoder.feed(codec.encode(whole), 20)
+    (second,) = decoder.feed(codec.encode(Publish("a", b"x")), 10)
+    assert isinstance(first, Subscribe)
+    assert isinstance(second, Subscribe)
+    assert first.filters + second.filters == whole.filters
+    assert decoder.feed(b"", 10) == [Publish("a", b"x")]
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"), [(b"\x00\x01b\x03", Reason.SUBSCRIBE_QOS), (b"\x00\x09b", Reason.TRUNCATED), (b"\x00", Reason.TRUNCATED)]
+)
+def test_a_part_that_is_malformed_ends_the_stream_behind_those_that_were_not(tail: bytes, reason: Reason) -> None:
+    body = b"\x00\x07" + b"\x00\x01a\x00" * 20 + tail
+    decoder = codec.Decoder(Side.SERVER)
+    decoder.feed(codec.encode(STREAM[0]))
+    assert decoder.feed(bytes((0x82, len(body))) + body, 15) == [Subscribe(7, (("a", 0),) * 15, True)]
+    assert decoder.feed(b"", 15) == []
+    assert decoder.error is not None
+    assert decoder.error.reason is reason
+
+
+def test_parts_do_not_get_around_the_number_of_filters_of_a_packet() -> None:
+    decoder = codec.Decoder(Side.SERVER, max_filters=40)
+    decoder.feed(codec.encode(STREAM[0]))
+    decoder.feed(codec.encode(Subscribe(7, (("a", 0),) * 41)), 30)
+    assert decoder.feed(b"", 30) == []
+    assert decoder.error is not None
+    assert decoder.error.reason is Reason.TOO_MANY_FILTERS

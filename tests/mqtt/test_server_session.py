@@ -560,3 +560,23 @@ def test_large_subscribes_are_taken_one_in_a_turn_and_none_is_lost() -> None:
         answers += sent(session.receive(b"", 1.0))
     assert [type(answer) for answer in answers] == [Suback] * 5 + [Pingresp]
     assert turns >= 5
+
+
+def test_a_subscribe_of_many_filters_is_one_request_however_many_turns_it_takes() -> None:
+    session = connected(limits=SessionLimits(max_packets_a_turn=100))
+    names = [f"room/{number}" for number in range(1, 251)]
+    data = codec.encode(Subscribe(3, tuple((name, 0) for name in ("#", *names))))
+    assert session.receive(data, 1.0) == session.receive(b"", 1.0) == []
+    (asked,) = session.receive(b"", 1.0)
+    assert isinstance(asked, SubscribeFilters)
+    assert (asked.packet_id, [name for name, _ in asked.filters]) == (3, names)
+    assert not session.has_more
+    assert sent(session.subscription_confirmed(3, 2.0)) == [Suback(3, (SUBACK_FAILURE, *(0 for _ in names)))]
+    left = session.receive(codec.encode(Unsubscribe(4, tuple(names))), 3.0)
+    assert UnsubscribeFilters not in map(type, left[1:])
+    while session.has_more:
+        assert not sent(left)
+        left += session.receive(b"", 3.0)
+    assert [name for effect in left if isinstance(effect, UnsubscribeFilters) for name, _ in effect.filters] == names
+    assert sent(left) == [Unsuback(4)]
+    assert not session.subscriptions

@@ -1,0 +1,91 @@
+"""Clients are accepted a few at a time, all of them in the end, and again when the process had no room for one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import Any
+
+import pytest
+
+from gateway import listener as module
+from gateway.listener import ACCEPTS, Listener
+from pixiu.errors import ConfigurationError
+from tests.support.waiting import until
+
+
+class Noted(asyncio.Protocol):
+    """A connection that is counted."""
+
+    def __init__(self, made: list[asyncio.BaseTransport]) -> None:
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made.append(transport)
+
+
+class Full:
+    """A listening socket of a process that may not open more files, once."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real, self._full = real, True
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._full:
+            self._full = False
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._real.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+async def test_of_those_who_come_together_a_few_are_accepted_at_once_and_all_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests, made = list[float](), list[asyncio.BaseTransport]()
+    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await door.bind()
+    await door.start()
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def call_later(seconds: float, *rest: Any) -> asyncio.TimerHandle:
+        rests.append(seconds)
+        return later(seconds, *rest)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * ACCEPTS)]
+    await until(lambda: len(made) == 3 * ACCEPTS)
+    assert rests.count(module.REST_S) >= 3
+    door.close()
+    for client in clients:
+        client.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    for transport in made:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+async def test_a_process_without_room_for_a_connection_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, made = list[dict[str, Any]](), list[asyncio.BaseTransport]()
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    door = Listener(lambda: Noted(made), "127.0.0.1", 0)
+    port = await door.bind()
+    door._sockets = [Full(one) for one in door._sockets]  # type: ignore[misc]
+    await door.start()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    with socket.create_connection(("127.0.0.1", port)):
+        await until(lambda: made)
+    assert ["Too many open files" in context["message"] for context in said] == [True]
+    door.close()
+    (transport,) = made
+    assert isinstance(transport, asyncio.Transport)
+    transport.abort()
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"gateway\.mqtt_port: 127\.0\.0\.1:{port} is taken by another process"):
+            await Listener(lambda: Noted([]), "127.0.0.1", port).bind()
