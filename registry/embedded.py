@@ -49,7 +49,9 @@ JVM_FLAGS: Final = (
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",
 )
 TICK_MS: Final = 500
-"""ZooKeeper bounds session timeouts to 2 to 20 of these: 1 to 10 s."""
+"""A session lasts two of these at least: 1 s."""
+MAX_SESSION_MS: Final = 120_000
+"""What a role's `session_timeout_ms` may be at the most. ZooKeeper's own limit is twenty ticks, to which it cuts without a word."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 10.0
 KILL_TIMEOUT_S: Final = 10.0
@@ -265,6 +267,7 @@ class EmbeddedZooKeeper:
             "clientPort": str(port),
             "clientPortAddress": self._host,
             "tickTime": str(TICK_MS),
+            "maxSessionTimeout": str(MAX_SESSION_MS),
             "maxClientCnxns": "0",
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "srvr,ruok,mntr",

