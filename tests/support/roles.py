@@ -49,11 +49,15 @@ class Roles:
         await ensure_layout(self.zookeeper, root, {role: RoleLayout(n, n, 1) for role, n in partitions.items()})
 
     def start(self, name: str, root: str = DEFAULT_ROOT, *, deaf: bool = False, partition: int = -1, **settings: object) -> None:
-        """Start a process; its role is the name up to the first "-". `deaf`: without watches and, nearly, without polls."""
+        """Start a process; its role is the name up to the first "-".
+
+        deaf: without watches and, nearly, without polls; nor does it connect anew, which it would read the registry after, when
+        ZooKeeper is silent for a few seconds, as on a busy machine.
+        """
         role = name.partition("-")[0]
         wanted = SETTINGS | {"registry": self.target(root), "data_dir": str(self.folder / name)}
         wanted |= {"partition": str(partition)} if partition >= 0 else {}
-        wanted |= {"poll_interval_s": "3600"} if deaf else {}
+        wanted |= {"poll_interval_s": "3600", "session_timeout_ms": "120000"} if deaf else {}
         wanted |= {"table_dir": str(self.folder), "table_mb": "8"} if role == "xiu" else {}
         wanted |= {"mqtt_port": "0", "signal_table_dir": str(self.folder)} if role == "gateway" else {}
         wanted |= {key.replace("cluster_", "cluster."): str(value) for key, value in settings.items()}
