@@ -46,7 +46,12 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> Iterator[LocalCluster]:
     """Two proxies, two partitions of two brokers, one router, two gateways; half of all messages is traced."""
     # A process that hangs is in the registry for as long as its session is: longer than a probe takes to begin on a busy machine.
-    settings = ("cluster.trace_fraction=0.5", f"gateway.trace_dir={traces}", "gateway.trace_file_s=1", "broker.session_timeout_ms=30000")
+    settings = (
+        "cluster.trace_fraction=0.5",
+        f"gateway.trace_dir={traces}",
+        "gateway.trace_file_s=1",
+        "broker.session_timeout_ms=30000",
+    )
     arguments = ["--routers", "1", "--router-replicas", "1"]
     for setting in settings:
         arguments += ["--set", setting]
