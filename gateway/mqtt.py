@@ -99,6 +99,7 @@ class MQTTConnection(asyncio.Protocol):
         self._unread = b""
         """Read in a turn that had no time for it."""
         self._new_until = 0.0
+        """When it is no newcomer any more."""
         self._paused = False
         self._refusing = False
         self._refusal: list[Effect] = []
@@ -174,7 +175,8 @@ class MQTTConnection(asyncio.Protocol):
         if not self._working:
             self._working = True
             self._set_reading()
-            (self._clients.paced if self._is_in_a_crowd() else self._clients.turn).later(self._work_on)
+            line = self._clients.paced if self._is_in_a_crowd() else self._clients.turn
+            line.later(self._work_on)
 
     def _is_in_a_crowd(self) -> bool:
         return self._clients.now() < self._new_until and self._clients.newcomers.is_crowd()
@@ -564,8 +566,7 @@ class MQTTConnection(asyncio.Protocol):
         """Rooms and topics as they are; of users only the client's own, and only where messages to users can come."""
         if self._session is None:
             return
-        turn, there, codes = self._clients.turn, self._session.subscriptions, self._codes[effect.packet_id]
-        began, first = turn.now(), step * JOINS_A_STEP
+        there, codes, first = self._session.subscriptions, self._codes[effect.packet_id], step * JOINS_A_STEP
         if first + JOINS_A_STEP < len(effect.filters):
             self._clients.paced.later(partial(self._join_step, effect, step + 1))
         channels: list[tuple[int, bytes | None]] = []
@@ -574,9 +575,10 @@ class MQTTConnection(asyncio.Protocol):
             if not may_subscribe(self.access, number, name):
                 codes[name] = (SUBACK_FAILURE, None)
             elif not name.startswith(USER_PREFIX):
-                codes[name] = (0, _channel(name, number))
+                channel = _channel(name, number)
+                codes[name] = (0, channel)
                 if name in there:  # what the client has left since is not joined any more, and is no less answered
-                    channels.append(_channel(name, number))
+                    channels.append(channel)
             elif number == self.uin and self._clients.serves_users:
                 chat = True
                 mail = name in effect.mail and self._clients.serves_mail and may_read_mail(self.access, self.uin)
@@ -591,7 +593,6 @@ class MQTTConnection(asyncio.Protocol):
             self._clients.step(ev.Join(self.id, request, channels, chat, mail))
         else:
             self.answer(ev.Answer(self.id, request, True))
-        turn.spend(began)
 
     def _pace(self, changes: int, *, joined: bool = False) -> None:
         """So much was joined, left, or said in vain: read on when its rate allows it."""

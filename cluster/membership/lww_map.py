@@ -209,9 +209,9 @@ class LwwMap:
         self._shards = [Shard() for _ in range(SHARDS)]
         self._groups_of: dict[int, dict[int, set[int]]] = {}
         self._buried = 0
-        self._burying: dict[int, Shard] = {}
-        """Those that may have tombstones: of a map with many shards the look at each would cost more than a change of it."""
         """Tombstones."""
+        self._burying: dict[int, Shard] = {}
+        """The shards that may have some, by their number: a look at each shard would cost more than a change of the map."""
         self._floors: dict[int, int] = {}
         self._valued = False
         """Whether an entry ever had a value."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pixiu.errors import InvalidArgument
 from pixiu.mqtt.packets import (
@@ -97,6 +97,17 @@ _FIRST: Final = {
 }
 
 
+class _Unfinished(NamedTuple):
+    """A SUBSCRIBE or UNSUBSCRIBE of which parts are still to be given."""
+
+    subscribes: bool
+    packet_id: int
+    size: int
+    """Bytes of the filters that are left."""
+    filters: int
+    """How many there may be."""
+
+
 class Decoder:
     """Bytes in, packets out, for one connection.
 
@@ -107,8 +118,6 @@ class Decoder:
     """
 
     __slots__ = (
-        "_filters_left",
-        "_filters_of",
         "_kinds",
         "_limit",
         "_max_filters",
@@ -117,6 +126,7 @@ class Decoder:
         "_rest",
         "_side",
         "_spent",
+        "_unfinished",
         "error",
         "has_more",
     )
@@ -136,10 +146,8 @@ class Decoder:
         self.has_more = False
         self._spent = False
         """Whether complete packets may wait that the last call left, because it had reached its number."""
-        self._filters_of: tuple[bool, int] | None = None
-        """Whether a packet that was given in part is a SUBSCRIBE, and its packet identifier. The kept bytes begin with its rest."""
-        self._filters_left = (0, 0)
-        """How many bytes of it are kept, and how many filters it may still have."""
+        self._unfinished: _Unfinished | None = None
+        """With its rest the kept bytes begin."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -150,7 +158,7 @@ class Decoder:
         """The packets that `data` completes, at most so many: see `has_more`. Never raises for what arrived.
 
         A SUBSCRIBE or UNSUBSCRIBE counts as one for each filter, which costs as much as a packet, and is given in parts where that
-        is too many: each says whether there is more. Of others than PUBLISH each 32 bytes count as one more.
+        is too many: each says whether there is more. Of all others but PUBLISH each 32 bytes count as one more.
 
         At the first malformed packet `error` is set, the packets before it are returned, and all later data is
         ignored.
@@ -179,8 +187,8 @@ class Decoder:
     def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
         """Append complete packets, at most `left`; returns where the first one begins that is incomplete or left over."""
         kinds, append, new, position, end = self._kinds, packets.append, tuple.__new__, 0, len(data)
-        if self._filters_of is not None:
-            position, left = self._give_filters(data, 0, packets, left)
+        if self._unfinished is not None:
+            position, left = self._give_filters(self._unfinished, data, 0, packets, left)
         while left and position + 2 <= end:
             left -= 1
             first = data[position]
@@ -198,9 +206,9 @@ class Decoder:
             if stop > end:
                 break
             if kind == _FILTERS:
-                self._filters_of = first >> 4 == PacketType.SUBSCRIBE, _packet_id(data[start : min(stop, start + 2)])
-                self._filters_left = size - 2, self._max_filters
-                stop, left = self._give_filters(data, start + 2, packets, left + 1)
+                packet_id = _packet_id(data[start : min(stop, start + 2)])
+                whole = _Unfinished(first >> 4 == PacketType.SUBSCRIBE, packet_id, size - 2, self._max_filters)
+                stop, left = self._give_filters(whole, data, start + 2, packets, left + 1)
             elif kind == _OTHER:
                 append(_PARSERS[first >> 4](data[start:stop]))
                 left = max(left - (size >> 5), 0)
@@ -235,21 +243,17 @@ class Decoder:
         self._spent = not left
         return position
 
-    def _give_filters(self, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
+    def _give_filters(self, of: _Unfinished, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
         """Append a part with at most `left` filters, from there; returns where it ends, and what is left."""
-        assert self._filters_of is not None
-        (subscribes, packet_id), (size, most) = self._filters_of, self._filters_left
-        body = data[at : at + size]
-        filters, used = _filters(body, min(left, most), subscribes)
-        if used < size and len(filters) == most:
+        filters, used = _filters(data[at : at + of.size], min(left, of.filters), of.subscribes)
+        more = used < of.size
+        if more and len(filters) == of.filters:
             raise MalformedPacket(Reason.TOO_MANY_FILTERS)
-        more = used < size
-        if subscribes:
-            packets.append(Subscribe(packet_id, tuple(filters), more))
+        if of.subscribes:
+            packets.append(Subscribe(of.packet_id, tuple(filters), more))
         else:
-            packets.append(Unsubscribe(packet_id, tuple([name for name, _ in filters]), more))
-        self._filters_of = self._filters_of if more else None
-        self._filters_left = size - used, most - len(filters)
+            packets.append(Unsubscribe(of.packet_id, tuple([name for name, _ in filters]), more))
+        self._unfinished = of._replace(size=of.size - used, filters=of.filters - len(filters)) if more else None
         return at + used, left - len(filters)
 
     def _long_length(self, data: bytes, position: int) -> tuple[int, int]:

@@ -51,8 +51,8 @@ class Roles:
     def start(self, name: str, root: str = DEFAULT_ROOT, *, deaf: bool = False, partition: int = -1, **settings: object) -> None:
         """Start a process; its role is the name up to the first "-".
 
-        deaf: without watches and, nearly, without polls; nor does it connect anew, which it would read the registry after, when
-        ZooKeeper is silent for a few seconds, as on a busy machine.
+        deaf: without watches and, nearly, without polls; its session outlasts a ZooKeeper that is silent for some seconds, as on a
+        busy machine, because who connects anew reads the registry.
         """
         role = name.partition("-")[0]
         wanted = SETTINGS | {"registry": self.target(root), "data_dir": str(self.folder / name)}
