@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks import peers
-from benchmarks.peers import ACK, BODY, FRAME_BYTES, METHOD, STREAM, RabbitMQ, Redis
+from benchmarks.peers import STREAM, RabbitMQ, Redis
 from comparison import processes
+from comparison.amqp import ACK, BODY, CONSUME, CONSUME_OK, DELIVERED, FRAME_BYTES, METHOD, QOS, QOS_OK, short
 
 PREFETCH = 2000
 """Messages that may be unacknowledged: two windows of the benchmark, so that a consumer is never what is waited for."""
 GROUP, NAME = b"group", b"consumer"
-DELIVER, CONSUME, CONSUME_OK, QOS, QOS_OK = (60, 60), (60, 20), (60, 21), (60, 10), (60, 11)
 JETSTREAM, SUBJECT, INBOX, DELIVERIES = "BENCH", "bench.mail", "confirms", "deliveries"
 
 
@@ -52,7 +51,9 @@ class RabbitMQConsumer:
         client = self._client
         client.write_method(QOS, struct.pack(">IHB", 0, PREFETCH, 0))
         await client.expect(QOS_OK)
-        client.write_method(CONSUME, struct.pack(">H", 0) + peers.short(STREAM) + peers.short(NAME) + b"\0" + struct.pack(">I", 0))
+        client.write_method(
+            CONSUME, struct.pack(">H", 0) + short(STREAM.decode()) + short(NAME.decode()) + b"\0" + struct.pack(">I", 0)
+        )
         await client.expect(CONSUME_OK)
         buffer, tag = b"", 0
         while True:
@@ -67,7 +68,7 @@ class RabbitMQConsumer:
                     break
                 payload = buffer[at + 7 : at + 7 + size]
                 at += size + 8
-                if kind == METHOD and struct.unpack_from(">HH", payload) == DELIVER:
+                if kind == METHOD and struct.unpack_from(">HH", payload) == DELIVERED:
                     tag = struct.unpack_from(">Q", payload, 5 + payload[4])[0]
                 elif kind == BODY:
                     self.late_s.append(late_s(payload, now))

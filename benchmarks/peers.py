@@ -13,17 +13,35 @@ from pathlib import Path
 from typing import Protocol
 
 from comparison import servers
+from comparison.amqp import (
+    ACK,
+    BODY,
+    CHANNEL_OPEN,
+    CHANNEL_OPEN_OK,
+    CONFIRM,
+    CONFIRM_OK,
+    DECLARE,
+    DECLARE_OK,
+    DURABLE,
+    FRAME_BYTES,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    OPEN,
+    OPEN_OK,
+    PERSISTENT,
+    PUBLISH,
+    START,
+    START_OK,
+    TUNE,
+    TUNE_OK,
+    frame,
+    long,
+    method_frame,
+    short,
+)
 
 STREAM = b"bench"
-
-# AMQP 0-9-1: kinds of frames, and class and method of what is sent and expected.
-METHOD, HEADER, BODY, HEARTBEAT, FRAME_END = 1, 2, 3, 8, b"\xce"
-START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK = (10, 10), (10, 11), (10, 30), (10, 31), (10, 40), (10, 41)
-CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
-DECLARE, DECLARE_OK, CONFIRM, CONFIRM_OK = (50, 10), (50, 11), (85, 10), (85, 11)
-PUBLISH, ACK = (60, 40), (60, 80)
-PERSISTENT = 2
-FRAME_BYTES = 131_072
 
 
 class Client(Protocol):
@@ -71,19 +89,6 @@ class Redis:
         self._writer.close()
 
 
-def short(text: bytes) -> bytes:
-    """A short string of AMQP."""
-    return bytes([len(text)]) + text
-
-
-def _frame(kind: int, channel: int, payload: bytes) -> bytes:
-    return struct.pack(">BHI", kind, channel, len(payload)) + payload + FRAME_END
-
-
-def _method(channel: int, method: tuple[int, int], arguments: bytes = b"") -> bytes:
-    return _frame(METHOD, channel, struct.pack(">HH", *method) + arguments)
-
-
 class RabbitMQ:
     """Persistent messages to one durable queue, with publisher confirms."""
 
@@ -95,22 +100,20 @@ class RabbitMQ:
     async def connect(cls, port: int) -> RabbitMQ:
         """A connection with one channel in confirm mode; the queue is declared."""
         client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        plain = b"\0guest\0guest"
+        login = struct.pack(">I", 0) + short("PLAIN") + long(b"\0guest\0guest") + short("en_US")
         client._writer.write(b"AMQP\x00\x00\x09\x01")
         await client.expect(START)
-        client._writer.write(
-            _method(0, START_OK, struct.pack(">I", 0) + short(b"PLAIN") + struct.pack(">I", len(plain)) + plain + short(b"en_US"))
-        )
+        client._writer.write(method_frame(0, START_OK, login))
         await client.expect(TUNE)
-        client._writer.write(_method(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES, 0)))
-        client._writer.write(_method(0, OPEN, short(b"/") + short(b"") + b"\0"))
+        client._writer.write(method_frame(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES, 0)))
+        client._writer.write(method_frame(0, OPEN, short("/") + short("") + b"\0"))
         await client.expect(OPEN_OK)
-        client._writer.write(_method(1, CHANNEL_OPEN, short(b"")))
+        client._writer.write(method_frame(1, CHANNEL_OPEN, short("")))
         await client.expect(CHANNEL_OPEN_OK)
-        durable = 2
-        client._writer.write(_method(1, DECLARE, struct.pack(">H", 0) + short(STREAM) + bytes([durable]) + struct.pack(">I", 0)))
+        queue = struct.pack(">H", 0) + short(STREAM.decode()) + bytes([DURABLE]) + long(b"")
+        client._writer.write(method_frame(1, DECLARE, queue))
         await client.expect(DECLARE_OK)
-        client._writer.write(_method(1, CONFIRM, b"\0"))
+        client._writer.write(method_frame(1, CONFIRM, b"\0"))
         await client.expect(CONFIRM_OK)
         return client
 
@@ -120,7 +123,7 @@ class RabbitMQ:
 
     def write_method(self, method: tuple[int, int], arguments: bytes) -> None:
         """Something of the protocol, on the channel."""
-        self._writer.write(_method(1, method, arguments))
+        self._writer.write(method_frame(1, method, arguments))
 
     async def expect(self, method: tuple[int, int]) -> None:
         """The next thing must be this."""
@@ -130,9 +133,9 @@ class RabbitMQ:
 
     def prepare(self, bodies: list[bytes]) -> bytes:
         """Three frames a message: the method, its properties, its body."""
-        publish = _method(1, PUBLISH, struct.pack(">H", 0) + short(b"") + short(STREAM) + b"\0")
+        publish = method_frame(1, PUBLISH, struct.pack(">H", 0) + short("") + short(STREAM.decode()) + b"\0")
         return b"".join(
-            publish + _frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, len(body), 1 << 12, PERSISTENT)) + _frame(BODY, 1, body)
+            publish + frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, len(body), 1 << 12, PERSISTENT)) + frame(BODY, 1, body)
             for body in bodies
         )
 

@@ -33,6 +33,9 @@ SYNCS: Final = {
     "mosquitto": "in memory",
     "nats": "in a file that is synced every two minutes",
     "rabbitmq": "in a file, synced",
+    "jetstream": "in a file that is synced every two minutes",
+    "rabbitmq-amqp": "in a file, synced",
+    "rabbitmq-quorum": "in a log of one member, synced",
 }
 """Where mail is when it is confirmed, as each is shipped."""
 

@@ -23,6 +23,7 @@ from comparison.processes import free_port, installed, server
 RABBITMQ: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server itself; what is in the PATH needs a user of its own."""
 VERSION_LIMIT_S: Final = 30.0
+ASK_RABBITMQ: Final = ("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,15 @@ def nats(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 @contextlib.contextmanager
+def jetstream(folder: Path) -> Iterator[tuple[int, int]]:
+    """NATS' own protocol, and JetStream in files."""
+    folder.mkdir()
+    port = free_port()
+    with server([_path("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, {}) as session:
+        yield port, session
+
+
+@contextlib.contextmanager
 def redis(folder: Path, fsync: str = "") -> Iterator[tuple[int, int]]:
     """Publish and subscribe, without a file; or with one that is appended to and synced so (`always`, `everysec`)."""
     folder.mkdir()
@@ -134,14 +144,18 @@ PEERS: Final = {
     for peer in (
         Peer("mosquitto", "mosquitto", "mosquitto", (_path("mosquitto"), "-h"), mosquitto),
         Peer("nats", "nats-server", "nats-server", (_path("nats-server"), "--version"), nats),
-        Peer(
-            "rabbitmq", RABBITMQ.name, RABBITMQ.name, ("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server"),
-            lambda folder: rabbitmq(folder, mqtt=True),
-        ),
+        Peer("rabbitmq", RABBITMQ.name, RABBITMQ.name, ASK_RABBITMQ, lambda folder: rabbitmq(folder, mqtt=True)),
         Peer(
             "redis", "redis-server", "redis-server", (_path("redis-server"), "--version"), redis, "redis",
             cases=frozenset({"connections", "fanout-100", "fanout-1000", "fanout-100-open", "rooms", "pair-qos0", "pair-2000"}),
         ),
+        Peer(
+            "jetstream", "nats-server", "nats-server", (_path("nats-server"), "--version"), jetstream, "nats",
+            cases=frozenset({"mail"}),
+        ),
+        Peer("rabbitmq-amqp", RABBITMQ.name, RABBITMQ.name, ASK_RABBITMQ, rabbitmq, "amqp", cases=frozenset({"mail"})),
+        Peer("rabbitmq-quorum", RABBITMQ.name, RABBITMQ.name, ASK_RABBITMQ, rabbitmq, "amqp-quorum", cases=frozenset({"mail"})),
     )
 }  # fmt: skip
-"""By name. Redis publishes by its own protocol, and confirms and keeps nothing that it publishes."""
+"""By name. Redis publishes by its own protocol, and confirms and keeps nothing that it publishes. The last three take part in mail
+only, by the protocols of which they are fastest."""

@@ -64,7 +64,16 @@ def look(target: Target, load: int) -> Looked:
 def load_command(case: Case, target: Target, seconds: float) -> list[str]:
     """The command line of a load."""
     if case.kind == "mail":
-        return [sys.executable, "-m", "comparison.mail_load", case.name, str(target.port), "user/{}", str(seconds), target.proxies]
+        return [
+            sys.executable,
+            "-m",
+            "comparison.mail_load",
+            case.name,
+            str(target.port),
+            target.wire,
+            str(seconds),
+            target.proxies,
+        ]
     return [sys.executable, "-m", "comparison.load", case.name, str(target.port), target.wire, target.topic, str(seconds)]
 
 

@@ -53,7 +53,10 @@ def test_a_peer_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyte
     monkeypatch.setattr(servers, "RABBITMQ", tmp_path / "rabbitmq-server")
     assert missing_lines(list(PEERS.values())) == [
         "mosquitto is not installed and is left out; to have it: apt-get install mosquitto",
-        "rabbitmq is not installed and is left out; to have it: apt-get install rabbitmq-server",
+        *(
+            f"{name} is not installed and is left out; to have it: apt-get install rabbitmq-server"
+            for name in ("rabbitmq", "rabbitmq-amqp", "rabbitmq-quorum")
+        ),
     ]
 
 
@@ -115,7 +118,7 @@ def test_mail_is_sent_by_the_sdk_where_there_are_proxies() -> None:
         "comparison.mail_load",
         "mail",
         "1883",
-        "user/{}",
+        "mqtt",
         "1.0",
         "127.0.0.1:7002",
     ]
@@ -180,3 +183,12 @@ async def test_a_load_measures_a_real_server() -> None:
             assert (found.lost, found.repeated, found.disordered) == (0, 0, 0)
             assert 0 < found.p50_ms <= found.p99_ms
             assert found.per_cpu > 0
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not PEERS["jetstream"].found, reason=f"no nats-server: {PEERS['jetstream'].install}")
+async def test_mail_is_measured_by_a_peers_own_protocol() -> None:
+    async with theirs(PEERS["jetstream"]) as target:
+        found = await measure(CASES["mail"], target, 0.2)
+    assert found.deliveries == found.published > 0
+    assert (found.lost, found.repeated, found.disordered) == (0, 0, 0)
